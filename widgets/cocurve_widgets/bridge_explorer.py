@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import anywidget
 import numpy as np
 from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, observe, validate
 
@@ -15,8 +14,9 @@ import cocurve_lab as cl
 from cocurve_lab.curvature.matrix import BLOCKS
 from cocurve_lab.figures import COLORS
 
-from .instrument import KIT, Instrument, counted, front, guarded, named_matrix, plan_code
-from .session import Session, require_units
+from .instrument import KIT, Explorer, counted, front, guarded, named_matrix
+from .packing import pair_rows
+from .session import Session
 from .still import plot_html
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ CONTROLS = (
 )
 
 
-class BridgeExplorer(Instrument, anywidget.AnyWidget):
+class BridgeExplorer(Explorer):
     """The graph of H: strong edges between units, and the bridges that a diagonal method removes.
 
     Left, a graph with fixed places (layer across, kind and index down) and the signed correlations
@@ -59,7 +59,6 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
             ratio of 5, 10, ... 60 % where they do not.
         saliency_quantile, connectivity_quantile: bounds of "low" and "high", [0, 1]; see
             `cl.bridge_units`.
-        brushed: indices of the units marked in the plane, ascending, shared with the session.
         selected_unit: index of the chosen unit, shared with the session; None for none.
         table_of: rows of `table()`, the table and the CSV: the shown "edges", "units" or "bridges".
 
@@ -74,11 +73,9 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
             of its positive and negative H_uv by layer, [bridges, layers], nats per token.
         plans: the compared removal orders: ratio, diagonal, edge_aware, present, ordered, problem,
             and note, which says how the ratio was chosen.
-        kernel: whether a kernel answers; False in an exported page.
     """
 
     _esm = front(*KIT, "bridge_parts.js", "bridge.js", "bridge_main.js")
-    _css = front("instrument.css")
 
     threshold = Float(0.0).tag(sync=True)
     edges_of = Enum(("all", "bridges"), "all").tag(sync=True)
@@ -88,7 +85,6 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
     ego = Bool(False).tag(sync=True)
     saliency_quantile = Float(0.5).tag(sync=True)
     connectivity_quantile = Float(0.5).tag(sync=True)
-    brushed: List[int] = List().tag(sync=True)
     table_of = Enum(("edges", "units", "bridges"), "edges").tag(sync=True)
 
     nodes = Dict().tag(sync=True)
@@ -99,7 +95,6 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
     partner_correlation = Bytes().tag(sync=True)
     bridges = Dict().tag(sync=True)
     plans = Dict().tag(sync=True)
-    kernel = Bool(True).tag(sync=True)
 
     def __init__(
         self,
@@ -154,10 +149,6 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
             raise TraitError(f"blocks holds {unknown[0]!r}. Choose from {', '.join(BLOCKS)}.")
         return [block for block in BLOCKS if block in proposal.value]
 
-    @validate("brushed")
-    def _known_units(self, proposal: Any) -> list[int]:
-        return require_units(self.session.curvature, proposal.value, "brushed holds")
-
     # Bridges and plans --------------------------------------------------------------------------
 
     @observe("saliency_quantile", "connectivity_quantile")
@@ -193,14 +184,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
     def _compare_plans(self, change: Any = None) -> None:
         """Set `plans`: the session's plan, and the two it is compared with, under its guards."""
         start = time.perf_counter()
-        plan, units = self.session.selection, self.session.curvature.units
-        self.error = ""
-        try:
-            if plan is not None:
-                units.require_same(plan.units, mine="the curvature", theirs="the session's plan")
-        except cl.MismatchError as error:
-            self.report(error)
-            plan = None
+        plan = self.session_plan()
         ratio, guards = RATIO, cl.Guards()
         if plan is not None:
             ratio, guards = plan.requested_ratio, plan.guards
@@ -319,30 +303,15 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
     def _still_picture(self) -> str:
         """Saliency against connectivity of all units."""
         listed = set(self.bridges["indices"])
+        columns = [self.nodes[name] for name in ("saliency", "connectivity", "kind")]
         points = [
-            (x, y, COLORS["bridge" if u in listed else unit.kind])
-            for u, (unit, x, y) in enumerate(
-                zip(
-                    self.session.curvature.units,
-                    self.nodes["saliency"],
-                    self.nodes["connectivity"],
-                    strict=True,
-                )
-            )
+            (x, y, COLORS["bridge" if u in listed else kind])
+            for u, (x, y, kind) in enumerate(zip(*columns, strict=True))
         ]
         return plot_html(points, ("saliency, nats per token", "connectivity, nats per token"))
 
     def _edge_rows(self) -> list[dict[str, Any]]:
-        curvature, rho = self.session.curvature, self.session.curvature.correlation()
-        return [
-            {
-                "first": curvature.units[u].name,
-                "second": curvature.units[v].name,
-                "curvature": float(curvature.matrix[u, v]),
-                "correlation": float(rho[u, v]),
-            }
-            for u, v in self._ends[self._shown()].tolist()
-        ]
+        return pair_rows(self.session.curvature, self._ends[self._shown()])
 
     def _unit_row(self, unit: int) -> dict[str, Any]:
         columns = ("name", "saliency", "connectivity", "residual")
@@ -372,27 +341,16 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
 
     def code(self) -> str:
         """The Python that reproduces what is on the screen; it needs `curvature`."""
-        defaults = {name: self.traits()[name].default() for name in CONTROLS}
-        changed = [
-            f"    {name}={getattr(self, name)!r},\n"
-            for name in CONTROLS
-            if name == "threshold" or getattr(self, name) != defaults[name]
-        ]
+        values = {"threshold": self.threshold} | self.changed(CONTROLS)
+        given = "".join(f"    {name}={value!r},\n" for name, value in values.items())
         quantiles = f"{self.saliency_quantile!r}, {self.connectivity_quantile!r}"
         return (
             "import cocurve_lab as cl\nfrom cocurve_widgets import BridgeExplorer\n\n"
             f"graph = cl.edge_graph(curvature, threshold={self.threshold!r}, top_k={MOST_EDGES})\n"
             f"bridges = cl.bridge_units(curvature, {quantiles})\n"
-            f"explorer = BridgeExplorer(\n    curvature,\n{''.join(changed)})\n"
-            f"{self._plan_code()}explorer\n"
+            f"explorer = BridgeExplorer(\n    curvature,\n{given})\n"
+            f"{self.plan_line('explorer')}explorer\n"
         )
-
-    def _plan_code(self) -> str:
-        """The line that sets the session's plan; empty without one."""
-        plan = self.session.selection
-        if plan is None:
-            return ""
-        return f"explorer.session.selection = {plan_code(plan, self.session.curvature)}\n"
 
     def state(self) -> dict[str, Any]:
         """The initial state of the front end, for a page without a kernel (`kernel` is False)."""

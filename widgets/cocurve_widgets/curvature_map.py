@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import anywidget
 import numpy as np
 from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, observe, validate
 
 import cocurve_lab as cl
 
-from .instrument import KIT, Instrument, front, guarded, named_matrix, plan_code
-from .packing import gray_image
-from .session import CancelToken, Session, require_unit, require_units
+from .instrument import KIT, Explorer, front, guarded, named_matrix
+from .packing import gray_image, pair_rows
+from .session import CancelToken, Session, require_unit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -31,7 +30,7 @@ CONTROLS = (
 )
 
 
-class CurvatureMap(Instrument, anywidget.AnyWidget):
+class CurvatureMap(Explorer):
     """H as a picture: one cell per pair of units, colored by the sign and size of their edge.
 
     The rows and columns can be put in another order, and the picture zoomed. Units of the session's
@@ -57,7 +56,6 @@ class CurvatureMap(Instrument, anywidget.AnyWidget):
         playing: whether the page counts `step` up to the end of the plan.
         selected_unit, partner: row and column of the chosen pair, as indices of units; None for
             none. `selected_unit` is shared with the session.
-        brushed: indices of the brushed units, ascending, shared with the session.
         table_of: rows of `table()`, the table and the CSV: "units", the steps of the plan
             ("ledger"), or the "pairs" inside the window.
 
@@ -71,11 +69,9 @@ class CurvatureMap(Instrument, anywidget.AnyWidget):
         clustered: the order by clustering; empty until it is first asked for.
         plan: of the session's plan: order, its node and edge terms [nats per token], the share of
             removable cost gone after each step, lambda, and whether it has an order.
-        kernel: whether a kernel answers; False in an exported page.
     """
 
     _esm = front(*KIT, "map_parts.js", "map_picture.js", "map_cards.js", "map.js", "map_main.js")
-    _css = front("instrument.css")
 
     order = Enum(ORDERS, "layer").tag(sync=True)
     scale = Enum(SCALES, "correlation").tag(sync=True)
@@ -84,7 +80,6 @@ class CurvatureMap(Instrument, anywidget.AnyWidget):
     step = Int(0).tag(sync=True)
     playing = Bool(False).tag(sync=True)
     partner = Int(None, allow_none=True).tag(sync=True)
-    brushed: List[int] = List(Int()).tag(sync=True)
     table_of = Enum(("units", "ledger", "pairs"), "units").tag(sync=True)
 
     nodes = Dict().tag(sync=True)
@@ -94,7 +89,6 @@ class CurvatureMap(Instrument, anywidget.AnyWidget):
     roots: List[float] = List().tag(sync=True)
     clustered: List[int] = List().tag(sync=True)
     plan = Dict().tag(sync=True)
-    kernel = Bool(True).tag(sync=True)
 
     def __init__(
         self,
@@ -157,10 +151,6 @@ class CurvatureMap(Instrument, anywidget.AnyWidget):
         require_unit(self.session.curvature, value, "partner is")
         return value
 
-    @validate("brushed")
-    def _known_units(self, proposal: Any) -> list[int]:
-        return require_units(self.session.curvature, proposal.value, "brushed holds")
-
     # Order and plan -----------------------------------------------------------------------------
 
     @observe("order")
@@ -177,19 +167,11 @@ class CurvatureMap(Instrument, anywidget.AnyWidget):
 
     @guarded
     def _take_plan(self, change: Any = None) -> None:
-        plan, curvature = self.session.selection, self.session.curvature
-        self.error = ""
-        try:
-            if plan is not None:
-                theirs = "the session's plan"
-                curvature.units.require_same(plan.units, mine="the curvature", theirs=theirs)
-        except cl.MismatchError as error:
-            self.report(error)
-            plan = None
+        plan = self.session_plan()
         with self.hold_sync():
             # a step beyond a shorter plan must not exist at any time
             self.step, self.playing = 0, False
-            self.plan = {} if plan is None else _steps(plan, curvature)
+            self.plan = {} if plan is None else _steps(plan, self.session.curvature)
             self.step = 0 if plan is None else len(plan)
         self._tell()
 
@@ -275,31 +257,18 @@ class CurvatureMap(Instrument, anywidget.AnyWidget):
         rho = curvature.correlation()
         size = np.abs((rho if self.scale == "correlation" else curvature.matrix)[u, v])
         strongest = np.argsort(-size, kind="stable")[:MOST_PAIRS]
-        chosen = np.stack([u, v], 1)[strongest]
-        return [
-            {
-                "first": curvature.units[a].name,
-                "second": curvature.units[b].name,
-                "curvature": float(curvature.matrix[a, b]),
-                "correlation": float(rho[a, b]),
-            }
-            for a, b in chosen.tolist()
-        ]
+        return pair_rows(curvature, np.stack([u, v], 1)[strongest])
 
     def code(self) -> str:
         """The Python that reproduces what is on the screen; it needs `curvature`."""
         size, last = len(self.session.curvature.units), len(self.plan.get("order", []))
-        usual = {name: self.traits()[name].default() for name in CONTROLS}
-        usual |= {"window": [0, 0, size], "playing": self.playing, "step": last}
-        changed = {n: getattr(self, n) for n in CONTROLS if getattr(self, n) != usual[n]}
+        changed = self.changed(CONTROLS, window=[0, 0, size], playing=self.playing, step=last)
         step = changed.pop("step", None)
         given = "".join(f"    {name}={value!r},\n" for name, value in changed.items())
-        plan = self.session.selection
-        made = "" if plan is None else plan_code(plan, self.session.curvature)
         return (
             "import cocurve_lab as cl\nfrom cocurve_widgets import CurvatureMap\n\n"
             f"picture = CurvatureMap(\n    curvature,\n{given})\n"
-            + (f"picture.session.selection = {made}\n" if made else "")
+            + self.plan_line("picture")
             + ("" if step is None else f"picture.step = {step}\n")
             + "picture\n"
         )

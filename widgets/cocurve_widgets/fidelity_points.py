@@ -104,6 +104,7 @@ def plan_row(curvature: cl.Curvature, book: Book, record: MeasuredPlan) -> dict[
     plan = record.selection
     method, name = book.name(plan)
     scores = predictions(curvature, plan.pruned)
+    others = ("diagonal", "single_units", "pair_kl", "additive_kl")
     return {
         "kind": "plan",
         "method": method,
@@ -116,10 +117,7 @@ def plan_row(curvature: cl.Curvature, book: Book, record: MeasuredPlan) -> dict[
         "measured_risk": record.risk,
         "measured_risk_error": record.standard_error,
         "text": record.text,
-        "diagonal_risk": scores["diagonal"],
-        "single_units_risk": scores["single_units"],
-        "pair_kl_risk": scores["pair_kl"],
-        "additive_kl_risk": scores["additive_kl"],
+        **{f"{name}_risk": scores[name] for name in others},
     }
 
 

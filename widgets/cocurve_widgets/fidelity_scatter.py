@@ -239,9 +239,7 @@ class FidelityScatter(Instrument, W.VBox):
             "surrogate",
             "methods",
         )
-        defaults = self.trait_defaults()
-        changed = {n: getattr(self, n) for n in names if getattr(self, n) != defaults[n]}
-        return code_for(self.curvature, self.book, self._records(), changed)
+        return code_for(self.curvature, self.book, self._records(), self.changed(names))
 
     # Measuring ----------------------------------------------------------------------------------
 

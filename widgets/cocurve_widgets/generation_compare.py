@@ -263,8 +263,8 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
             self.start()
         elif content.get("do") == "stop":
             self.stop()
-        elif "want" in content:
-            self.answer_files(content)
+        else:
+            self._answer(self, content, [])
 
     # Writing ------------------------------------------------------------------------------------
 

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+import anywidget
 from ipywidgets import DOMWidget
-from traitlets import Int, Unicode, default, validate
+from traitlets import Bool, Int, List, Unicode, default, validate
 
 import cocurve_lab as cl
 from cocurve_lab.base.atomic import write_atomically
 from cocurve_lab.base.tables import as_csv
 
-from .session import Session, require_unit
+from .session import Session, require_unit, require_units
 from .still import Still
 
 KIT = ("glossary.js", "kit.js")  # what every front end of ours begins with
@@ -194,7 +195,6 @@ class Instrument(Still, DOMWidget):
         )
 
     def _graph(self) -> Any:
-
         return cl.edge_graph(self.session.curvature, top_k=10_000)
 
     def public_traits(self) -> dict[str, Any]:
@@ -205,14 +205,52 @@ class Instrument(Still, DOMWidget):
 
     @guarded
     def _answer(self, widget: Any, content: Any, buffers: Any) -> None:
-        """Answer the messages of a front end that asks for files alone."""
-        if isinstance(content, dict) and "want" in content:
-            self.answer_files(content)
-
-    def answer_files(self, content: Any) -> None:
         """Answer the front end's {"want": ".csv"} with a file to download."""
-        data = self._file(content["want"])
-        self.send({"file": content["want"]}, [data])
+        if isinstance(content, dict) and "want" in content:
+            self.send({"file": content["want"]}, [self._file(content["want"])])
+
+    def changed(self, names: Iterable[str], **usual: Any) -> dict[str, Any]:
+        """The controls that differ from their default, or from the value given in its place."""
+        wanted = {name: self.traits()[name].default() for name in names} | usual
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value != wanted[name]}
+
+
+class Explorer(Instrument, anywidget.AnyWidget):
+    """An instrument on H that draws itself and shares its brush.
+
+    Attributes:
+        brushed: indices of the units brushed in any view, ascending; shared with the session.
+        kernel: whether a kernel answers; False in an exported page.
+    """
+
+    _css = front("instrument.css")
+
+    brushed: List[int] = List().tag(sync=True)
+    kernel = Bool(True).tag(sync=True)
+
+    @validate("brushed")
+    def _known_units(self, proposal: Any) -> list[int]:
+        return require_units(self.session.curvature, proposal.value, "brushed holds")
+
+    def session_plan(self) -> cl.Selection | None:
+        """The session's plan; an error in the instrument, and None, if it is of other units."""
+        plan, units = self.session.selection, self.session.curvature.units
+        self.error = ""
+        try:
+            if plan is not None:
+                units.require_same(plan.units, mine="the curvature", theirs="the session's plan")
+        except cl.MismatchError as error:
+            self.report(error)
+            return None
+        return plan
+
+    def plan_line(self, name: str) -> str:
+        """The line of code that sets the session's plan, of an instrument called `name`."""
+        plan = self.session.selection
+        if plan is None:
+            return ""
+        return f"{name}.session.selection = {plan_code(plan, self.session.curvature)}\n"
 
 
 def plan_code(plan: cl.Selection, curvature: cl.Curvature) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import anywidget
 import numpy as np
 from traitlets import Bool, Dict, Enum, Float, Int, List, TraitError, Unicode, validate
 
@@ -21,7 +20,7 @@ from cocurve_lab.solver.path import LambdaPath
 
 from .by_hand import ByHand
 from .damage import Damage, plain
-from .instrument import KIT, Instrument, front, guarded
+from .instrument import KIT, Explorer, front, guarded
 from .packing import gray_image, pack_problem
 from .session import (
     CancelToken,
@@ -31,7 +30,6 @@ from .session import (
     Session,
     measured_on,
     observers,
-    require_units,
 )
 from .solving import EachStep, Solving, solving, surrogates_of
 from .tour import Tour
@@ -68,7 +66,7 @@ CONTROLS = (
 )
 
 
-class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
+class LambdaExplorer(Tour, ByHand, Explorer):
     """The pruning plan, solved again while lambda, the ratio or a guard is dragged.
 
     Up to 1,200 units the browser solves on the H it received. The kernel solves when somebody reads
@@ -98,7 +96,6 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
             the positions and priced on the other.
         pinned: plan A, which the present plan B is compared with (a Selection); None, as at first,
             compares with the diagonal plan (lambda 0) of the present ratio and guards.
-        brushed: indices of the units brushed in any view, which the map frames; shared.
         mode, pair, prompt: clicking units, measuring pairs, next tokens (see by_hand.py).
         axis: scale of the lambda slider. "plans" gives each distinct plan the same width, as soon
             as they are known (see `flips_stale`); "lengths" gives it that of its stretch of
@@ -114,7 +111,6 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
     """
 
     _esm = front(*MODULES, "lambda_main.js")
-    _css = front("instrument.css")
 
     interaction_strength = Float(1.0).tag(sync=True)
     ratio = Float(0.2).tag(sync=True)
@@ -125,13 +121,11 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
     kinds = List(default_value=list(cl.KINDS)).tag(sync=True)
     surrogate = Unicode().tag(sync=True)
     axis = Enum(("plans", "lengths", "linear", "logarithmic"), "plans").tag(sync=True)
-    brushed: List[int] = List(Int()).tag(sync=True)
     selection = Owed(cl.Selection, allow_none=True)
     flips = List(Float()).tag(sync=True)
     flips_stale = Bool(True).tag(sync=True)
     agrees = Bool(None, allow_none=True).tag(sync=True)
     live = Bool(True).tag(sync=True)
-    kernel = Bool(True).tag(sync=True)
     _problem = Dict().tag(sync=True)
     _view = Dict().tag(sync=True)
     _asked: List[Any] = List().tag(sync=True)  # the controls that the kernel has heard of
@@ -225,10 +219,6 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         if not proposal.value or set(proposal.value) - set(cl.KINDS):
             raise TraitError(f"kinds is {proposal.value!r}. Choose from {list(cl.KINDS)}.")
         return [kind for kind in cl.KINDS if kind in proposal.value]
-
-    @validate("brushed")
-    def _known_units(self, proposal: Any) -> list[int]:
-        return require_units(self.curvature, proposal.value, "brushed holds")
 
     @validate("surrogate")
     def _valid_surrogate(self, proposal: Any) -> str:
@@ -646,8 +636,8 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
             {"pin": self.pin, "swap": self.swap, "unpin": self.unpin}[content["pin"]]()
         elif "toggle" in content:
             self.clear() if content["toggle"] is None else self.toggle(int(content["toggle"]))
-        elif "want" in content:
-            self.answer_files(content)
+        else:
+            self._answer(self, content, buffers)
 
     # Code and files -----------------------------------------------------------------------------
 

@@ -74,6 +74,20 @@ def curve(run: cl.Selection, most: int = 120) -> dict[str, list[float]]:
     }
 
 
+def pair_rows(curvature: cl.Curvature, pairs: np.ndarray) -> list[dict[str, Any]]:
+    """Rows of a table of pairs [N, 2]: both names, H_uv (nats per token) and rho_uv."""
+    names, rho = [unit.name for unit in curvature.units], curvature.correlation()
+    return [
+        {
+            "first": names[u],
+            "second": names[v],
+            "curvature": float(curvature.matrix[u, v]),
+            "correlation": float(rho[u, v]),
+        }
+        for u, v in pairs.tolist()
+    ]
+
+
 def gray_image(pixels: np.ndarray, alt: str) -> str:
     """A picture [height, width] of uint8, 0 black, as HTML with the PNG inside."""
     data = base64.b64encode(gray_png(pixels)).decode()

@@ -6,9 +6,10 @@ takes seconds, so the explorer leaves it to a thread, and what was found is kept
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -25,8 +26,8 @@ _MOST_KEPT = 64  # removal orders and paths, a few kB each
 EachStep = Callable[[], object] | None
 
 
-class Solving(Protocol):
-    """Plans of a surrogate, and what it predicts for them.
+class Solving(ABC):
+    """Plans of a surrogate, and what it predicts for them; what was found is remembered.
 
     Attributes:
         at_once: whether a solve is quick enough to run while a control is dragged.
@@ -34,43 +35,11 @@ class Solving(Protocol):
 
     at_once: bool
 
-    def solve(
-        self, ratio: float, strength: float, guards: cl.Guards, each_step: EachStep = None
-    ) -> cl.Selection:
-        """The plan; raises as `solve_greedy`."""
-        ...
-
-    def longest(
-        self, guards: cl.Guards, upto: float, strength: float, each_step: EachStep = None
-    ) -> cl.Selection:
-        """The plan up to a ratio, or to where greedy stalls."""
-        ...
-
-    def path(self, ratio: float, guards: cl.Guards, each_step: EachStep = None) -> LambdaPath:
-        """All plans for lambda in [0, 1]; raises as `lambda_path`."""
-        ...
-
-    def parts(self, order: list[int]) -> dict[str, float]:
-        """What single units cost, and the rest of what the plan costs, nats per token."""
-        ...
-
-    def curve(self, run: cl.Selection) -> dict[str, list[float]]:
-        """Both parts along a removal order, as `packing.curve` gives them."""
-        ...
-
-    def price(self, plan: cl.Selection) -> str:
-        """What it predicts for a plan, in words."""
-        ...
-
-
-class Keeping:
-    """Remembers what it found; the oldest is forgotten."""
-
     def __init__(self) -> None:
         self._kept: dict[Any, Any] = {}
 
     def keep(self, key: Any, find: Callable[[], Any]) -> Any:
-        """What was found before, or find it now."""
+        """What was found before, or find it now; the oldest is forgotten."""
         if key not in self._kept:
             found = find()
             while len(self._kept) >= _MOST_KEPT:
@@ -78,8 +47,36 @@ class Keeping:
             self._kept[key] = found
         return self._kept[key]
 
+    @abstractmethod
+    def solve(
+        self, ratio: float, strength: float, guards: cl.Guards, each_step: EachStep = None
+    ) -> cl.Selection:
+        """The plan; raises as `solve_greedy`."""
 
-class OnMatrix(Keeping):
+    @abstractmethod
+    def longest(
+        self, guards: cl.Guards, upto: float, strength: float, each_step: EachStep = None
+    ) -> cl.Selection:
+        """The plan up to a ratio, or to where greedy stalls."""
+
+    @abstractmethod
+    def path(self, ratio: float, guards: cl.Guards, each_step: EachStep = None) -> LambdaPath:
+        """All plans for lambda in [0, 1]; raises as `lambda_path`."""
+
+    @abstractmethod
+    def parts(self, order: list[int]) -> dict[str, float]:
+        """What single units cost, and the rest of what the plan costs, nats per token."""
+
+    def curve(self, run: cl.Selection) -> dict[str, list[float]]:
+        """Both parts along a removal order, as `packing.curve` gives them."""
+        return curve(run)
+
+    @abstractmethod
+    def price(self, plan: cl.Selection) -> str:
+        """What it predicts for a plan, in words."""
+
+
+class OnMatrix(Solving):
     """On H [M, M], or another matrix of its kind."""
 
     at_once = True
@@ -106,15 +103,12 @@ class OnMatrix(Keeping):
         node = float(self.curvature.saliency[order].sum()) / 2
         return {"node": node, "edge": float(self.curvature.risk(order)) - node}
 
-    def curve(self, run: cl.Selection) -> dict[str, list[float]]:
-        return curve(run)
-
     def price(self, plan: cl.Selection) -> str:
         assert plan.predicted_risk is not None
         return f"Predicted risk {brief(plan.predicted_risk, 4)} nats per token"
 
 
-class OnAdditiveKL(Keeping):
+class OnAdditiveKL(Solving):
     """On the additive KL: solved on the positions "fit" of the sketch, priced on "price"."""
 
     at_once = False

@@ -2,6 +2,7 @@
 // differs from how the page opens is written, under the names of the traits; those of the map of H
 // begin with "map.".
 
+import { ownPlan } from "./by_hand.js";
 import { inside } from "./map_parts.js";
 import { viewOf } from "./solver.js";
 
@@ -120,16 +121,7 @@ export function writeAddress(models, opening, units, layers) {
 /** Plan A from its controls or its units, as the page pins one; {} where they make no plan. */
 export function pinOf(problem, { units, ...controls }) {
   if (!problem.matrix) return {};
-  if (units) {
-    let [node, edge, cost] = [0, 0, 0];
-    units.forEach((u, k) => {
-      node += problem.half[u];
-      cost += problem.costs[u];
-      for (const v of units.slice(0, k)) edge += problem.matrix[u * problem.size + v];
-    });
-    return { order: units, node, edge, strength: null, ratio: cost / problem.total, controls: null,
-      curve: null, hand: true };
-  }
+  if (units) return ownPlan(problem, units);
   const view = viewOf(problem, { strength: controls.interaction_strength, ratio: controls.ratio,
     cap: controls.layer_cap, factor: controls.layer_cap_factor, first: controls.protect_first,
     last: controls.protect_last, kinds: controls.kinds.map((kind) => ["attention", "ffn"].indexOf(kind)) });

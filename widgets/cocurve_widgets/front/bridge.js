@@ -1,9 +1,9 @@
 // The bridge explorer: graph of the edges, saliency against connectivity, list of bridges.
 
-import { COLORS, Cleaner, GONE, assign, count, counted, fit, frame, h, labeled, named, oddMatrix,
-  palette, percent, picture, receiveFiles, show, typed, typedNumber, unbroken, unitCount,
-  watch } from "./kit.js";
-import { comparedPlans, drawFlow, drawGraphAxes, drawLegend, drawMark, fateText, fitLine,
+import { COLORS, Cleaner, GONE, assign, button, counted, drawUpwards, fateText, fillBrushed, fit, frame,
+  h, labeled, menu, named, oddMatrix, palette, percent, picture, receiveFiles, redrawing, refill, show,
+  stretch, table, typed, typedNumber, unbroken, unitCount } from "./kit.js";
+import { comparedPlans, drawFlow, drawGraphAxes, drawLegend, drawMark, fitLine,
   graphLayout, hitUnit, logAxis, pictureWords, placeGraph, readEdges, shareBelow, shownText,
   stepUnit, strokeEdges, tickText, unitsInside, visibleEdges } from "./bridge_parts.js";
 
@@ -24,11 +24,11 @@ export function renderBridge({ model, el }) {
   let shown = [];
   let [graphPlace, planePlace] = [null, null];
   let hovered = null;
-  let mostRows = Infinity;
 
   const graph = picture("Graph of the units and their strongest edges");
   const plane = picture("Saliency against connectivity of every unit");
-  const options = { title: "Bridges", name: "bridges", table: tableOf,
+  const options = { title: "Bridges", name: "bridges", table: tableOf, mostRows: TABLE_ROWS,
+    tables: { edges: "shown edges", units: "units", bridges: "bridges" },
     canvases: () => [graph, plane, flow].filter((canvas) => !canvas.hidden),
     caption: () => pictureWords({ what: model.get("model_name") || "a model",
       shown: caption.textContent, plans: plansNow(),
@@ -36,7 +36,8 @@ export function renderBridge({ model, el }) {
     redraw: () => Object.values(parts).forEach((draw) => draw()) };
   const request = receiveFiles(model, cleaner, "bridges");
   if (live) options.gexf = () => request(".gexf", () => complain(GONE));
-  const { root, controls, body, complain } = frame(model, el, cleaner, options);
+  const ui = frame(model, el, cleaner, options);
+  const { root, controls, body, complain } = ui;
 
   // Controls ------------------------------------------------------------------------------------
 
@@ -49,9 +50,7 @@ export function renderBridge({ model, el }) {
     "aria-label": "threshold", oninput: () => put("threshold", bounded(slider.value)) });
   const box = h("input", { type: "number", min: 0, max: 1, step: 0.01,
     "aria-label": "threshold as number", onchange: () => put("threshold", bounded(box.value)) });
-  const choice = (name, pairs) => h("select",
-    { onchange: (event) => put(name, event.target.value) },
-    ...pairs.map(([value, text]) => h("option", { value }, text)));
+  const choice = (name, pairs) => menu(pairs, (value) => put(name, value));
   const edgesOf = choice("edges_of", [["bridges", "listed bridges"], ["all", "all units"]]);
   const sign = choice("sign", ["both", "positive", "negative"].map((value) => [value, value]));
   const blocks = ["attention", "cross", "ffn"].map((value) => h("input", { type: "checkbox", value,
@@ -96,8 +95,6 @@ export function renderBridge({ model, el }) {
   const listTitle = h("h4", {});
   const listNote = h("p", { class: "cc-muted" });
   const list = h("div", { class: "cc-scroll" });
-  const button = (text, hint, onclick) =>
-    h("button", { type: "button", title: hint, onclick }, text);
   graph.style.cursor = plane.style.cursor = "crosshair";
   plane.style.touchAction = "none";
   const [graphSide, planeSide] = [0, 1].map(() => h("div", { style: "flex:none" }));
@@ -113,11 +110,6 @@ export function renderBridge({ model, el }) {
         button("Brush the bridge region", "mark all units of low saliency and high connectivity",
           () => put("brushed", region())),
         button("Clear brush", "remove all marks", () => put("brushed", [])), brushList)));
-  const tableChoice = h("select", { onchange: () => put("table_of", tableChoice.value) },
-    h("option", { value: "edges" }, "shown edges"), h("option", { value: "units" }, "units"),
-    h("option", { value: "bridges" }, "bridges"));
-  root.querySelector(".cc-files").prepend(
-    h("label", { class: "cc-row" }, "table and CSV of", tableChoice));
 
   const select = (unit) => {
     hover(null); // the mouse may rest on another unit: what was chosen last is shown
@@ -154,8 +146,7 @@ export function renderBridge({ model, el }) {
     for (let k = 5 * unit; k < 5 * unit + 5; k++) {
       const v = partners[k];
       if (v !== unit) {
-        rows.push(h("tr", {}, h("td", {}, nodes.name[v]),
-          h("td", {}, show(curvature(unit, v, partnerRho[k]))), h("td", {}, show(partnerRho[k]))));
+        rows.push([nodes.name[v], show(curvature(unit, v, partnerRho[k])), show(partnerRho[k])]);
       }
     }
     const fact = (name, text) => h("div", {}, h("span", { class: "cc-muted" }, `${name} `), text);
@@ -165,8 +156,7 @@ export function renderBridge({ model, el }) {
       fact("connectivity b_u", place(nodes.connectivity)),
       fact("residual", show(nodes.residual[unit])),
       fact("lambda 0:", `${fate(unit, "diagonal")}; lambda 1: ${fate(unit, "edge_aware")}`),
-      h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "strongest partners"),
-        h("th", {}, "H_uv"), h("th", {}, "ρ"))), h("tbody", {}, ...rows)));
+      table(["strongest partners", "H_uv", "ρ"], rows));
   }
 
   function marks(g, colors, place, r, faint) {
@@ -270,13 +260,9 @@ export function renderBridge({ model, el }) {
       rule([left, at], [right, at]);
       g.fillText(text, left - 5, at);
     }
-    g.save();
-    g.translate(10, (top + bottom) / 2);
-    g.rotate(-Math.PI / 2);
-    g.textAlign = "center";
     const label = "connectivity (b_u), nats per token, log";
-    g.fillText(g.measureText(label).width < bottom - top ? label : "connectivity (b_u)", 0, 0);
-    g.restore();
+    drawUpwards(g, g.measureText(label).width < bottom - top ? label : "connectivity (b_u)", 10,
+      (top + bottom) / 2);
     g.save();
     g.beginPath();
     g.rect(left, top, right - left, bottom - top);
@@ -316,14 +302,6 @@ export function renderBridge({ model, el }) {
       own: nodes.layer[unit], left: 64, right: width - 20, top: 10, bottom: 112 });
   }
 
-  /** Replace the content of a list, keeping the focus on its button. */
-  function refill(place, ...content) {
-    const buttons = () => [...place.querySelectorAll("button")];
-    const held = buttons().indexOf(document.activeElement);
-    place.replaceChildren(...content);
-    if (held >= 0) buttons()[held]?.focus({ preventScroll: true });
-  }
-
   function drawLists() {
     const [bridges, selected, brushed] = ["bridges", "selected_unit", "brushed"]
       .map((name) => model.get(name));
@@ -354,16 +332,12 @@ export function renderBridge({ model, el }) {
     refill(list, h("table", { class: "cc-numbers", "data-table": "bridges" },
       h("thead", {}, h("tr", {}, ...columns.map((c) => h("th", { scope: "col" }, ...unbroken(c))))),
       h("tbody", {}, ...rows)));
-    refill(brushList,
-      h("span", { class: "cc-muted" }, brushed.length ? `${unitCount(brushed.length)} brushed:`
-        : "Drag a rectangle in the plane to brush units."),
-      ...brushed.slice(0, 40).map(unitButton),
-      brushed.length > 40 ? `and ${brushed.length - 40} more` : "");
+    fillBrushed(brushList, brushed, unitButton, "Drag a rectangle in the plane to brush units.");
   }
 
-  function tableOf() {
+  function tableOf(most) {
     if (model.get("table_of") === "edges") {
-      const rows = shown.slice(0, mostRows).map((e) => {
+      const rows = shown.slice(0, most).map((e) => {
         const [u, v, rho] = [edges.u[e], edges.v[e], edges.rho[e]];
         return [nodes.name[u], nodes.name[v], curvature(u, v, rho), rho];
       });
@@ -378,12 +352,6 @@ export function renderBridge({ model, el }) {
       nodes.residual[u] ?? "", isBridge(u) ? "True" : "False",
       ...["diagonal", "edge_aware", "present"].map((plan) => fate(u, plan))]) };
   }
-  const refreshTable = root.refreshTable;
-  root.refreshTable = () => {
-    mostRows = TABLE_ROWS;
-    refreshTable();
-    mostRows = Infinity;
-  };
 
   // Events ----------------------------------------------------------------------------------------
 
@@ -422,8 +390,7 @@ export function renderBridge({ model, el }) {
     if (!from) return;
     const to = point(event);
     band.hidden = Math.hypot(to[0] - from[0], to[1] - from[1]) < 4;
-    ["left", "top"].forEach((name, i) => (band.style[name] = `${Math.min(from[i], to[i])}px`));
-    ["width", "height"].forEach((name, i) => (band.style[name] = `${Math.abs(from[i] - to[i])}px`));
+    stretch(band, from, to);
   });
   plane.addEventListener("pointerup", (event) => {
     if (!from) return;
@@ -440,22 +407,8 @@ export function renderBridge({ model, el }) {
 
   // Following the traits --------------------------------------------------------------------------
 
-  const stale = new Set();
-  let tableTimer = 0;
   const parts = { graph: drawGraph, plane: drawPlane, flow: drawFlowOf, card: drawCard,
     lists: drawLists };
-  function redraw(...names) {
-    if (!stale.size) requestAnimationFrame(drawStale);
-    names.forEach((name) => stale.add(name));
-  }
-  function drawStale() {
-    const names = [...stale];
-    stale.clear();
-    if (!root.isConnected) return;
-    names.forEach((name) => parts[name]());
-    clearTimeout(tableTimer);
-    tableTimer = setTimeout(() => root.refreshTable(), 200);
-  }
   function showControls() {
     const value = String(Number(model.get("threshold").toPrecision(6)));
     slider.value = value;
@@ -466,29 +419,15 @@ export function renderBridge({ model, el }) {
     if (document.activeElement !== compared) compared.value = share == null ? "" : 100 * share;
     ego.checked = model.get("ego");
     blocks.forEach((b) => (b.checked = model.get("blocks").includes(b.value)));
-    tableChoice.value = model.get("table_of");
     quantiles.forEach(([name, input]) => (input.value = model.get(name)));
   }
-  const all = ["graph", "plane", "flow", "card", "lists"];
-  const follows = { threshold: ["graph"], edges_of: ["graph"], sign: ["graph"],
-    blocks: ["graph"], ego: ["graph"], compared_ratio: ["lists", "card"], selected_unit: all,
-    brushed: ["graph", "plane", "lists"], bridges: all, plans: all, table_of: [],
-    saliency_quantile: [], connectivity_quantile: [] };
-  for (const [name, names] of Object.entries(follows)) {
-    cleaner.on(model, `change:${name}`, () => {
-      showControls();
-      redraw(...names);
-    });
-  }
-  let look = "";
-  watch(root, cleaner, () => {
-    const now = JSON.stringify([body.clientWidth, palette(root)]);
-    // the card changes the height, not the pictures
-    if (now !== look) redraw("graph", "plane", "flow", "lists");
-    look = now;
-  });
-  cleaner.add(() => clearTimeout(tableTimer));
+  const all = Object.keys(parts);
   showControls();
-  redraw(...all);
+  redrawing(model, cleaner, ui, { parts, first: showControls,
+    turned: ["graph", "plane", "flow", "lists"],
+    follows: { threshold: ["graph"], edges_of: ["graph"], sign: ["graph"], blocks: ["graph"],
+      ego: ["graph"], compared_ratio: ["lists", "card"], selected_unit: all,
+      brushed: ["graph", "plane", "lists"], bridges: all, plans: all, table_of: [],
+      saliency_quantile: [], connectivity_quantile: [] } });
   return cleaner.run;
 }

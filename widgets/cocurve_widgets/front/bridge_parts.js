@@ -1,6 +1,6 @@
 // The parts of the bridge explorer that need no model: layout, filters, axes, marks, edges.
 
-import { COLORS, count, counted, decades, show, ticks, unitCount } from "./kit.js";
+import { COLORS, count, counted, decades, drawRules, drawUpwards, show, ticks, unitCount } from "./kit.js";
 
 const BLOCK_NAMES = ["ffn", "cross", "attention"]; // by the number of attention ends
 const PATH = 40; // edges stroked at once
@@ -157,14 +157,6 @@ export function comparedPlans(runs, units, asked, exactly) {
     "plan treat these units alike." };
 }
 
-/** The fate of a unit in a removal order, in words; null is a plan that does not exist. */
-export function fateText(unit, removed, ordered = true) {
-  if (!removed) return "no plan";
-  const step = removed.indexOf(unit);
-  if (step < 0) return "kept";
-  return ordered ? `removed at step ${step + 1}` : "removed";
-}
-
 /** Which edges pass the filters, in words; `alone`: the unit of an ego view by name, or false. */
 export function shownText(filters, { shown, rho, total, alone }) {
   if (!total) return "H has no edges: no two units interact";
@@ -207,14 +199,7 @@ export function drawFlow(g, colors, { positive, negative, own, left, right, top,
   const [high, low] = [Math.max(0, ...positive), Math.min(0, ...negative)];
   const y = (v) => top + ((high - v) / (high - low || 1)) * (bottom - top);
   const cell = (right - left) / positive.length;
-  g.textBaseline = "middle";
-  for (const value of ticks(low, high, 4)) {
-    g.fillStyle = colors.grid;
-    g.fillRect(left, y(value), right - left, 1);
-    g.fillStyle = colors.muted;
-    g.textAlign = "right";
-    g.fillText(tickText(value), left - 5, y(value));
-  }
+  drawRules(g, colors, ticks(low, high, 4), { y, text: tickText, left, right });
   g.textAlign = "center";
   g.textBaseline = "top";
   const every = Math.ceil(26 / cell);
@@ -332,14 +317,8 @@ export function drawGraphAxes(g, colors, place, box_, layout) {
     g.fillText(String(c), box_.left + (c + 0.5) * place.cell[0], box_.bottom + 4);
   }
   g.fillText("layer", (box_.left + box_.right) / 2, box_.bottom + 21);
-  const side = (text, from, rows) => {
-    if (!rows) return;
-    g.save();
-    g.translate(10, box_.top + (from + rows / 2) * place.cell[1]);
-    g.rotate(-Math.PI / 2);
-    g.fillText(text, 0, 0);
-    g.restore();
-  };
+  const side = (text, from, rows) =>
+    rows && drawUpwards(g, text, 10, box_.top + (from + rows / 2) * place.cell[1]);
   side(layout.attention * place.cell[1] < 52 ? "attn." : "attention", 0, layout.attention);
   side("FFN", layout.rows - layout.ffn, layout.ffn);
 }

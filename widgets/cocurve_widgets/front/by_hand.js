@@ -1,8 +1,8 @@
 // By hand: what a click on the map does, the edge of two clicked units, the next token of a prompt.
 
 import { markOf, measurementOf, signed, withError } from "./compare.js";
-import { COLORS, h, labeled, percent } from "./kit.js";
-import { originText } from "./damage.js";
+import { meter, originText } from "./damage.js";
+import { COLORS, button, h, labeled, menu, patch, percent, table } from "./kit.js";
 import { nameOf, rowOf } from "./solver.js";
 
 const MODES = [["mark", "shows its card"], ["remove", "removes or restores it (plan A)"],
@@ -67,19 +67,12 @@ export function edgeText({ measured, error }) {
 /** A token as text that can be seen: blanks and line ends have signs. */
 export const tokenText = (token) => `“${token.replaceAll("\n", "⏎").replace(/^ +$/, "␣")}”`;
 
-const meter = (text, share, color) => h("td", {}, text, h("div", {},
-  h("i", { style: `width:${100 * Math.min(1, share)}%;background:${color}` })));
-const heading = (...cells) => h("thead", {}, h("tr", {}, ...cells.map((cell) =>
-  h("th", { scope: "col" }, ...[cell].flat()))));
-
 /**
  * The panels: `modes` for above the map, `pair` and `next`. does: put(values) sets traits, clear()
  * empties your plan. draw(facts) shows them.
  */
 export function handPanels(problem, { put, clear }) {
-  const choices = MODES.map(([value, text]) => h("option", { value }, text));
-  const mode = h("select", { onchange: () => put({ mode: mode.value }) }, ...choices);
-  const button = (text, hint, onclick) => h("button", { type: "button", title: hint, onclick }, text);
+  const mode = menu(MODES, (value) => put({ mode: value }));
   const empty = button("Start empty", "begin your plan without any removed unit", clear);
   let own = null;
   const budget = button("Same budget for B", "set the ratio to that of your plan",
@@ -93,9 +86,9 @@ export function handPanels(problem, { put, clear }) {
   const choice = labeled("pairs measured before", ready);
   const box = h("input", { type: "text", "aria-label": "prompt",
     onchange: () => put({ prompt: box.value }) });
-  const table = h("div", {});
+  const tokens = h("div", {});
   const next = h("div", { class: "cc-damage" }, h("h4", {}, "Next token"),
-    labeled("after this text", box), table);
+    labeled("after this text", box), tokens);
 
   function drawPair(units, known, live) {
     pair.hidden = mode.value !== "pair" && units.length < 2;
@@ -118,13 +111,12 @@ export function handPanels(problem, { put, clear }) {
     const { rows, origin } = account;
     const most = (name) => Math.max(1e-12, ...rows.map((r) => Math.abs(r[name] ?? 0)));
     const color = (r, k) => (k < 4 ? "var(--cc-muted)" : COLORS[r < 0 ? "negative" : "positive"]);
-    const cell = (value, error, k, scale) => (value === null ? h("td", {}, live.text ? "…" : "–") : meter(
+    const cell = (value, error, k, scale) => (value === null ? live.text ? "…" : "–" : meter(
       k < 4 ? withError({ risk: value, error })
         : signed(value, (x) => withError({ risk: x, error })), Math.abs(value) / scale, color(value, k)));
     const [p, m] = [most("predicted"), most("measured")];
-    pair.replaceChildren(title, choice, h("table", {}, heading("nats per token", "predicted by H", "measured"),
-      h("tbody", {}, ...rows.map((r, k) => h("tr", {}, h("td", {}, r.name),
-        cell(r.predicted, null, k, p), cell(r.measured, r.error, k, m))))),
+    pair.replaceChildren(title, choice, table(["nats per token", "predicted by H", "measured"],
+      rows.map((r, k) => [r.name, cell(r.predicted, null, k, p), cell(r.measured, r.error, k, m)])),
     h("p", {}, edgeText(rows[4])),
     h("p", { class: "cc-muted" }, origin ? `Measured on ${originText(origin, live, Date.now() / 1000)}.`
       : live.text ? "Being measured." : "Measuring needs a kernel with the model and text."));
@@ -138,12 +130,10 @@ export function handPanels(problem, { put, clear }) {
     const shown = [a, b].map((plan, k) => plan && found.plans[k] === markOf(plan.order));
     const most = Math.max(1e-12, ...found.rows.flatMap((r) => r.shares));
     const colors = ["var(--cc-muted)", COLORS.a, COLORS.b];
-    const heads = ["dense", "A", "B"].map((name, k) =>
-      [h("i", { class: "cc-swatch", style: `background:${colors[k]}` }), name]);
-    table.replaceChildren(found.rows.length ? h("table", {}, heading("token", ...heads),
-      h("tbody", {}, ...found.rows.map((r) => h("tr", {}, h("td", {}, tokenText(r.token)),
-        ...r.shares.map((share, k) => (share === null || (k && !shown[k - 1]) ? h("td", {}, "…")
-          : meter(percent(share), share / most, colors[k]))))))) : "");
+    const heads = ["dense", "A", "B"].map((name, k) => [patch(colors[k]), name]);
+    tokens.replaceChildren(found.rows.length ? table(["token", ...heads], found.rows.map((r) =>
+      [tokenText(r.token), ...r.shares.map((share, k) => (share === null || (k && !shown[k - 1])
+        ? "…" : meter(percent(share), share / most, colors[k])))])) : "");
   }
   /** facts: mode, units of the pair, a, b, known, live. Returns whether no row of H is missing. */
   function draw({ chosen, units, a, b, known, live }) {

@@ -25,11 +25,16 @@ export function placeColumns(body, columns, shares, hands) {
   move(shares, wide >= 1080 ? curveColumn : mapColumn);
   // so that nothing stands between the curve and the numbers
   if (!under) move(hands, curveColumn);
-  else if (hands.parentNode !== mapColumn) shares.before(hands);
+  else move(hands, mapColumn, shares);
   columns.forEach((column, k) => {
     column.style.width = `${widths[k]}px`;
   });
   return widths;
 }
 
-const move = (element, home) => element.parentNode === home || home.append(element);
+function move(element, home, before = null) {
+  if (element.parentNode === home) return;
+  // a field that is moved loses the focus and may report a change, which paints and moves as well
+  if (element.contains(document.activeElement)) document.activeElement.blur();
+  if (element.parentNode !== home) home.insertBefore(element, before);
+}

@@ -1,7 +1,7 @@
 // Plan A against plan B: which units join or leave, and what that does to the numbers.
 
 import { term } from "./glossary.js";
-import { COLORS, count, h, percent, show, unbroken, unitCount } from "./kit.js";
+import { COLORS, count, h, patch, percent, show, table, unbroken, unitCount } from "./kit.js";
 
 /** The units that B removes and A keeps ("joined"), and those that A removes and B keeps ("left"). */
 export function difference(a, b) {
@@ -92,16 +92,11 @@ export function comparisonRows(a, b, marks, paired = null) {
 /** The comparison as a table with A and B as colors. */
 export function drawComparison(place, { a, b, marks, paired, layers }) {
   const rows = comparisonRows(a, b, marks, paired);
-  const head = (letter, color, name) => h("th", { scope: "col" },
-    h("i", { class: "cc-swatch", style: `background:${color}` }), ...unbroken(`${letter}: ${name}`));
+  const head = (letter, color, name) => [patch(color), ...unbroken(`${letter}: ${name}`)];
   const change = a && b && difference(a.order, b.order);
   place.replaceChildren(
-    h("table", { class: "cc-numbers" },
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, term("nats", "nats per token")),
-        head("A", COLORS.a, a?.name ?? "no plan"), head("B", COLORS.b, b?.name ?? "no plan"),
-        h("th", { scope: "col" }, CHANGE))),
-      h("tbody", {}, ...rows.map(([name, ...cells]) =>
-        h("tr", {}, h("td", {}, name), ...cells.map((cell) => h("td", {}, cell)))))),
+    table([term("nats", "nats per token"), head("A", COLORS.a, a?.name ?? "no plan"),
+      head("B", COLORS.b, b?.name ?? "no plan"), CHANGE], rows, { class: "cc-numbers" }),
     h("p", {}, !change ? "" : !change.joined.length && !change.left.length
       ? "A and B remove the same units."
       : `${unitCount(change.joined.length)} removed only by B, ${unitCount(change.left.length)} only ` +

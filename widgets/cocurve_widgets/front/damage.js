@@ -1,7 +1,7 @@
 // What the plans break, measured: KL and right answers of the dense model, plan A and plan B as bars.
 
 import { CHANGE, brief, markOf, measurementOf, signed, withError } from "./compare.js";
-import { COLORS, h, percent } from "./kit.js";
+import { COLORS, button, h, patch, percent, table } from "./kit.js";
 
 /** Everything measured: what the session keeps, then what is being measured now, which wins. */
 export function knownOf(marks, live) {
@@ -71,20 +71,22 @@ export function measuredRatios(marks) {
   return [...new Set(found)].sort((x, y) => x - y);
 }
 
+/** A cell with a bar below its text, as long as a share of the cell. */
+export const meter = (text, share, color) => [text, h("div", {},
+  h("i", { style: `width:${100 * Math.min(1, share)}%;background:${color}` }))];
+
 /** The panel, with draw(facts) to show it; put(values) sets traits. */
 export function damagePanel(put) {
   const box = h("input", { type: "checkbox", onchange: () => put({ live: box.checked }) });
   const choice = h("label", {
     title: "KL and right answers of A and B are measured as soon as the hand rests" },
   box, " measure automatically");
-  const table = h("div", {});
+  const place = h("div", {});
   const words = h("p", { class: "cc-muted" });
   const offer = h("p", {});
   const panel = h("div", { class: "cc-damage" },
-    h("div", { class: "cc-row" }, h("h4", {}, "Measured damage"), choice), table, words, offer);
+    h("div", { class: "cc-row" }, h("h4", {}, "Measured damage"), choice), place, words, offer);
   const colors = ["var(--cc-muted)", COLORS.a, COLORS.b];
-  const cell = (found, color, none) => h("td", {}, found ? found.text : none, h("div", {},
-    h("i", { style: `width:${100 * Math.min(1, found?.share ?? 0)}%;background:${color}` })));
 
   /** facts: a, b, marks, live (what the kernel measures now), on (whether it does), alone. */
   function draw({ a, b, marks, live, on, alone }) {
@@ -95,21 +97,20 @@ export function damagePanel(put) {
     panel.hidden = !live.text && !known.measured.length;
     choice.hidden = !live.text || alone;
     box.checked = on;
-    const head = ["dense", "A", "B"].map((name, k) => h("th", { scope: "col" },
-      h("i", { class: "cc-swatch", style: `background:${colors[k]}` }), name));
-    head.push(h("th", { scope: "col" }, CHANGE));
+    const head = ["dense", "A", "B"].map((name, k) => [patch(colors[k]), name]);
     const none = on && live.text && !alone ? "…" : "–"; // being measured, or not at all
-    const origins = records.map((m, k) => h("td", {}, k ? originText(m, live, now, text) : ""));
-    table.replaceChildren(h("table", { class: "cc-abilities" },
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "KL, right answers"), ...head)),
-      h("tbody", {}, ...rows.map(({ name, cells, change }) => h("tr", {}, h("td", {}, name),
-        ...cells.map((found, k) => cell(found, colors[k], none)), h("td", {}, change))),
-      h("tr", { class: "cc-muted" }, h("td", {}, "measured on"), ...origins, h("td", {})))));
+    const origins = records.map((m, k) => (k ? originText(m, live, now, text) : ""));
+    const shown = table(["KL, right answers", ...head, CHANGE],
+      [...rows.map(({ name, cells, change }) => [name, ...cells.map((found, k) =>
+        meter(found?.text ?? none, found?.share ?? 0, colors[k])), change]),
+      ["measured on", ...origins, ""]], { class: "cc-abilities" });
+    shown.rows[shown.rows.length - 1].className = "cc-muted";
+    place.replaceChildren(shown);
     const doing = !alone && on && live.busy ? " Measuring goes on while you look." : "";
     words.textContent = (text ? `Text: ${text}.` : "") + doing;
     offer.hidden = !alone || !ratios.length;
     offer.replaceChildren("Every plan was measured at ", ...ratios.flatMap((ratio) => [
-      h("button", { type: "button", onclick: () => put({ ratio }) }, percent(ratio, 0)), " "]),
+      button(percent(ratio, 0), "", () => put({ ratio })), " "]),
     "without guards.");
   }
   return { panel, draw };

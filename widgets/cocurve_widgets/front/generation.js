@@ -1,9 +1,7 @@
 // Two columns of text that grow together, and the KL at every token of one text.
 // A token is [id, text] or, without text of its own (the end token), [id, "", name].
-import {
-  FONT, GONE, ask, counted, h, labeled, show, typedNumber, Cleaner, palette, watch, picture, fit, ticks,
-  frame, receiveFiles, assign,
-} from "./kit.js";
+import { Cleaner, FONT, GONE, ask, assign, button, counted, drawRules, drawUpwards, fit, frame, h, labeled,
+  menu, palette, picture, receiveFiles, show, ticks, typedNumber, watch } from "./kit.js";
 
 const SIDES = ["dense", "pruned"];
 const TITLES = { dense: "Dense", pruned: "Pruned" };
@@ -86,9 +84,7 @@ function numberInput(model, cleaner, name, attributes) {
     input.value = value ?? model.get(name);
     if (value !== null) assign(model, { [name]: value });
   } });
-  const follow = () => { input.value = model.get(name); };
-  cleaner.on(model, `change:${name}`, follow);
-  follow();
+  cleaner.follow(model, [name], () => { input.value = model.get(name); });
   return input;
 }
 
@@ -104,9 +100,8 @@ function menuSelect(model, cleaner) {
     follow();
   };
   const follow = () => { select.value = model.get("choice") ?? ""; };
-  cleaner.on(model, "change:menu", fill);
+  cleaner.follow(model, ["menu"], fill);
   cleaner.on(model, "change:choice", follow);
-  fill();
   return select;
 }
 
@@ -119,11 +114,9 @@ function buildControls(model, cleaner, view) {
         generate();
       }
     } });
-  const follow = () => {
+  cleaner.follow(model, ["prompt"], () => {
     if (prompt.value !== model.get("prompt")) prompt.value = model.get("prompt");
-  };
-  cleaner.on(model, "change:prompt", follow);
-  follow();
+  });
   const inputs = {
     max_new_tokens: numberInput(model, cleaner, "max_new_tokens", { min: 1, max: 4096, step: 1 }),
     temperature: numberInput(model, cleaner, "temperature", { min: 0, max: 5, step: 0.1 }),
@@ -139,16 +132,14 @@ function buildControls(model, cleaner, view) {
     ask(model, cleaner, { do: "generate", set }, ["change:busy", "change:status", "change:error"],
       () => view.complain(GONE));
   };
-  const stop = h("button", { type: "button", onclick: () => model.send({ do: "stop" }) }, "Stop");
+  const stop = button("Stop", "stop within a token", () => model.send({ do: "stop" }));
   const live = h("input", { type: "checkbox",
     onchange: () => assign(model, { live: live.checked }) });
-  const state = () => {
+  cleaner.follow(model, ["busy", "live", "temperature"], () => {
     stop.disabled = !model.get("busy");
     live.checked = model.get("live");
     inputs.seed.disabled = model.get("temperature") === 0;
-  };
-  for (const name of ["busy", "live", "temperature"]) cleaner.on(model, `change:${name}`, state);
-  state();
+  });
   const wide = labeled("Prompt (Ctrl+Enter generates)", prompt);
   wide.style.cssText = "flex: 1 1 100%";
   if (model.get("menu").length) {
@@ -160,8 +151,7 @@ function buildControls(model, cleaner, view) {
     labeled("Temperature (0: greedy)", inputs.temperature,
       "above 0, both columns use the same random number at every step"),
     labeled("Seed", inputs.seed, "seed of the random numbers; no effect at temperature 0"),
-    h("div", { class: "cc-row" },
-      h("button", { type: "button", onclick: generate }, "Generate"), stop),
+    h("div", { class: "cc-row" }, button("Generate", "write both texts", generate), stop),
     h("label", { class: "cc-row" }, live, "write again when the plan changes"),
   );
 }
@@ -233,29 +223,23 @@ function buildColumns(model, cleaner, view) {
         return `${side} "${name ?? visible(piece)}"`;
       }).join(", ") + ".";
   };
-  const finish = () => {
+  cleaner.follow(model, ["shown"], () => {
     const shown = model.get("shown");
     if (shown.run) state = { ...shown, tokens: model.get("tokens"), finished: true };
     draw();
-  };
-  const warn = () => {
+  });
+  cleaner.follow(model, ["stale"], () => {
     const stale = model.get("stale");
     notice.hidden = !stale;
     notice.textContent = `This is ${stale}. Press Generate for the present one.`;
-  };
-  const wait = () => row.setAttribute("aria-busy", String(model.get("busy")));
+  });
+  cleaner.follow(model, ["busy"], () => row.setAttribute("aria-busy", String(model.get("busy"))));
   cleaner.on(model, "msg:custom", (content) => {
     if (content.start) state = { ...content.start, tokens: { dense: [], pruned: [] } };
     else if (content.append) state = grown(state, content) ?? state;
     else return;
     draw();
   });
-  cleaner.on(model, "change:shown", finish);
-  cleaner.on(model, "change:stale", warn);
-  cleaner.on(model, "change:busy", wait);
-  finish();
-  warn();
-  wait();
 }
 
 // The ribbon ----------------------------------------------------------------------------------
@@ -269,20 +253,9 @@ function drawBars(canvas, width, bars, marked, fork, colors) {
   const slot = (width - BARS.left - BARS.right) / bars.length;
   const most = Math.max(...bars.map((bar) => bar.kl), 1e-9);
   const y = (kl) => floor - (BARS.height * Math.max(kl, 0)) / most;
-  pen.textAlign = "right";
-  pen.textBaseline = "middle";
-  for (const value of ticks(0, most, 4)) {
-    pen.strokeStyle = colors.grid;
-    pen.strokeRect(BARS.left, y(value), width - BARS.left - BARS.right, 0);
-    pen.fillStyle = colors.muted;
-    pen.fillText(show(value), BARS.left - 6, y(value));
-  }
-  pen.save();
-  pen.translate(12, BARS.top + BARS.height / 2);
-  pen.rotate(-Math.PI / 2);
-  pen.textAlign = "center";
-  pen.fillText("nats per token", 0, 0);
-  pen.restore();
+  drawRules(pen, colors, ticks(0, most, 4), { y, text: show, left: BARS.left,
+    right: width - BARS.right });
+  drawUpwards(pen, "nats per token", 12, BARS.top + BARS.height / 2);
   bars.forEach((bar, i) => {
     const left = BARS.left + i * slot;
     const wide = Math.max(1, slot - (slot > 4 ? 2 : 0));
@@ -336,10 +309,9 @@ function buildRibbon(model, cleaner, view) {
   const title = h("h4", {});
   const canvas = picture("");
   const reading = h("p", { class: "cc-muted", "aria-live": "polite", style: "min-height: 1.45em" });
-  const choose = h("select", { onchange: () => assign(model, { forced_text: choose.value }) },
-    h("option", { value: "dense" }, "prompt and dense continuation"),
-    h("option", { value: "pruned" }, "prompt and pruned continuation"),
-    h("option", { value: "custom" }, "a text of your own"));
+  const choose = menu([["dense", "prompt and dense continuation"],
+    ["pruned", "prompt and pruned continuation"], ["custom", "a text of your own"]],
+  (value) => assign(model, { forced_text: value }));
   const custom = h("textarea", { rows: 2, style: "width: 100%; box-sizing: border-box",
     spellcheck: "false", onchange: () => assign(model, { custom_text: custom.value }) });
   const wide = labeled("Your own text (measured when you leave the field)", custom);
@@ -388,17 +360,14 @@ function buildRibbon(model, cleaner, view) {
     event.preventDefault();
     mark(index);
   });
-  const follow = () => {
+  cleaner.follow(model, ["forced_text", "custom_text"], () => {
     choose.value = model.get("forced_text");
     wide.hidden = choose.value !== "custom";
     wide.style.display = wide.hidden ? "none" : "";
     if (custom.value !== model.get("custom_text")) custom.value = model.get("custom_text");
-  };
-  for (const name of ["forced_text", "custom_text"]) cleaner.on(model, `change:${name}`, follow);
-  for (const name of ["ribbon", "ribbon_text"]) cleaner.on(model, `change:${name}`, draw);
-  follow();
+  });
   watch(view.root, cleaner, draw);
-  draw();
+  cleaner.follow(model, ["ribbon", "ribbon_text"], draw);
   return { canvas, title };
 }
 
@@ -415,13 +384,12 @@ function render({ model, el }) {
       [i + 2, visible(bar.token), bar.generated ? "yes" : "no", bar.kl]),
   });
   const view = frame(model, el, cleaner, { title: "Text before and after pruning",
-    name: "text_before_after", words: ["unit", "nats"], table, canvases: () => [ribbon.canvas],
+    name: "text_before_after", words: ["unit", "nats"], table,
+    json: () => request(".json", () => view.complain(GONE)),
+    jsonHint: "save the plan; Selection.from_json reads it", canvases: () => [ribbon.canvas],
     caption: () => [`${model.get("model_name") || "a model"}: ${ribbon.title.textContent}.`,
       model.get("shown").plan && `Plan: ${model.get("shown").plan}.`].filter(Boolean) });
   const request = receiveFiles(model, cleaner, "text_before_after");
-  view.root.querySelector(".cc-files").append(h("button", { type: "button",
-    title: "save the plan; Selection.from_json reads it",
-    onclick: () => request(".json", () => view.complain(GONE)) }, "JSON"));
   buildControls(model, cleaner, view);
   buildColumns(model, cleaner, view);
   ribbon = buildRibbon(model, cleaner, view);

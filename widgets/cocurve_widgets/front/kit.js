@@ -43,6 +43,35 @@ export function labeled(text, control, hint = "") {
   return h("label", { class: "cc-control", title: hint }, h("span", {}, text), control);
 }
 
+export const button = (text, title, onclick) => h("button", { type: "button", title, onclick }, text);
+
+/** A menu of [value, text] pairs; use(value) is called when one is chosen. */
+export function menu(pairs, use, attributes = {}) {
+  const select = h("select", { ...attributes, onchange: () => use(select.value) },
+    ...pairs.map(([value, text]) => h("option", { value }, text)));
+  return select;
+}
+
+/** A patch of color for a legend or a heading. */
+export const patch = (color, style = "") =>
+  h("i", { class: "cc-swatch", style: `background:${color};${style}` });
+
+/** A table; a cell is a text, an element or a list of them, and `heads` may be null. */
+export function table(heads, rows, attributes = {}) {
+  const line = (tag, more) => (cells) => h("tr", {},
+    ...cells.map((cell) => h(tag, more, ...[cell].flat())));
+  return h("table", attributes, heads && h("thead", {}, line("th", { scope: "col" })(heads)),
+    h("tbody", {}, ...rows.map(line("td", {}))));
+}
+
+/** The fate of a unit in a removal order, in words; null is a plan that does not exist. */
+export function fateText(unit, removed, ordered = true) {
+  if (!removed) return "no plan";
+  const step = removed.indexOf(unit);
+  if (step < 0) return "kept";
+  return ordered ? `removed at step ${step + 1}` : "removed";
+}
+
 /** A number field moved into its bounds (its `min` and `max`); null where it holds no number. */
 export function typedNumber(field, round = (x) => x) {
   if (!Number.isFinite(field.valueAsNumber)) return null;
@@ -119,6 +148,11 @@ export class Cleaner {
   on(model, event, handler) {
     model.on(event, handler);
     this.add(() => model.off(event, handler));
+  }
+  /** Show some traits now, and again whenever one of them changes. */
+  follow(model, names, show) {
+    for (const name of names) this.on(model, `change:${name}`, show);
+    show();
   }
 }
 
@@ -244,6 +278,28 @@ export function ticks(low, high, wanted = 5) {
   return found;
 }
 
+/** Draw lines across a picture at some values, each with its text on the left. */
+export function drawRules(g, colors, values, { y, text, left, right }) {
+  g.textBaseline = "middle";
+  g.textAlign = "right";
+  for (const value of values) {
+    g.fillStyle = colors.grid;
+    g.fillRect(left, y(value), right - left, 1);
+    g.fillStyle = colors.muted;
+    g.fillText(text(value), left - 6, y(value));
+  }
+}
+
+/** Draw a text upwards, centered at a point. */
+export function drawUpwards(g, text, x, y) {
+  g.save();
+  g.translate(x, y);
+  g.rotate(-Math.PI / 2);
+  g.textAlign = "center";
+  g.fillText(text, 0, 0);
+  g.restore();
+}
+
 /** Powers of ten between low and high (both > 0). */
 export function decades(low, high) {
   const found = [];
@@ -273,18 +329,17 @@ export function toCsv({ columns, rows }) {
 }
 
 function tableElement({ columns, rows }) {
-  const shown = (number) => (Number.isInteger(number) ? count(number) : show(number));
-  const cell = (tag) => (value) => h(tag, {}, typeof value === "number" ? shown(value) : value ?? "");
-  return h("table", {},
-    h("thead", {}, h("tr", {}, ...columns.map(cell("th")))),
-    h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map(cell("td"))))));
+  const shown = (value) => (typeof value !== "number" ? value ?? ""
+    : Number.isInteger(value) ? count(value) : show(value));
+  return table(columns, rows.map((row) => row.map(shown)));
 }
 
 /**
  * The frame of an instrument: controls above, pictures, then table twin, files, error and status.
  * The note on anything but the H of ablations (`preview`) is shown under the title and in the picture.
  *
- * options: title; name (stem of files); table() -> {columns, rows}; canvases() -> list to save as
+ * options: title; name (stem of files); table(most) -> {columns, rows}, at most `mostRows` of them on
+ * the page; tables: its kinds by value of the trait `table_of`; canvases() -> list to save as
  * one PNG, with caption() -> its lines of text, legend() -> [[color, text]] and redraw() where the
  * picture alone does not say what it shows; json() and gexf() offer the plan and the graph (both
  * optional); words: those of the glossary that stand beside the title.
@@ -297,23 +352,19 @@ export function frame(model, el, cleaner, options) {
   const body = h("div", { class: "cc-body" });
   const error = h("p", { class: "cc-error", role: "alert" });
   const status = h("p", { class: "cc-status", role: "status", "aria-live": "polite" });
-  const table = h("details", { class: "cc-table", ontoggle: () => root.refreshTable() },
+  const twin = h("details", { class: "cc-table", ontoggle: () => root.refreshTable() },
     h("summary", {}, "Table"), h("div", { class: "cc-scroll" }));
-  const files = h("div", { class: "cc-files" }, table);
-  const file = (text, hint, save) => h("button", { type: "button", title: hint, onclick: save }, text);
-  files.append(
-    file("CSV", "save the data of the picture", () => {
-      offer(`${stem}.csv`, toCsv(options.table()), "text/csv");
+  const kinds = options.tables && menu(Object.entries(options.tables),
+    (value) => assign(model, { table_of: value }));
+  const files = h("div", { class: "cc-files" },
+    kinds && h("label", { class: "cc-row" }, "table and CSV of", kinds), twin,
+    button("CSV", "save the data of the picture", () => {
+      offer(`${stem}.csv`, toCsv(options.table(Infinity)), "text/csv");
     }),
-    file("PNG", "save the picture", () => savePicture(options, stem, root, [title, ...[
+    button("PNG", "save the picture", () => savePicture(options, stem, root, [title, ...[
       ...(options.caption?.() ?? []), preview].filter(Boolean)])),
-  );
-  if (options.json) {
-    files.append(file("JSON", "save the plan", options.json));
-  }
-  if (options.gexf) {
-    files.append(file("GEXF", "save the graph, for Gephi and similar programs", options.gexf));
-  }
+    options.json && button("JSON", options.jsonHint ?? "save the plan", options.json),
+    options.gexf && button("GEXF", "save the graph, for Gephi and similar programs", options.gexf));
   const words = (options.words ?? Object.keys(TERMS)).map((word) => term(word));
   const root = h("div", { class: "cocurve", role: "region", "aria-label": title },
     h("div", { class: "cc-head" }, h("h3", {}, title), h("span", { class: "cc-words" }, ...words)),
@@ -321,19 +372,18 @@ export function frame(model, el, cleaner, options) {
       style: `border-left-color:${COLORS.bridge}` }, preview) : null,
     controls, body, error, status, files);
   root.refreshTable = () => {
-    if (table.open) table.lastChild.replaceChildren(tableElement(options.table()));
+    if (kinds) kinds.value = model.get("table_of");
+    if (!twin.open) return;
+    twin.lastChild.replaceChildren(tableElement(options.table(options.mostRows ?? Infinity)));
   };
   const complain = (text) => {
     error.textContent = text;
     error.hidden = !text;
   };
-  const say = () => {
+  cleaner.follow(model, ["status", "error"], () => {
     status.textContent = model.get("status") || "";
     complain(model.get("error") || "");
-  };
-  cleaner.on(model, "change:status", say);
-  cleaner.on(model, "change:error", say);
-  say();
+  });
   el.append(root);
   cleaner.add(() => root.remove());
   return { root, controls, body, status, complain };
@@ -418,6 +468,66 @@ export function placed(widths, space, margin, width) {
     left += wide + space;
     return place;
   });
+}
+
+/** Stretch an element over a picture between two corners, in pixels. */
+export function stretch(element, one, other) {
+  ["left", "top"].forEach((side, k) => { element.style[side] = `${Math.min(one[k], other[k])}px`; });
+  ["width", "height"].forEach((side, k) => {
+    element.style[side] = `${Math.abs(one[k] - other[k])}px`;
+  });
+}
+
+/** Replace the content of a list, keeping the focus on its button. */
+export function refill(place, ...content) {
+  const buttons = () => [...place.querySelectorAll("button")];
+  const held = buttons().indexOf(document.activeElement);
+  place.replaceChildren(...content);
+  if (held >= 0) buttons()[held]?.focus({ preventScroll: true });
+}
+
+/** Fill a row with the brushed units, at most 40, each a button made by unitButton(unit). */
+export function fillBrushed(place, brushed, unitButton, none) {
+  const most = 40;
+  refill(place, h("span", { class: "cc-muted" }, brushed.length
+    ? `${unitCount(brushed.length)} brushed:` : none), ...brushed.slice(0, most).map(unitButton),
+  brushed.length > most ? `and ${count(brushed.length - most)} more` : "");
+}
+
+/**
+ * Redraw with the next frame what a change concerns, and the table a little later.
+ *
+ * parts: drawing functions by name; follows: the names of parts that each trait concerns; turned:
+ * the parts that theme and width concern; first(trait) runs before, at once.
+ */
+export function redrawing(model, cleaner, { root, body }, { parts, follows, turned, first }) {
+  const stale = new Set();
+  let [timer, look] = [0, ""];
+  const draw = () => {
+    const names = [...stale];
+    stale.clear();
+    if (!root.isConnected) return;
+    names.forEach((name) => parts[name]());
+    clearTimeout(timer);
+    timer = setTimeout(() => root.refreshTable(), 200);
+  };
+  const redraw = (names) => {
+    if (!stale.size) requestAnimationFrame(draw);
+    names.forEach((name) => stale.add(name));
+  };
+  for (const [trait, names] of Object.entries(follows)) {
+    cleaner.on(model, `change:${trait}`, () => {
+      first(trait);
+      redraw(names);
+    });
+  }
+  watch(root, cleaner, () => {
+    const now = JSON.stringify([body.clientWidth, palette(root)]);
+    if (now !== look) redraw(turned); // a card changes the height, not the pictures
+    look = now;
+  });
+  cleaner.add(() => clearTimeout(timer));
+  redraw(Object.keys(parts));
 }
 
 /** Set traits and send them in one message. */

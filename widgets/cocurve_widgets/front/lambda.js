@@ -4,8 +4,8 @@ import { PATHS, axisOf, neighbor, planAt } from "./axis.js";
 import { handPanels, ownPlan, pairWith, toggled } from "./by_hand.js";
 import { placeColumns } from "./columns.js";
 import { difference, drawComparison, measurementOf } from "./compare.js";
-import { COLORS, Cleaner, GONE, SILENCE, assign, counted, frame, h, named, offer, palette, percent,
-  picture, receiveFiles, show, stemOf, typed, unitCount, watch } from "./kit.js";
+import { COLORS, Cleaner, GONE, SILENCE, assign, button, counted, frame, h, named, offer, palette, patch,
+  percent, picture, receiveFiles, show, stemOf, typed, unitCount, watch } from "./kit.js";
 import { damagePanel, knownOf, pairedOf } from "./damage.js";
 import { CONTROLS, lambdaControls } from "./lambda_controls.js";
 import { pathSearch } from "./path_search.js";
@@ -86,8 +86,7 @@ export function renderLambda({ model, el }) {
 
   const facts = h("div", { class: "cc-facts" });
   const card = h("div", { class: "cc-card", "aria-live": "polite" });
-  const swatch = (color, text, style = "") => h("span", {},
-    h("i", { class: "cc-swatch", style: `background:${color};${style}` }), text);
+  const swatch = (color, text, style) => h("span", {}, patch(color, style), text);
   const both = [swatch(COLORS.attention, "attention, removed by both"),
     swatch(COLORS.ffn, "FFN, removed by both")];
   const onlyB = swatch(COLORS.b, "removed only by B");
@@ -99,8 +98,7 @@ export function renderLambda({ model, el }) {
       "changes at the next or previous plan"));
   const lines = h("div", { class: "cc-legend" });
   const title = (text) => h("h4", {}, text);
-  const act = (text, hint, pin) =>
-    h("button", { type: "button", title: hint, onclick: () => repin(pin) }, text);
+  const act = (text, hint, pin) => button(text, hint, () => repin(pin));
   const buttons = {
     pin: act("Pin B as A", "compare with the present plan from now on", "pin"),
     swap: act("Swap", "show plan A, and compare with the present one", "swap"),

@@ -1,6 +1,6 @@
 // The controls of the lambda explorer: lambda and the ratio in one bar, the rest behind "More".
 
-import { h, labeled, percent, show, typedNumber } from "./kit.js";
+import { button, h, labeled, menu, percent, show, typedNumber } from "./kit.js";
 import { MOST } from "./solver.js";
 
 export const STEPS = 1000; // of the lambda slider
@@ -9,7 +9,6 @@ export const CONTROLS = ["interaction_strength", "ratio", "layer_cap", "layer_ca
 
 const range = (attributes) => h("input", { type: "range", min: 0, ...attributes });
 const number = (attributes) => h("input", { type: "number", ...attributes });
-const options = (pairs) => pairs.map(([value, text]) => h("option", { value }, text));
 
 /**
  * Make the controls. does: put(values) sets traits, slide(place) sets lambda by its place on the
@@ -28,10 +27,13 @@ export function lambdaControls(problem, strips, does) {
     oninput: () => put({ ratio: Number(ratio.value) }) });
   const ratioBox = number({ min: 0, max: 60, step: 0.1, "aria-label": "ratio in percent, typed",
     onchange: () => take(ratioBox, (value) => put({ ratio: value / 100 })) });
-  const axis = h("select", { onchange: () => put({ axis: axis.value }) }, ...options([
-    ["plans", "one width per plan"], ["lengths", "as wide as its lambdas"], ["linear", "linear"], ["logarithmic", "logarithmic"]]));
-  const capMode = h("select", { "aria-label": "layer cap", onchange: setCap }, ...options([
-    ["none", "none"], ["share", "share of a layer"], ["factor", "x ratio"]]));
+  const axis = menu([["plans", "one width per plan"], ["lengths", "as wide as its lambdas"],
+    ["linear", "linear"], ["logarithmic", "logarithmic"]], (value) => put({ axis: value }));
+  const capMode = menu([["none", "none"], ["share", "share of a layer"], ["factor", "x ratio"]],
+    () => {
+      if (capMode.value !== "none") capBox.value = capMode.value === "factor" ? 1.5 : 0.4;
+      setCap();
+    }, { "aria-label": "layer cap" });
   const capBox = number({ min: 0.01, step: 0.05, "aria-label": "size of the cap", onchange: setCap });
   const layers = (name) => {
     const field = number({ min: 0, max: problem.numLayers, step: 1,
@@ -39,20 +41,17 @@ export function lambdaControls(problem, strips, does) {
     return field;
   };
   const [first, last] = [layers("protect_first"), layers("protect_last")];
-  const kinds = h("select", { "aria-label": "kinds of units",
-    onchange: () => put({ kinds: kinds.value.split("+") }) }, ...options([
-    ["attention+ffn", "joint"], ["attention", "attention only"], ["ffn", "FFN only"]]));
-  const surrogate = h("select", { onchange: () => put({ surrogate: surrogate.value }) },
-    ...options(problem.surrogates.map((name, k) => [name, k ? name : `${name} (curvature)`])));
-  const button = (text, hint, step) =>
-    h("button", { type: "button", title: hint, onclick: () => does.go(step) }, text);
+  const kinds = menu([["attention+ffn", "joint"], ["attention", "attention only"], ["ffn", "FFN only"]],
+    (value) => put({ kinds: value.split("+") }), { "aria-label": "kinds of units" });
+  const surrogate = menu(problem.surrogates.map((name, k) => [name, k ? name : `${name} (curvature)`]),
+    (value) => put({ surrogate: value }));
 
   const bar = h("div", { class: "cc-bar" },
     h("div", { class: "cc-sliders" },
       labeled("weight of the edges (lambda): 0 ignores them, 1 counts them in full",
         h("span", { class: "cc-row" }, lambda, lambdaBox,
-          button("◀ plan", "previous plan: the next smaller lambda with another plan", -1),
-          button("plan ▶", "next plan: the next larger lambda with another plan", 1))),
+          button("◀ plan", "previous plan: the next smaller lambda with another plan", () => does.go(-1)),
+          button("plan ▶", "next plan: the next larger lambda with another plan", () => does.go(1)))),
       strips.lambda, strips.key, strips.doubt),
     h("div", { class: "cc-sliders cc-second" },
       labeled("share to remove (ratio)",
@@ -76,10 +75,7 @@ export function lambdaControls(problem, strips, does) {
     field.value = value ?? field.dataset.now;
     if (value !== null) use(value);
   }
-  function setCap(event) {
-    if (event.target === capMode && capMode.value !== "none") {
-      capBox.value = capMode.value === "factor" ? 1.5 : 0.4;
-    }
+  function setCap() {
     const mode = capMode.value;
     if (mode === "none") return put({ layer_cap: null, layer_cap_factor: null });
     capBox.max = mode === "share" ? 1 : 100;

@@ -1,7 +1,7 @@
 // The map of H: one cell per pair of units, to order, zoom and brush; the greedy order step by step.
 
-import { COLORS, Cleaner, GONE, assign, count, frame, h, labeled, named, palette, percent, picture,
-  receiveFiles, show, typed, unitCount, watch } from "./kit.js";
+import { COLORS, Cleaner, GONE, assign, button, fillBrushed, frame, h, labeled, menu, named, palette,
+  patch, percent, picture, receiveFiles, redrawing, show, stretch, typed, unitCount } from "./kit.js";
 import { pairCardOf, planCardOf } from "./map_cards.js";
 import { accountOf, cellAt, colored, correlationOf, halved, inside, pairsInside, pauseOf,
   placesOf, shadeCells, shadesOf, shading, showing, squarePairs, unitsOf, zoomed } from "./map_parts.js";
@@ -10,8 +10,6 @@ import { boxOf, paintHeat, placeAt } from "./map_picture.js";
 const MAP_ROWS = 500; // of the table on the page; the file has all
 const MOST_PAIRS = 10_000; // of the file, as in Python
 const LINE = "position:absolute;pointer-events:none;background:var(--cc-accent);opacity:0.7";
-const BAND = "position:absolute;pointer-events:none;border:1px dashed var(--cc-text);" +
-  "background:rgba(128,128,128,0.25)";
 
 export function renderMap({ model, el }) {
   const cleaner = new Cleaner();
@@ -26,7 +24,6 @@ export function renderMap({ model, el }) {
   const put = (values) => assign(model, values);
   let places = [];
   let [scene, spot, timer] = [null, null, 0];
-  let mostRows = Infinity;
 
   const rho = (u, v) => (saliency[u] > 0 && saliency[v] > 0
     ? correlationOf(square, size, peak, u, v) : 0);
@@ -39,27 +36,22 @@ export function renderMap({ model, el }) {
 
   const map = picture("H as a picture");
   Object.assign(map.style, { cursor: "crosshair", touchAction: "none" });
-  const options = { title: "Map of H", name: "map", table: () => tableOf(mostRows),
+  const options = { title: "Map of H", name: "map", table: tableOf, mostRows: MAP_ROWS,
+    tables: { units: "units", ledger: "steps of the plan", pairs: "pairs in view" },
     canvases: () => [map], redraw: drawMap, legend: legendOf,
     caption: () => [`${titleText()} of ${model.get("model_name") || "a model"}`, planWords()] };
   const request = receiveFiles(model, cleaner, "map");
   if (live) options.json = () => request(".json", () => complain(GONE));
-  const { root, controls, body, complain } = frame(model, el, cleaner, options);
+  const ui = frame(model, el, cleaner, options);
+  const { root, controls, body, complain } = ui;
 
   // Controls ------------------------------------------------------------------------------------
 
-  const choice = (name, texts) => {
-    const select = h("select", { onchange: () => put({ [name]: select.value }) },
-      ...Object.entries(texts).map(([value, text]) => h("option", { value }, text)));
-    return select;
-  };
+  const choice = (name, texts) => menu(Object.entries(texts), (value) => put({ [name]: value }));
   const order = choice("order", { layer: "layer", saliency: "saliency, largest first",
     clustering: "clustering, tied units together", plan: "plan, removed first" });
   const scale = choice("scale", { correlation: "correlation ρ_uv", curvature: "curvature H_uv" });
-  const drag = h("select", {}, h("option", { value: "brush" }, "brush units"),
-    h("option", { value: "zoom" }, "zoom in"), h("option", { value: "move" }, "move"));
-  const button = (text, hint, onclick) =>
-    h("button", { type: "button", title: hint, onclick }, text);
+  const drag = menu([["brush", "brush units"], ["zoom", "zoom in"], ["move", "move"]], () => {});
   const onlyPlan = h("input", { type: "checkbox",
     onchange: () => put({ only_plan: onlyPlan.checked }) });
   const play = button("Play", "remove the units of the plan one by one", () =>
@@ -81,7 +73,7 @@ export function renderMap({ model, el }) {
   // Pictures and cards ----------------------------------------------------------------------------
 
   const lines = [0, 1].map(() => h("div", { hidden: true, style: LINE }));
-  const band = h("div", { hidden: true, style: BAND });
+  const band = h("div", { hidden: true, class: "cc-band" });
   const pairCard = h("div", { "aria-live": "polite", style: "flex:1 1 310px;min-height:170px" });
   const planCard = h("div", { style: "flex:1 1 310px" });
   const brushCard = h("div", { class: "cc-row", style: "flex-wrap:wrap" });
@@ -101,10 +93,6 @@ export function renderMap({ model, el }) {
       button("Brush the plan", "mark the removed units",
         () => put({ brushed: [...removed()].sort((u, v) => u - v) })),
       button("Clear brush", "remove all marks", () => put({ brushed: [] })), brushCard));
-  const tableChoice = choice("table_of", { units: "units", ledger: "steps of the plan",
-    pairs: "pairs in view" });
-  root.querySelector(".cc-files").prepend(
-    h("label", { class: "cc-row" }, "table and CSV of", tableChoice));
 
   // Shades are made once per order and scale, pixels when a window first needs their level: with
   // several cells to a screen pixel that is a level of half, a quarter, ... of the cells.
@@ -161,8 +149,7 @@ export function renderMap({ model, el }) {
     paintHeat(map, scene);
     title.textContent = titleText();
     words.textContent = stepWords();
-    legend.replaceChildren(...legendOf().map(([color, text]) => h("span", {},
-      h("i", { class: "cc-swatch", style: `background:${color}` }), text)));
+    legend.replaceChildren(...legendOf().map(([color, text]) => h("span", {}, patch(color), text)));
     const [v, u] = chosen();
     map.setAttribute("aria-label", named(model, `H of ${unitCount(size)}, ordered by ` +
       `${model.get("order")}; ${u === null || v === null ? "no pair chosen"
@@ -214,13 +201,9 @@ export function renderMap({ model, el }) {
   }
 
   function drawBrush() {
-    const brushed = model.get("brushed");
-    brushCard.replaceChildren(
-      h("span", { class: "cc-muted" }, brushed.length ? `${unitCount(brushed.length)} brushed:`
-        : "No units brushed."),
-      ...brushed.slice(0, 24).map((u) => button(names[u], "select this unit",
-        () => put({ selected_unit: u, partner: u }))),
-      brushed.length > 24 ? `and ${count(brushed.length - 24)} more` : "");
+    const unitButton = (u) => button(names[u], "select this unit",
+      () => put({ selected_unit: u, partner: u }));
+    fillBrushed(brushCard, model.get("brushed"), unitButton, "No units brushed.");
   }
 
   function tableOf(most) {
@@ -247,12 +230,6 @@ export function renderMap({ model, el }) {
       "brushed"], rows };
   }
 
-  const refreshTable = root.refreshTable;
-  root.refreshTable = () => {
-    mostRows = MAP_ROWS;
-    refreshTable();
-    mostRows = Infinity;
-  };
 
   // Steps -----------------------------------------------------------------------------------------
 
@@ -263,9 +240,8 @@ export function renderMap({ model, el }) {
   function showControls() {
     const total = length();
     const steady = !plan().ordered;
-    for (const [select, name] of [[order, "order"], [scale, "scale"], [tableChoice, "table_of"]]) {
-      select.value = model.get(name);
-    }
+    order.value = model.get("order");
+    scale.value = model.get("scale");
     onlyPlan.checked = model.get("only_plan");
     step.max = total;
     step.value = model.get("step");
@@ -389,12 +365,9 @@ export function renderMap({ model, el }) {
       return;
     }
     const clip = (share) => Math.min(1, Math.max(0, share));
-    const ends_ = [held.from, to].map((point) => point.map(clip));
     band.hidden = false;
-    ["left", "top"].forEach((name, axis) => (band.style[name] =
-      `${box[name] + box.side * Math.min(ends_[0][axis], ends_[1][axis])}px`));
-    ["width", "height"].forEach((name, axis) => (band.style[name] =
-      `${box.side * Math.abs(ends_[0][axis] - ends_[1][axis])}px`));
+    stretch(band, ...[held.from, to].map((point) =>
+      [box.left + box.side * clip(point[0]), box.top + box.side * clip(point[1])]));
   });
   map.addEventListener("pointerup", (event) => {
     if (!held) return;
@@ -418,47 +391,23 @@ export function renderMap({ model, el }) {
 
   // Following the traits --------------------------------------------------------------------------
 
-  const stale = new Set();
-  let tableTimer = 0;
-  const parts = { map: drawMap, pair: drawPair, plan: drawPlan, brush: drawBrush };
-  function redraw(...which) {
-    if (!stale.size) requestAnimationFrame(drawStale);
-    which.forEach((name) => stale.add(name));
-  }
-  function drawStale() {
-    const which = [...stale];
-    stale.clear();
-    if (!root.isConnected) return;
-    which.forEach((name) => parts[name]());
-    clearTimeout(tableTimer);
-    tableTimer = setTimeout(() => root.refreshTable(), 200);
-  }
-  const follows = { order: ["map"], scale: ["map"], window: ["map"], only_plan: ["map"],
-    clustered: ["map"], plan: ["map", "plan", "pair"], step: ["map", "plan"], playing: ["plan"],
-    brushed: ["map", "brush"], selected_unit: ["map", "pair"], partner: ["map", "pair"],
-    table_of: [] };
-  for (const [name, which] of Object.entries(follows)) {
-    cleaner.on(model, `change:${name}`, () => {
-      showControls();
-      // a model announces each trait as it is set: wait until all that belong together are there
-      if (["step", "playing", "plan"].includes(name)) queueMicrotask(clock);
-      redraw(...which);
-    });
-  }
-  let look = "";
-  watch(root, cleaner, () => {
-    const now = JSON.stringify([body.clientWidth, palette(root)]);
-    if (now !== look) redraw("map");
-    look = now;
-  });
   less.addEventListener("change", showControls);
   cleaner.add(() => {
     less.removeEventListener("change", showControls);
     clearTimeout(timer);
-    clearTimeout(tableTimer);
   });
   showControls();
   clock();
-  redraw(...Object.keys(parts));
+  redrawing(model, cleaner, ui, { turned: ["map"],
+    parts: { map: drawMap, pair: drawPair, plan: drawPlan, brush: drawBrush },
+    follows: { order: ["map"], scale: ["map"], window: ["map"], only_plan: ["map"],
+      clustered: ["map"], plan: ["map", "plan", "pair"], step: ["map", "plan"], playing: ["plan"],
+      brushed: ["map", "brush"], selected_unit: ["map", "pair"], partner: ["map", "pair"],
+      table_of: [] },
+    first: (trait) => {
+      showControls();
+      // a model announces each trait as it is set: wait until all that belong together are there
+      if (["step", "playing", "plan"].includes(trait)) queueMicrotask(clock);
+    } });
   return cleaner.run;
 }

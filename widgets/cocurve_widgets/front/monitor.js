@@ -1,6 +1,6 @@
 // The build monitor: a progress bar, and the overlap of the plans of two halves of the text.
 
-import { COLORS, Cleaner, fit, frame, h, palette, percent, picture, ticks, watch } from "./kit.js";
+import { COLORS, Cleaner, drawRules, fit, frame, h, palette, percent, picture, ticks, watch } from "./kit.js";
 
 export function renderMonitor({ model, el }) {
   const cleaner = new Cleaner();
@@ -29,14 +29,7 @@ export function renderMonitor({ model, el }) {
     const [left, right, top, base] = [52, width - 12, 10, height - 36];
     const x = (n) => left + (n / Math.max(1, total)) * (right - left);
     const y = (share) => base - share * (base - top);
-    pen.textBaseline = "middle";
-    for (const share of [0, 0.5, 1]) {
-      pen.fillStyle = colors.grid;
-      pen.fillRect(left, y(share), right - left, 1);
-      pen.fillStyle = colors.muted;
-      pen.textAlign = "right";
-      pen.fillText(percent(share, 0), left - 6, y(share));
-    }
+    drawRules(pen, colors, [0, 0.5, 1], { y, text: (share) => percent(share, 0), left, right });
     pen.textAlign = "center";
     const whole = ticks(0, Math.max(1, total), 6).filter(Number.isInteger); // half a row is none
     for (const n of whole) pen.fillText(n, x(n), base + 12);
@@ -49,9 +42,8 @@ export function renderMonitor({ model, el }) {
     for (const [n, share] of points) pen.fillRect(x(n) - 2, y(share) - 2, 4, 4);
     ui.root.refreshTable();
   }
-  for (const name of ["done", "total", "overlap"]) cleaner.on(model, `change:${name}`, paint);
   watch(ui.root, cleaner, paint);
-  paint();
+  cleaner.follow(model, ["done", "total", "overlap"], paint);
   return cleaner.run;
 }
 

@@ -1,7 +1,7 @@
 // The read-only pictures of the lambda explorer: budgets, risk curves, the strips under the sliders.
 
 import { PATHS, clearLabels } from "./axis.js";
-import { COLORS, counted, fit, hatch, percent, show, ticks } from "./kit.js";
+import { COLORS, counted, drawRules, drawUpwards, fit, hatch, percent, show, ticks } from "./kit.js";
 import { MOST } from "./solver.js";
 
 export const KINDS = ["attention", "ffn"];
@@ -35,15 +35,8 @@ export function paintBudget(canvas, { problem, colors, geometry, gone, cap }) {
     if (gone.has(u)) parts[problem.kinds[u]][problem.layers[u]] += problem.costs[u];
   }
   const across = geometry.cell * problem.numLayers;
-  pen.textBaseline = "middle";
-  for (const share of [0, 0.5, 1]) {
-    const y = base - share * (base - top);
-    pen.fillStyle = colors.grid;
-    pen.fillRect(geometry.left, y, across, 1);
-    pen.fillStyle = colors.muted;
-    pen.textAlign = "right";
-    pen.fillText(percent(share, 0), geometry.left - 6, y);
-  }
+  drawRules(pen, colors, [0, 0.5, 1], { y: (share) => base - share * (base - top),
+    text: (share) => percent(share, 0), left: geometry.left, right: geometry.left + across });
   KINDS.forEach((kind, k) => {
     pen.fillStyle = COLORS[kind];
     for (let layer = 0; layer < problem.numLayers; layer++) {
@@ -86,22 +79,11 @@ export function paintCurves(canvas, { curves: drawn, colors, ratio }, width) {
   const [low, high] = [Math.min(0, ...values), Math.max(1e-12, ...values)];
   const x = (r) => left + (r / end) * (right - left);
   const y = (v) => base - ((v - low) / (high - low)) * (base - top);
-  pen.textBaseline = "middle";
-  for (const value of ticks(low, high, 5)) {
-    pen.fillStyle = colors.grid;
-    pen.fillRect(left, y(value), right - left, 1);
-    pen.fillStyle = colors.muted;
-    pen.textAlign = "right";
-    pen.fillText(show(value), left - 6, y(value));
-  }
+  drawRules(pen, colors, ticks(low, high, 5), { y, text: show, left, right });
   pen.textAlign = "center";
   for (const r of [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6]) pen.fillText(percent(r, 0), x(r), base + 12);
   pen.fillText("removed share of removable parameters", (left + right) / 2, base + 28);
-  pen.save();
-  pen.translate(9, (top + base) / 2);
-  pen.rotate(-Math.PI / 2);
-  pen.fillText("nats per token", 0, 0);
-  pen.restore();
+  drawUpwards(pen, "nats per token", 9, (top + base) / 2);
   for (const { curve, color, thin } of curves) {
     for (const [dash, weight, part] of thin ? parts.slice(0, 1) : parts) {
       pen.strokeStyle = color;

@@ -1,6 +1,6 @@
 // The tour: five steps in sixty seconds. It moves the controls themselves, so what it shows is live.
 
-import { assign, h } from "./kit.js";
+import { assign, button, h } from "./kit.js";
 
 export const SECONDS = 12; // of a step
 const TICK = 100; // ms: a kernel that solves alone follows
@@ -46,14 +46,13 @@ export function shareAt(seconds, still) {
  */
 export function addTour({ model, cleaner, ui, parts, slide, order }) {
   const still = matchMedia("(prefers-reduced-motion: reduce)");
-  const button = h("button", { type: "button", class: "cc-tour-button", onclick: () => tell(step ? null : 1) });
+  const starter = h("button", { type: "button", class: "cc-tour-button", onclick: () => tell(step ? null : 1) });
   const [place, text] = [h("b", {}), h("span", { "aria-live": "polite" })];
   const left = h("progress", { max: SECONDS, value: 0, "aria-label": "seconds of this step" });
-  const next = h("button", { type: "button", onclick: () => tell(step < TOUR.length ? step + 1 : null) },
-    "Next");
+  const next = button("Next", "", () => tell(step < TOUR.length ? step + 1 : null));
   const bar = h("div", { class: "cc-tour", role: "group", "aria-label": "Tour", hidden: true },
     place, text, h("span", { class: "cc-row" }, left, next));
-  ui.root.querySelector(".cc-head").append(button);
+  ui.root.querySelector(".cc-head").append(starter);
   ui.controls.before(bar);
 
   let step = null;
@@ -72,7 +71,7 @@ export function addTour({ model, cleaner, ui, parts, slide, order }) {
     if (changed.length) assign(model, Object.fromEntries(changed));
   }
   function show() {
-    button.textContent = step ? "Stop the tour" : "Tour (60 seconds)";
+    starter.textContent = step ? "Stop the tour" : "Tour (60 seconds)";
     bar.hidden = !step;
     outline(step ? TOUR[step - 1].on : null);
     if (!step) return;
@@ -110,7 +109,7 @@ export function addTour({ model, cleaner, ui, parts, slide, order }) {
   }
   /** Any input but on the tour's own buttons ends it. A hand on a control keeps what it sees. */
   function heed(event) {
-    const own = bar.contains(event.target) || event.target === button;
+    const own = bar.contains(event.target) || event.target === starter;
     if (event.key === "Escape") tell(null);
     else if (["Tab", "Shift", "Control", "Alt", "Meta"].includes(event.key) || own) return;
     else {
@@ -124,8 +123,7 @@ export function addTour({ model, cleaner, ui, parts, slide, order }) {
     if (wanted === null) end(true);
     else go(wanted);
   }
-  cleaner.on(model, "change:tour_step", follow);
   cleaner.add(() => end(false));
   show();
-  follow();
+  cleaner.follow(model, ["tour_step"], follow);
 }

@@ -1,11 +1,8 @@
 // The card of the lambda explorer: what one unit costs, and why the plan removes it or not.
 
 import { term } from "./glossary.js";
-import { counted, h, show } from "./kit.js";
+import { counted, h, show, table } from "./kit.js";
 import { ledger, nameOf } from "./solver.js";
-
-const line = (name, value) => h("tr", {}, h("td", {}, name), h("td", {}, value));
-const rows = (entries) => h("table", {}, h("tbody", {}, ...entries));
 
 /**
  * Fill the card. Returns whether everything was there: on a large model a row of H comes from the
@@ -30,22 +27,22 @@ export function drawCard(card, { problem, order, strength, u, gone, turns, solve
   const at = turns && [turns.below, turns.above].filter((b) => b !== null).map(show).join(" and ");
   const removed = gone.has(u);
   const units = (list) => (list.length
-    ? rows(list.map(([v, text]) => line(nameOf(problem, v), text)))
+    ? table(null, list.map(([v, text]) => [nameOf(problem, v), text]))
     : h("p", { class: "cc-muted" }, "none"));
   card.replaceChildren(
     h("h4", {}, `${nameOf(problem, u)}: ${removed ? `removed at step ${gone.get(u) + 1}` : "kept"}`),
     ...(solvedOn ? [h("p", { class: "cc-muted" },
       `The plan is one of the ${solvedOn}; this account is that of H.`)] : []),
-    rows([
-      line(term("saliency", "saliency (H_uu)"), show(problem.saliency[u])),
-      line("connectivity (b_u)", show(problem.connectivity[u])),
-      line("cost", counted(problem.costs[u], "parameter")),
-      line("alone (½ H_uu)", show(found.half)),
-      line(`its edges (lambda · Σ H_uv) to ${removed ? "units removed before" : "the plan"}`,
-        show(found.edges)),
-      line(removed ? "marginal at its step" : "marginal if removed next", show(found.marginal)),
-      line("per parameter", show(found.score)),
-      line("flips at lambda", turns ? at || "never in [0, 1]" : "being computed")]),
+    table(null, [
+      [term("saliency", "saliency (H_uu)"), show(problem.saliency[u])],
+      ["connectivity (b_u)", show(problem.connectivity[u])],
+      ["cost", counted(problem.costs[u], "parameter")],
+      ["alone (½ H_uu)", show(found.half)],
+      [`its edges (lambda · Σ H_uv) to ${removed ? "units removed before" : "the plan"}`,
+        show(found.edges)],
+      [removed ? "marginal at its step" : "marginal if removed next", show(found.marginal)],
+      ["per parameter", show(found.score)],
+      ["flips at lambda", turns ? at || "never in [0, 1]" : "being computed"]]),
     h("h4", {}, "Largest terms (lambda · H_uv)"),
     units(found.terms.map((t) => [t.unit, show(t.value)])),
     h("h4", {}, "Strongest partners (H_uv, correlation ρ)"),
