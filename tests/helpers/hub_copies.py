@@ -47,74 +47,40 @@ def _mbpp(number: int) -> dict[str, Any]:
     return {"task_id": number, "text": "w1", "code": "w2", "test_list": tests}
 
 
-# dataset -> configuration -> (split, pattern and name of its file, rows)
+def _parquet(folder: str, rows: Rows, *splits: str) -> list[tuple[str, str, Rows]]:
+    return [(split, f"{folder}/{split}-00000-of-00001.parquet", rows) for split in splits]
+
+
+_TEXTS = [{"text": text} for text in ("", " = w1 = \n", "", "w2 w3 w4\n", "w5 w6\n", "")]
+_WEB = [{"text": f"w{n % 90} w1", "url": ""} for n in range(510)]
+_TRAIN = ("train", "validation")
+# dataset -> configuration -> (split, name of its file, rows)
 _FILES: dict[str, dict[str, list[tuple[str, str, Rows]]]] = {
     "Salesforce/wikitext": {
-        "wikitext-103-raw-v1": [
-            ("test", "wikitext-103-raw-v1/test-00000-of-00001.parquet", [{"text": "w80"}])
-        ],
-        "wikitext-2-raw-v1": [
-            (
-                "test",
-                "wikitext-2-raw-v1/test-00000-of-00001.parquet",
-                [{"text": text} for text in ("", " = w1 = \n", "", "w2 w3 w4\n", "w5 w6\n", "")],
-            )
-        ],
+        "wikitext-103-raw-v1": _parquet("wikitext-103-raw-v1", [{"text": "w80"}], "test"),
+        "wikitext-2-raw-v1": _parquet("wikitext-2-raw-v1", _TEXTS, "test"),
     },
     "allenai/c4": {
-        "en": [
-            (
-                "validation",
-                "en/c4-validation.00000-of-00008.json.gz",
-                [{"text": f"w{n % 90} w1", "url": ""} for n in range(510)],
-            )
-        ]
+        "en": [("validation", "en/c4-validation.00000-of-00008.json.gz", _WEB)],
     },
     "allenai/ai2_arc": {
-        name: [(s, f"{name}/{s}-00000-of-00001.parquet", [_ARC] * 3) for s in ("train", "test")]
-        for name in ("ARC-Challenge", "ARC-Easy")
+        name: _parquet(name, [_ARC] * 3, "train", "test") for name in ("ARC-Challenge", "ARC-Easy")
     },
-    "Rowan/hellaswag": {
-        "default": [
-            (s, f"data/{s}-00000-of-00001.parquet", [_SWAG] * 2) for s in ("train", "validation")
-        ]
-    },
-    "allenai/winogrande": {
-        "winogrande_xl": [
-            (s, f"winogrande_xl/{s}-00000-of-00001.parquet", [_WINO] * 2)
-            for s in ("train", "validation")
-        ]
-    },
-    "baber/piqa": {
-        "default": [
-            (s, f"data/{s}-00000-of-00001.parquet", [_GOAL] * 2) for s in ("train", "validation")
-        ]
-    },
-    "allenai/openbookqa": {
-        "main": [(s, f"main/{s}-00000-of-00001.parquet", [_BOOK] * 2) for s in ("train", "test")]
-    },
-    "aps/super_glue": {
-        "boolq": [
-            (s, f"boolq/{s}-00000-of-00001.parquet", [_BOOL] * 2) for s in ("train", "validation")
-        ]
-    },
-    "cais/mmlu": {
-        "all": [(s, f"all/{s}-00000-of-00001.parquet", [_MMLU] * 4) for s in ("dev", "test")]
-    },
+    "Rowan/hellaswag": {"default": _parquet("data", [_SWAG] * 2, *_TRAIN)},
+    "allenai/winogrande": {"winogrande_xl": _parquet("winogrande_xl", [_WINO] * 2, *_TRAIN)},
+    "baber/piqa": {"default": _parquet("data", [_GOAL] * 2, *_TRAIN)},
+    "allenai/openbookqa": {"main": _parquet("main", [_BOOK] * 2, "train", "test")},
+    "aps/super_glue": {"boolq": _parquet("boolq", [_BOOL] * 2, *_TRAIN)},
+    "cais/mmlu": {"all": _parquet("all", [_MMLU] * 4, "dev", "test")},
     "openai/gsm8k": {
-        "main": [
-            (s, f"main/{s}-00000-of-00001.parquet", [_SUM] * n)
-            for s, n in (("train", 5), ("test", 2))
-        ]
+        "main": _parquet("main", [_SUM] * 5, "train") + _parquet("main", [_SUM] * 2, "test")
     },
     "openai/openai_humaneval": {
-        "openai_humaneval": [("test", "openai_humaneval/test-00000-of-00001.parquet", [_CODE] * 2)]
+        "openai_humaneval": _parquet("openai_humaneval", [_CODE] * 2, "test")
     },
     "google-research-datasets/mbpp": {
-        "full": [
-            ("prompt", "full/prompt-00000-of-00001.parquet", [_mbpp(n) for n in range(1, 11)]),
-            ("test", "full/test-00000-of-00001.parquet", [_mbpp(n) for n in (11, 12)]),
-        ]
+        "full": _parquet("full", [_mbpp(n) for n in range(1, 11)], "prompt")
+        + _parquet("full", [_mbpp(n) for n in (11, 12)], "test"),
     },
 }
 

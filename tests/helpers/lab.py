@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import nbformat
+import pytest
 
 from helpers.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = Path("/usr/bin/chromium")
 NO_BROWSER = f"no browser at {CHROMIUM} (Debian: apt-get install chromium)"
-IN_LAB = "the test of this notebook in JupyterLab does it, in Chromium"
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -66,6 +69,20 @@ FEW = {"ROWS": 3, "HELD_OUT": 2}  # sequences, as many as every notebook needs
 SMALL = FEW | {"LENGTH": 64}  # and short
 
 
+def in_browser(test: Any) -> Any:
+    """The marks of a test that needs Chromium."""
+    skip = pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
+    return pytest.mark.browser(pytest.mark.slow(skip(test)))
+
+
+def notebook_of(path: Path, *cells: str) -> Path:
+    """A new notebook of these cells of code."""
+    content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    content.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    nbformat.write(content, path)
+    return path
+
+
 def set_parameters(content: nbformat.NotebookNode, values: dict[str, Any]) -> None:
     """Give names of a notebook's parameters cell other values; the names must be there."""
     if not values:
@@ -98,6 +115,7 @@ class Visit:
     """One opened page and what it did: requests to elsewhere, console errors, bytes received."""
 
     page: Any
+    folder: Path = Path()
     outside: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     received: int = 0  # without the still pictures for the saved notebook, which come when it rests
@@ -146,6 +164,29 @@ class Visit:
         """What an expression is in the notebook's kernel, as it would be printed there."""
         return str(self.page.evaluate(ASK, expression))
 
+    def set(self, name: str, **values: Any) -> None:
+        """Set traits of one of the notebook's instruments."""
+        found = self.ask(f"[setattr({name}, n, v) for n, v in {values!r}.items()] and None")
+        assert found == "None", found
+
+    def run_cell(self, begin: str) -> None:
+        """Run the first cell of code that has a text in it."""
+        self.page.evaluate(
+            """async text => {
+              const all = jupyterapp.shell.currentWidget.content;
+              all.activeCellIndex = all.widgets.findIndex(
+                c => c.model.type === 'code' && c.model.sharedModel.getSource().includes(text));
+              await jupyterapp.commands.execute('notebook:run-cell');
+            }""",
+            begin,
+        )
+
+    def restart_kernel(self) -> None:
+        """Restart the notebook's kernel, which then knows no widget any more."""
+        self.page.evaluate(
+            "() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
+        )
+
     def becomes(self, expression: str, wanted: str) -> None:
         """Wait until the kernel has a value; traits travel behind the page."""
         eventually(lambda: self.ask(expression), lambda text: text == wanted)
@@ -171,12 +212,13 @@ class Visit:
         )
         self.page.wait_for_timeout(800)
 
-    def picture(self, name: str, locator: Any = None) -> None:
-        """A screenshot for a person, where COCURVE_SCREENSHOTS names a folder."""
-        folder = os.environ.get("COCURVE_SCREENSHOTS")
-        if folder:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            (locator or self.page).screenshot(path=str(Path(folder) / f"{name}.png"))
+    def require_no_upload(self) -> None:
+        """The buttons of Plotly's pictures offer no other place."""
+        buttons = self.page.locator(".modebar-btn").evaluate_all(
+            "all => all.map(b => b.getAttribute('data-title') || '')"
+        )
+        assert buttons
+        assert not [title for title in buttons if re.search("cloud|share|edit in", title, re.I)]
 
     def require_clean(self) -> None:
         """Nothing went out, nothing failed in the page, no cell shows an error."""
@@ -198,27 +240,22 @@ class Lab:
 
     @contextmanager
     def open(
-        self,
-        notebook: Path,
-        values: dict[str, Any] | None = None,
-        *,
-        inside: Path | None = None,
-        width: int = 1280,
+        self, notebook: Path, values: dict[str, Any] | None = None, script: str = ""
     ) -> Iterator[Visit]:
-        """A copy of a notebook, with other values of its parameters, on a cold kernel.
+        """A copy of a notebook in a new folder, with other parameters, on a cold kernel.
 
-        It lies in the lab's folder, or in another one `inside` that.
+        `script` runs in the page before its own.
         """
         content = nbformat.read(notebook, as_version=4)
         set_parameters(content, values or {})
-        place = (inside or self.folder) / notebook.name
-        nbformat.write(content, place)
-        page = self.browser.new_page(viewport={"width": width, "height": 1000})
-        visit = Visit(page)
+        folder = Path(tempfile.mkdtemp(prefix=f"{notebook.stem}-", dir=self.folder))
+        nbformat.write(content, folder / notebook.name)
+        page = self.browser.new_page(viewport={"width": 1280, "height": 1000})
+        page.add_init_script(script)
+        visit = Visit(page, folder)
         visit.listen(self.address)
         try:
-            where = place.relative_to(self.folder).as_posix()
-            page.goto(f"{self.address}/doc/tree/{where}?token=local&reset")
+            page.goto(f"{self.address}/doc/tree/{folder.name}/{notebook.name}?token=local&reset")
             page.wait_for_function(KERNEL_READY, timeout=120_000)
             visit.theme("Light")  # the last visit's choice is remembered
             yield visit
@@ -226,15 +263,28 @@ class Lab:
             page.close()
             self._end_kernels()
 
-    def bring(self, folder: Path) -> Path:
-        """A copy of a folder where a notebook has run, for a second run here."""
-        copy = self.folder / folder.name
-        shutil.copytree(folder, copy)
-        return copy
+    @contextmanager
+    def page(
+        self, file: Path, address: str = "", script: str = "", width: int = 1280, **options: Any
+    ) -> Iterator[Any]:
+        """A file in a browser without a network, which must neither fail nor ask for anything.
+
+        `address` is what follows the name, `script` runs before those of the page.
+        """
+        options = {"viewport": {"width": width, "height": 1000}} | options
+        context = self.browser.new_context(**options)
+        context.set_offline(True)
+        visit = Visit(context.new_page())
+        visit.listen("file:")
+        try:
+            visit.page.add_init_script(script)
+            visit.page.goto(file.as_uri() + address)
+            yield visit.page
+            assert not visit.outside + visit.errors
+        finally:
+            context.close()
 
     def _end_kernels(self) -> None:
-        import json
-
         listing = urllib.request.urlopen(f"{self.address}/api/sessions?token=local").read()
         for session in json.loads(listing):
             request = urllib.request.Request(
@@ -244,37 +294,25 @@ class Lab:
 
 
 @contextmanager
-def running_lab(folder: Path) -> Iterator[Lab]:
-    """Start JupyterLab and Chromium; their files go under `folder`, notebooks in its `work`."""
-    from playwright.sync_api import sync_playwright
-
-    work = folder / "work"
-    work.mkdir()
+def served(command: Sequence[str], folder: Path, alive: str) -> Iterator[str]:
+    """The address of a server that runs in a folder with settings of its own, once it answers."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    places = {name: str(folder / name) for name in ("CONFIG", "DATA", "RUNTIME")}
-    environment = os.environ | {f"JUPYTER_{name}_DIR": path for name, path in places.items()}
-    environment["IPYTHONDIR"] = str(folder / "ipython")
-    command = [
-        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
-        *("--ServerApp.port_retries=0", "--allow-root", "--IdentityProvider.token=local"),
-        *(f"--ServerApp.root_dir={work}", "--LabApp.expose_app_in_browser=True"),
-        *("--LabApp.extension_manager=readonly", "--LabApp.news_url=None"),
-        f"--LabApp.app_settings_dir={ROOT / '.ci/settings'}",  # asks about no news, as make lab
-        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-    ]
-    address = f"http://127.0.0.1:{port}"
+        address = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    places = {name: folder / name for name in ("CONFIG", "DATA", "RUNTIME")}
+    own = {f"JUPYTER_{name}_DIR": str(place) for name, place in places.items()}
+    own |= {"IPYTHONDIR": str(folder / "ipython"), "XDG_CONFIG_HOME": str(folder / "xdg")}
     with (folder / "log").open("w") as log:
-        server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(
+            [sys.executable, "-m", *command, f"--port={address.rpartition(':')[2]}"],
+            cwd=folder,
+            env=os.environ | own,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
         try:
-            _wait_for(f"{address}/api/status?token=local", server)
-            with sync_playwright() as playwright:
-                browser = playwright.chromium.launch(
-                    executable_path=str(CHROMIUM), headless=True, args=FLAGS
-                )
-                yield Lab(address, work, browser)
-                browser.close()
+            eventually(lambda: _answers(address + alive, server), seconds=120)
+            yield address
         finally:
             server.terminate()
             try:
@@ -282,16 +320,36 @@ def running_lab(folder: Path) -> Iterator[Lab]:
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()
-            for name in (*places.values(), str(folder / "ipython")):
-                shutil.rmtree(name, ignore_errors=True)
+            for place in (*places.values(), folder / "ipython"):
+                shutil.rmtree(place, ignore_errors=True)
 
 
-def _wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
-    for _ in range(240):
-        try:
-            urllib.request.urlopen(address, timeout=1).close()
-            return
-        except OSError:
-            assert server.poll() is None, "JupyterLab ended while starting"
-            time.sleep(0.5)
-    raise AssertionError("JupyterLab did not answer within two minutes")
+def _answers(address: str, server: subprocess.Popen[bytes]) -> bool:
+    try:
+        urllib.request.urlopen(address, timeout=1).close()
+    except OSError:
+        assert server.poll() is None, "the server ended while starting"
+        time.sleep(0.5)
+        return False
+    return True
+
+
+@contextmanager
+def running_lab(folder: Path) -> Iterator[Lab]:
+    """Start JupyterLab and Chromium; their files go under `folder`, notebooks in its `work`."""
+    from playwright.sync_api import sync_playwright
+
+    work = folder / "work"
+    work.mkdir()
+    command = [
+        *("jupyterlab", "--no-browser", "--ip=127.0.0.1", "--allow-root"),
+        *("--ServerApp.port_retries=0", "--IdentityProvider.token=local"),
+        *(f"--ServerApp.root_dir={work}", "--LabApp.expose_app_in_browser=True"),
+        *("--LabApp.extension_manager=readonly", "--LabApp.news_url=None"),
+        f"--LabApp.app_settings_dir={ROOT / '.ci/settings'}",  # asks about no news, as make lab
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    ]
+    with served(command, folder, "/api/status?token=local") as address, sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=str(CHROMIUM), headless=True, args=FLAGS)
+        yield Lab(address, work, browser)
+        browser.close()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 import cocurve_lab as cl
-from helpers.lab import FEW, KEPT, red_boxes, set_parameters
+from helpers.lab import CHROMIUM, KEPT, NO_BROWSER, Visit, red_boxes, set_parameters
+from helpers.layout import require_readable_notebook
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
-NOTEBOOK = NOTEBOOKS[0]
-README = NOTEBOOK.with_name("README.md").read_text(encoding="utf-8")
+README = NOTEBOOKS[0].with_name("README.md").read_text(encoding="utf-8")
 # number of a notebook -> the solution of its exercise
 SOLUTIONS = dict(
     re.findall(r"^# notebook (\d\d)\n(.*?)(?=\n\n\n# notebook|^```)", README, re.M | re.S)
@@ -23,13 +26,78 @@ BAR = "(a bar that is gone)"  # what `text_of` says where something was measured
 OUTPUT = 105  # characters of a line of output in JupyterLab at 1280 pixels
 
 
+@dataclass
+class Ran:
+    """A notebook whose cells have all run on a cold kernel."""
+
+    notebook: Path
+    values: dict[str, Any]
+    folder: Path
+    content: nbformat.NotebookNode
+    visit: Visit | None  # its page in JupyterLab
+
+    @property
+    def text(self) -> str:
+        return text_of(self.content)
+
+    @property
+    def kept(self) -> Path:
+        return self.folder / KEPT
+
+    @property
+    def curvature(self) -> cl.Curvature:
+        """The one H that it left."""
+        (path,) = self.kept.glob("H_demo_*.pkl")
+        return cl.Curvature.load(path)
+
+    def shown_in_lab(self) -> Visit:
+        """Its page; skips where there is no browser."""
+        if self.visit is None:
+            pytest.skip(NO_BROWSER)
+        return self.visit
+
+    def again(self) -> nbformat.NotebookNode:
+        """A second run in the same folder, which writes no file anew."""
+        before = written(self.folder)
+        done = run(self.notebook, self.folder, self.values)
+        assert written(self.folder) == before
+        return done
+
+
+def cold(
+    request: pytest.FixtureRequest, notebook: Path, values: dict[str, Any], script: str = ""
+) -> Iterator[Ran]:
+    """Run a notebook in JupyterLab, whose page stays open; without Chromium in a bare kernel."""
+    if not CHROMIUM.exists():
+        folder = request.getfixturevalue("tmp_path_factory").mktemp("notebook")
+        yield Ran(notebook, values, folder, run(notebook, folder, values), None)
+        return
+    with request.getfixturevalue("lab").open(notebook, values, script) as visit:
+        visit.run_all()
+        yield Ran(notebook, values, visit.folder, visit.content(), visit)
+
+
+def judge_of(values: dict[str, Any]) -> tuple[Any, cl.CalibrationSet, cl.CalibrationSet]:
+    """The demo model, the rows of H, and those that notebooks 06 to 11 judge plans on."""
+    model, tokenizer = cl.load_model("demo")
+    every = {"seq_len": values["LENGTH"], "positions_per_sequence": "all"}
+    rows, rest = cl.default_calibration("demo", tokenizer, values["ROWS"], 4, **every)
+    return model, rows, rest.rows(2, 4)
+
+
+def require_shown(visit: Visit, pictures: int) -> None:
+    """So many pictures are on the page, all of it can be read, and nothing failed."""
+    if pictures:
+        visit.page.locator(".js-plotly-plot").first.wait_for()
+    assert len(figures(visit.content())) == pictures
+    require_readable_notebook(visit.page)
+    visit.require_clean()
+
+
 def run(
     notebook: Path, folder: Path, values: dict[str, Any], timeout: int = 600
 ) -> nbformat.NotebookNode:
-    """Execute a notebook in `folder` with some values of its parameters cell replaced.
-
-    Every cell has `timeout` seconds.
-    """
+    """Execute a notebook in a kernel of its own, with other parameters; seconds are of a cell."""
     content = nbformat.read(notebook, as_version=4)
     set_parameters(content, values)
     client = NotebookClient(
@@ -85,22 +153,3 @@ def written(folder: Path) -> dict[str, int]:
     files = (path for path in folder.rglob("*") if path.is_file())
     kept = (path for path in files if path.suffix not in (".ipynb", ".lock"))
     return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in kept}
-
-
-def require_built(first: nbformat.NotebookNode, folder: Path) -> None:
-    """A first run of notebook 01 left an H, and showed three pictures."""
-    (saved,) = (folder / KEPT).glob("H_demo_*.pkl")
-    assert not list((folder / KEPT).glob("*.ckpt*"))
-    curvature = cl.Curvature.load(saved)
-    assert curvature.provenance["sequences_done"] == 3
-    assert len(figures(first)) == 3
-    assert f"Saved H to {KEPT}/{saved.name}" in text_of(first)
-    assert "masked = pruned" in text_of(first)
-
-
-def require_loaded(folder: Path) -> None:
-    """A second run reads the H of the first."""
-    (saved,) = (folder / KEPT).glob("H_demo_*.pkl")
-    before = written(folder)
-    assert f"Loaded H from {KEPT}/{saved.name}" in text_of(run(NOTEBOOK, folder, FEW))
-    assert written(folder) == before

@@ -1,4 +1,4 @@
-"""Reading back what an exported page holds."""
+"""A page of one instrument without a kernel, and what an exported page holds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,29 @@ import re
 from pathlib import Path
 
 import numpy as np
+
+from cocurve_widgets.export import _plain
+from cocurve_widgets.instrument import KIT, front
+
+ALONE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<style>:root { color-scheme: light dark } body { margin: 0 } %s</style><div id="here"></div>
+<script type="module">%s
+const model = window.model = localModel(revive(%s));
+const { on, off } = model;
+window.heard = 0;  // handlers that follow the model
+model.on = (...both) => { window.heard += 1; on(...both); };
+model.off = (...both) => { window.heard -= 1; off(...both); };
+window.stop = %s({ model, el: document.getElementById("here") });
+document.querySelector(".cocurve").classList.add("cc-page");
+</script>"""
+
+
+def page_of(path: Path, render: str, state: dict, *modules: str) -> Path:
+    """A file with one instrument on a state; `render` is the function of its front end."""
+    script = front(*KIT, *modules, "page.js").replace("export default", "export const all =")
+    data = json.dumps(_plain(state)).replace("<", "\\u003c")
+    path.write_text(ALONE % (front("instrument.css"), script, data, render), encoding="utf-8")
+    return path
 
 
 def data_of(path: Path) -> dict:

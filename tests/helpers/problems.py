@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +15,6 @@ from cocurve_lab.extensions.surrogates.sketched import with_shifts
 from cocurve_lab.models.families import Kind
 from cocurve_lab.models.units import Unit, UnitSet
 from cocurve_lab.solver.guards import Guards
-
-if TYPE_CHECKING:
-    pass
 
 
 def make_units(

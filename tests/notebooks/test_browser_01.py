@@ -1,54 +1,48 @@
-"""Notebook 01 in a real JupyterLab and browser: pictures appear, nothing leaves the machine."""
+"""Notebook 01 builds H, shows pictures and plays the plan; nothing leaves the machine."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 import pytest
 
-from helpers.lab import CHROMIUM, FEW, NO_BROWSER, Lab, Visit
+from helpers.lab import FEW, KEPT
 from helpers.layout import require_readable_notebook
-from helpers.notebooks import NOTEBOOK, require_built, require_loaded
+from helpers.notebooks import NOTEBOOKS, Ran, cold, figures, run, text_of
 from helpers.waiting import eventually
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER),
-]
+NOTEBOOK = NOTEBOOKS[0]
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
-@pytest.mark.slow
-def test_notebook_01_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
-    folder = lab.bring(tmp_path)  # empty
-    with lab.open(NOTEBOOK, FEW, inside=folder) as visit:
-        visit.run_all()
-        require_built(visit.content(), folder)
-        page = visit.page
-        page.wait_for_selector(".js-plotly-plot .gtitle", state="attached", timeout=60_000)
-        figures = page.locator(".js-plotly-plot")
-        eventually(figures.count, lambda count: count == 3)
-        all_titles = figures.locator(".gtitle").all_text_contents
-        titles = eventually(all_titles, lambda titles: len(titles) == 3)
-        assert any("orrelation" in title for title in titles)
-        buttons = page.locator(".modebar-btn").evaluate_all(
-            "all => all.map(b => b.getAttribute('data-title') || '')"
-        )
-        assert buttons
-        assert not [title for title in buttons if re.search("cloud|share|edit in", title, re.I)]
-        visit.require_clean()
-        require_readable_notebook(page)
-        for theme in ("Light", "Dark"):
-            visit.theme(theme)
-            for number, figure in enumerate(figures.all()):
-                figure.scroll_into_view_if_needed()
-                visit.picture(f"01_{theme.lower()}_{number}", figure)
-        the_map_plays_the_plan(visit)
-    require_loaded(folder)
+@pytest.fixture(scope="module")
+def ran(request: pytest.FixtureRequest) -> Iterator[Ran]:
+    yield from cold(request, NOTEBOOK, FEW)
 
 
-def the_map_plays_the_plan(visit: Visit) -> None:
-    """Page and kernel agree on order, brush and step; the plan plays and stops."""
+def test_h_is_built_and_kept(ran: Ran) -> None:
+    assert not list(ran.kept.glob("*.ckpt*"))
+    assert ran.curvature.provenance["sequences_done"] == 3
+    assert len(figures(ran.content)) == 3
+    assert f"Saved H to {KEPT}/H_demo_" in ran.text
+    assert "masked = pruned" in ran.text
+
+
+def test_pictures_appear_and_can_be_read(ran: Ran) -> None:
+    visit = ran.shown_in_lab()
+    titles = visit.page.locator(".js-plotly-plot .gtitle").all_text_contents
+    found = eventually(titles, lambda titles: len(titles) == 3, 60)
+    assert any("orrelation" in title for title in found)
+    visit.require_no_upload()
+    visit.require_clean()
+    require_readable_notebook(visit.page)
+
+
+def test_the_map_plays_the_plan(ran: Ran) -> None:
+    """Page and kernel agree on order, brush and step."""
+    visit = ran.shown_in_lab()
     page = visit.page
     root = page.get_by_role("region", name="Map of H").last  # the first is of the shipped H
     canvas = root.locator("canvas[data-draws]")
@@ -66,11 +60,20 @@ def the_map_plays_the_plan(visit: Visit) -> None:
     visit.becomes("heat.playing", "False")
     page.keyboard.press("ArrowDown")
     visit.becomes("heat.selected_unit == heat.partner == heat.clustered[0]", "True")
-    for theme in ("Light", "Dark"):
-        visit.theme(theme)
-        canvas.scroll_into_view_if_needed()
-        visit.picture(f"01_map_{theme.lower()}", root)
-    with page.expect_download() as caught:
-        root.get_by_role("button", name="PNG").click()
-    assert caught.value.suggested_filename == "map.png"
     visit.require_clean()
+
+
+def test_a_second_run_reads_the_h_of_the_first(ran: Ran) -> None:
+    assert f"Loaded H from {KEPT}/H_demo_" in text_of(ran.again())
+
+
+def test_it_streams_up_to_the_measured_plans(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    content = nbformat.read(NOTEBOOK, as_version=4)
+    cut = next(i for i, cell in enumerate(content.cells) if "cl.prune(" in cell.source)
+    del content.cells[cut:]
+    nbformat.write(content, tmp_path / NOTEBOOK.name)
+    done = run(tmp_path / NOTEBOOK.name, tmp_path, FEW | {"STREAM": True})
+    assert "of weights are read for each sequence" in " ".join(text_of(done).split())
+    assert len(figures(done)) == 3
+    assert list((tmp_path / KEPT).glob("H_demo_*.pkl"))

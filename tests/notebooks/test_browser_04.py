@@ -1,41 +1,35 @@
-"""Notebook 04 in a real JupyterLab and browser: points appear while they are measured."""
+"""Notebook 04 in JupyterLab: points of the fidelity scatter appear while they are measured."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 
-from helpers.lab import CHROMIUM, IN_LAB, KEPT, NO_BROWSER, SMALL, Lab, Visit
-from helpers.notebooks import SOLUTIONS, findings_of, run, text_of
+from helpers.lab import KEPT, SMALL, Visit
+from helpers.layout import require_readable_notebook
+from helpers.notebooks import NOTEBOOKS, SOLUTIONS, Ran, cold, findings_of
 from helpers.waiting import eventually
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "04_predicted_and_measured.ipynb"
-
-browser = pytest.mark.browser
-with_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
-
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+FIGURE = "[role=figure].js-plotly-plot"
 # the traces at the end of the figure are: equality, factor 2, single units, plans, rings, waiting
-PLANS = "() => document.querySelector('[role=figure].js-plotly-plot').data.at(-3).x.length"
-RINGS = "() => document.querySelector('[role=figure].js-plotly-plot').data.at(-2).x.length"
-SINGLES = """() => {
-  const figure = document.querySelector('[role=figure].js-plotly-plot');
-  const traces = [...figure.querySelectorAll('.scatterlayer .trace')];
-  return traces.map(t => t.querySelectorAll('path.point').length).filter(n => n)[0];
-}"""
-PLACE = """() => {
-  const traces = document.querySelectorAll('[role=figure].js-plotly-plot .scatterlayer .trace');
-  const points = [...traces].map(t => [...t.querySelectorAll('path.point')]);
-  const plans = points.filter(p => p.length)[1];  // after the single units
-  const box = plans.at(-1).getBoundingClientRect();
+TRACE = f"document.querySelector('{FIGURE}').data.at(%d).x.length"
+PLANS, RINGS = TRACE % -3, TRACE % -2
+POINTS = f"""(nth) => {{
+  const traces = document.querySelectorAll('{FIGURE} .scatterlayer .trace');
+  return [...traces].map(t => [...t.querySelectorAll('path.point')]).filter(p => p.length)[nth];
+}}"""
+PLACE = f"""() => {{
+  const box = ({POINTS})(1).at(-1).getBoundingClientRect();  // of plans, after the single units
   return [box.x + box.width / 2, box.y + box.height / 2];
-}"""
+}}"""
 # anywidget gives a widget two seconds to start; Plotly's code shall take longer than that here
-SLOW_CODE = """() => {
+SLOW_CODE = """(() => {
   const place = URL.createObjectURL.bind(URL);
   URL.createObjectURL = blob => {
     if (blob.size < 1e6) return place(blob);
@@ -43,57 +37,36 @@ SLOW_CODE = """() => {
       export { default } from "${place(blob)}"`;
     return place(new Blob([late], { type: 'text/javascript' }));
   };
-}"""
-RUN_CELL = """number => {
-  const notebook = jupyterapp.shell.currentWidget.content;
-  notebook.activeCellIndex = number;
-  return jupyterapp.commands.execute('notebook:run-cell');
-}"""
+})()"""
 
 
-def test_notebook_04_lets_the_reader_predict_first() -> None:
-    content = nbformat.read(NOTEBOOK, as_version=4)
-    code = [cell.source for cell in content.cells if cell.cell_type == "code"]
-    prose = [cell for cell in content.cells if cell.cell_type == "markdown"]
-    assert sum("Predict first" in cell.source for cell in prose) >= 4
-    assert sum("FidelityScatter(" in source for source in code) == 1
-
-
-@pytest.fixture
-def solved(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     """The notebook with the solution of its exercise, checked, after the reader's attempt."""
-    content = nbformat.read(NOTEBOOK, as_version=4)
+    notebook = NOTEBOOKS[3]
+    content = nbformat.read(notebook, as_version=4)
     (check,) = (c for c in content.cells if "exercises.rank_correlation" in c.source)
     place = content.cells.index(check) + 1
     more = [nbformat.v4.new_code_cell(SOLUTIONS["04"]), nbformat.v4.new_code_cell(check.source)]
     content.cells[place:place] = more
-    nbformat.write(content, tmp_path / NOTEBOOK.name)
-    return tmp_path / NOTEBOOK.name
+    solved = tmp_path_factory.mktemp("solved") / notebook.name
+    nbformat.write(content, solved)
+    yield from cold(request, solved, SMALL | {"HELD_OUT": 6}, script=SLOW_CODE)
 
 
-def require_told(done: nbformat.NotebookNode, folder: Path) -> None:
-    """What the cells printed, and that the solution passes the check."""
-    shown, said = [o for cell in done.cells for o in cell.get("outputs", [])], text_of(done)
-    assert any("application/vnd.jupyter.widget-view+json" in o.get("data", {}) for o in shown)
-    (saved,) = (folder / KEPT).glob("H_demo_*.pkl")
-    assert f"Saved H to {KEPT}/{saved.name}" in said
-    assert "measured / predicted" in said
-    assert "not yet: 0 of " in said
-    assert "\nright\n" in said
-    claims = " ".join(findings_of(said))
-    for claim in ("½ H_uu is the KL", "Spearman 0.81", "the joint prediction ½ sᵀHs is accurate"):
-        assert claim in claims
+def plans(page: Any) -> int:
+    return int(page.evaluate(PLANS))
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM.exists(), reason=IN_LAB)
-def test_notebook_04_runs_and_its_solution_passes_the_check(solved: Path) -> None:
-    require_told(run(solved, solved.parent, SMALL), solved.parent)
-
-
-def wait(page: Any, plans: int) -> None:
-    """Until the picture holds at least this many plans."""
-    page.wait_for_function(f"n => ({PLANS})() >= n", arg=plans, timeout=120_000)
+@pytest.fixture
+def page(ran: Ran) -> Any:
+    """The page, with its first six plans measured and nothing going on."""
+    page = ran.shown_in_lab().page
+    page.locator(f"{FIGURE} .gtitle").wait_for(state="attached", timeout=60_000)
+    eventually(lambda: plans(page), lambda found: found >= 6, 120)
+    idle(page)
+    page.locator(FIGURE).scroll_into_view_if_needed()
+    return page
 
 
 def idle(page: Any) -> None:
@@ -104,154 +77,118 @@ def idle(page: Any) -> None:
 def grown(page: Any, act: Callable[[], None], wanted: int) -> list[int]:
     """The numbers of plans in the picture from `act` on until there are `wanted`."""
     act()
-    seen = []
-    while not seen or seen[-1] < wanted:
-        now = page.evaluate(PLANS)
-        if not seen or now != seen[-1]:
-            seen.append(now)
+    seen = [plans(page)]
+    while seen[-1] < wanted:
         page.wait_for_timeout(30)
+        if plans(page) != seen[-1]:
+            seen.append(plans(page))
     return seen
 
 
-def cell_number(page: Any, text: str) -> int:
-    found = page.evaluate(
-        "text => jupyterapp.shell.currentWidget.content.widgets.findIndex("
-        "c => c.model.type === 'code' && c.model.sharedModel.getSource().includes(text))",
-        text,
-    )
-    assert found >= 0
-    return int(found)
-
-
 def type_into(page: Any, label: str, value: str) -> None:
-    field = page.get_by_label(label, exact=True)
-    field.fill(value)
-    field.press("Tab")
+    page.get_by_label(label, exact=True).fill(value)
+    page.get_by_label(label, exact=True).press("Tab")
 
 
-def open_and_run(visit: Visit) -> Any:
-    page = visit.page
-    page.evaluate(SLOW_CODE)
-    visit.run_all()
-    page.wait_for_selector("[role=figure].js-plotly-plot .gtitle", state="attached", timeout=60_000)
-    wait(page, 6)
+def test_it_says_what_was_measured_and_the_solution_passes(ran: Ran) -> None:
+    assert f"Saved H to {KEPT}/H_demo_" in ran.text
+    assert "measured / predicted" in ran.text
+    assert "not yet: 0 of " in ran.text
+    assert "\nright\n" in ran.text
+    claims = " ".join(findings_of(ran.text))
+    for claim in ("½ H_uu is the KL", "Spearman 0.81", "the joint prediction ½ sᵀHs is accurate"):
+        assert claim in claims
+
+
+def test_the_figure_has_a_name_and_offers_no_upload(ran: Ran, page: Any) -> None:
+    visit = ran.shown_in_lab()
+    assert page.locator(FIGURE).count() == 1
+    assert visit.received <= 6e6
+    visit.require_no_upload()
+    named = page.locator("[role=figure][aria-label]").first
+    assert "measured KL" in (named.get_attribute("aria-label") or "")
+    assert len(page.evaluate(f"({POINTS})(0).map(() => 1)")) == 160  # single units
+    require_readable_notebook(page)
+    visit.require_clean()
+
+
+def test_a_pool_by_keyboard_and_a_sweep_by_mouse(page: Any) -> None:
+    page.get_by_role("button", name="Same-budget pool").focus()
+    seen = grown(page, lambda: page.keyboard.press("Enter"), plans(page) + 25)  # one was known
+    assert len(seen) >= 4, f"points came in {len(seen)} steps: {seen}"
     idle(page)
-    page.locator("[role=figure].js-plotly-plot").scroll_into_view_if_needed()
-    return page
+    scores = page.locator(".cocurve table").first
+    scores.filter(has_text="same-budget pool, ratio 0.2").wait_for()
+    type_into(page, "Ratio", "0.4")
+    grown(page, page.get_by_role("button", name="Lambda sweep").click, plans(page) + 2)
+    idle(page)
 
 
-@browser
-@with_chromium
-@pytest.mark.slow
-def test_notebook_04_in_jupyterlab(lab: Lab, solved: Path) -> None:
-    folder = lab.bring(solved.parent)
-    with lab.open(solved, SMALL | {"HELD_OUT": 6}, inside=folder) as visit:
-        page = open_and_run(visit)
-        require_told(visit.content(), folder)
-        assert page.locator("[role=figure].js-plotly-plot").count() == 1
-        assert visit.received <= 6e6, visit.received
-        buttons = page.locator(".modebar-btn").evaluate_all(
-            "all => all.map(b => b.getAttribute('data-title') || '')"
+def test_cancel_keeps_what_it_has(ran: Ran, page: Any) -> None:
+    before = plans(page)
+    type_into(page, "Seed", "7")
+    with ran.shown_in_lab().slow_model(0.05):
+        grown(page, page.get_by_role("button", name="Same-budget pool").click, before + 3)
+        page.get_by_role("button", name="Cancel").click()
+        idle(page)
+    page.wait_for_timeout(500)
+    kept = plans(page)
+    assert before + 3 <= kept < before + 20
+    page.wait_for_timeout(1000)
+    assert plans(page) == kept
+
+
+def test_a_click_on_a_point_is_the_sessions_plan_seen_by_another_cell(ran: Ran, page: Any) -> None:
+    page.wait_for_timeout(300)
+    page.mouse.move(*page.evaluate(PLACE))
+    page.locator(".hoverlayer .hovertext").first.wait_for()
+    page.mouse.down()
+    page.mouse.up()
+    eventually(lambda: page.evaluate(RINGS), lambda rings: rings == 1)
+    # the ring is drawn first, the words follow
+    name = eventually(page.get_by_label("Show plan", exact=True).input_value, bool)
+    assert "random" in name or "swap" in name or "λ" in name
+    page.get_by_text(f"chosen: {name}").wait_for(state="attached")
+    ran.shown_in_lab().run_cell("print(f.session.selection)")
+    page.get_by_text(re.compile(r"^Selection of \d+ of 160 units")).first.wait_for()
+
+
+def test_a_plan_and_a_unit_by_keyboard(ran: Ran, page: Any) -> None:
+    visit: Visit = ran.shown_in_lab()
+    before = visit.settled()
+    type_into(page, "Show plan", "λ 1, ratio 0.2")
+    page.get_by_text("chosen: λ 1, ratio 0.2").wait_for(state="attached")
+    assert visit.settled() - before <= 20_000  # bytes
+    type_into(page, "Mark unit", "L1.ffn[3]")
+    eventually(lambda: page.evaluate(RINGS), lambda rings: rings == 2)
+    type_into(page, "Mark unit", "L77.ffn[3]")
+    page.locator(".cc-error", has_text="L77.ffn[3]").wait_for()
+    type_into(page, "Mark unit", "L1.ffn[4]")
+    page.locator(".cc-error").wait_for(state="detached")
+
+
+def test_a_method_less_and_the_table_with_its_file(page: Any) -> None:
+    shown = plans(page)
+    page.get_by_label("random", exact=True).focus()
+    page.keyboard.press("Space")
+    eventually(lambda: plans(page), lambda found: found < shown)
+    page.get_by_role("button", name="Table and files").click()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="CSV").click()
+    lines = Path(download.value.path()).read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("kind,method,name,")
+    assert len(lines) == 1 + plans(page) + 160
+    page.get_by_role("button", name="Table and files").click()
+    page.get_by_label("random", exact=True).click()
+    eventually(lambda: plans(page), lambda found: found == shown)
+
+
+def test_the_figure_follows_the_window_in_both_directions(ran: Ran, page: Any) -> None:
+    figure = page.locator(f"{FIGURE} .main-svg").first
+    for width in (1920, 1280):
+        page.set_viewport_size({"width": width, "height": 1600})
+        eventually(
+            lambda: figure.bounding_box()["width"],
+            lambda found, width=width: 0.75 * width < found < width,
         )
-        assert buttons
-        assert not [title for title in buttons if re.search("cloud|share|edit in", title, re.I)]
-        named = page.locator("[role=figure][aria-label]")
-        assert "measured KL" in (named.first.get_attribute("aria-label") or "")
-
-        # by keyboard: the pool; one of its 26 sets was in the ratio sweep
-        pool = page.get_by_role("button", name="Same-budget pool")
-        pool.focus()
-        seen = grown(page, lambda: page.keyboard.press("Enter"), 6 + 25)
-        assert len(seen) >= 4, f"points came in {len(seen)} steps: {seen}"
-        idle(page)
-        scores = page.locator(".cocurve table").first
-        scores.filter(has_text="same-budget pool, ratio 0.2").wait_for()
-
-        # by mouse: another ratio, a lambda sweep (lambda 1 at 0.4 is known)
-        type_into(page, "Ratio", "0.4")
-        before = page.evaluate(PLANS)
-        page.get_by_role("button", name="Lambda sweep").click()
-        wait(page, before + 2)
-        idle(page)
-
-        # cancel keeps what it has
-        before = page.evaluate(PLANS)
-        type_into(page, "Seed", "7")
-        with visit.slow_model(0.05):
-            grown(page, pool.click, before + 3)
-            visit.picture("04_measuring", instrument(page))
-            page.get_by_role("button", name="Cancel").click()
-            idle(page)
-        page.wait_for_timeout(500)
-        kept = page.evaluate(PLANS)
-        assert before + 3 <= kept < before + 20
-        page.wait_for_timeout(1500)
-        assert page.evaluate(PLANS) == kept
-
-        # a click on a point is the session's plan, seen by another cell
-        assert page.evaluate(RINGS) == 0
-        page.locator("[role=figure].js-plotly-plot").scroll_into_view_if_needed()
-        page.wait_for_timeout(300)
-        page.mouse.move(*page.evaluate(PLACE))
-        page.locator(".hoverlayer .hovertext").first.wait_for()
-        page.mouse.down()
-        page.mouse.up()
-        page.wait_for_function(f"() => ({RINGS})() === 1", timeout=20_000)
-        menu = page.get_by_label("Show plan", exact=True)
-        # the ring is drawn first, the words follow
-        name = eventually(menu.input_value, bool)
-        assert "random" in name or "swap" in name or "λ" in name
-        page.get_by_text(f"chosen: {name}").wait_for(state="attached")
-        number = cell_number(page, "print(f.session.selection)")
-        page.evaluate(RUN_CELL, number)
-        page.get_by_text(re.compile(r"^Selection of \d+ of 160 units")).first.wait_for()
-
-        # the same by keyboard
-        before = visit.settled()
-        type_into(page, "Show plan", "λ 1, ratio 0.2")
-        page.get_by_text("chosen: λ 1, ratio 0.2").wait_for(state="attached")
-        assert visit.settled() - before <= 20_000
-        type_into(page, "Mark unit", "L1.ffn[3]")
-        page.wait_for_function(f"() => ({RINGS})() === 2", timeout=20_000)
-        type_into(page, "Mark unit", "L77.ffn[3]")
-        page.locator(".cc-error", has_text="L77.ffn[3]").wait_for()
-        type_into(page, "Mark unit", "L1.ffn[4]")
-        page.locator(".cc-error").wait_for(state="detached")
-
-        # a method less, and the table twin with its file
-        shown = page.evaluate(PLANS)
-        page.get_by_label("random", exact=True).focus()
-        page.keyboard.press("Space")
-        page.wait_for_function(f"n => ({PLANS})() < n", arg=shown)
-        page.get_by_role("button", name="Table and files").click()
-        with page.expect_download() as download:
-            page.get_by_role("link", name="CSV").click()
-        lines = Path(download.value.path()).read_text(encoding="utf-8").splitlines()
-        assert lines[0].startswith("kind,method,name,")
-        assert len(lines) == 1 + page.evaluate(PLANS) + 160
-        visit.picture("04_table", page.locator(".cocurve", has=page.locator(".cc-scroll")))
-        page.get_by_role("button", name="Table and files").click()
-        page.get_by_label("random", exact=True).click()
-        wait(page, shown)
-
-        assert page.evaluate(SINGLES) == 160
-        visit.require_clean()
-        for width, height in ((1920, 1600), (1280, 1900)):  # the whole instrument in one view
-            page.set_viewport_size({"width": width, "height": height})
-            figure = page.locator("[role=figure].js-plotly-plot .main-svg").first
-            eventually(  # it follows the window, in both directions
-                lambda figure=figure: figure.bounding_box()["width"],
-                lambda found, width=width: 0.75 * width < found < width,
-            )
-            for theme in ("Light", "Dark"):
-                visit.theme(theme)
-                page.locator("[role=figure].js-plotly-plot").scroll_into_view_if_needed()
-                visit.picture(f"04_{theme.lower()}_{width}", instrument(page))
-        visit.require_clean()
-
-
-def instrument(page: Any) -> Any:
-    """The output area that holds the whole instrument."""
-    return page.locator(
-        ".jp-OutputArea-output", has=page.locator("[role=figure].js-plotly-plot")
-    ).first
+    ran.shown_in_lab().require_clean()

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import gc
 import json
-import subprocess
 import time
-import weakref
-from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +14,12 @@ from traitlets import TraitError
 
 import cocurve_lab as cl
 from cocurve_widgets import BridgeExplorer, Session
+from helpers.lab import Lab, in_browser
+from helpers.pages import page_of
 from helpers.problems import llama_8b_units, make_units, random_curvature
+from helpers.waiting import eventually
 
 FRONT = Path(__file__).resolve().parents[2] / "widgets" / "cocurve_widgets" / "front"
-NODE_TESTS = Path(__file__).resolve().parent / "front" / "bridge.test.mjs"
 
 
 @pytest.fixture
@@ -35,10 +32,6 @@ def sent_edges(explorer: BridgeExplorer) -> list[tuple[int, int, float]]:
     ends = np.frombuffer(explorer.edge_ends, np.uint32).reshape(-1, 2)
     rho = np.frombuffer(explorer.edge_correlation, np.float32)
     return [(int(u), int(v), float(r)) for (u, v), r in zip(ends, rho, strict=True)]
-
-
-def from_page(explorer: BridgeExplorer, **values: Any) -> None:
-    explorer.set_state(values)
 
 
 # What is sent -----------------------------------------------------------------------------------
@@ -142,39 +135,6 @@ def test_ten_thousand_strongest_edges_and_a_status_that_says_so() -> None:
 # Traits -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("threshold", 1.5, "threshold is 1.5"),
-        ("threshold", float("nan"), "threshold is nan"),
-        ("threshold", "much", "threshold"),
-        ("saliency_quantile", -0.1, "saliency_quantile is -0.1; a quantile lies in"),
-        ("connectivity_quantile", 2, "connectivity_quantile is 2"),
-        ("sign", "up", "sign"),
-        ("blocks", ["cross", "mlp"], "blocks holds 'mlp'"),
-        ("brushed", [0, 99], "brushed holds 99. Use an index from 0 to 31"),
-        ("brushed", [-1], "brushed holds -1"),
-        ("selected_unit", 32, "selected_unit is 32. Use an index from 0 to 31"),
-        ("table_of", "nodes", "table_of"),
-    ],
-)
-def test_values_out_of_range_are_refused(
-    curvature: cl.Curvature, name: str, value: Any, message: str
-) -> None:
-    explorer = BridgeExplorer(curvature)
-    before = getattr(explorer, name)
-    with pytest.raises(TraitError, match=message):
-        setattr(explorer, name, value)
-    assert getattr(explorer, name) == before
-    with pytest.raises(TraitError, match=message):
-        BridgeExplorer(curvature, session=Session(curvature), **{name: value})
-
-
-def test_misspelt_controls_are_refused(curvature: cl.Curvature) -> None:
-    with pytest.raises(cl.InputError, match=r"no control 'treshold'.*'threshold'"):
-        BridgeExplorer(curvature, treshold=0.1)
-
-
 def test_lists_are_put_in_order(curvature: cl.Curvature) -> None:
     explorer = BridgeExplorer(curvature, blocks=["ffn", "attention"], brushed=[5, 2, 5])
     assert explorer.blocks == ["attention", "ffn"]
@@ -190,7 +150,7 @@ def test_filters_agree_with_edge_graph_and_a_plain_loop(curvature: cl.Curvature)
         (names[u], names[v]) for u, v in graph.edges
     }
     assert f"Shown: {len(rows)} of" in explorer.status
-    from_page(explorer, sign="negative", blocks=["cross"], ego=True, selected_unit=4)
+    explorer.set_state({"sign": "negative", "blocks": ["cross"], "ego": True, "selected_unit": 4})
     want = {
         (names[u], names[v])
         for u, v, rho in graph.edges(data="correlation")
@@ -211,7 +171,7 @@ def test_setting_from_code_equals_setting_from_the_page(curvature: cl.Curvature)
     values = {"threshold": 0.05, "sign": "positive", "saliency_quantile": 0.7, "selected_unit": 3}
     for name, value in values.items():
         setattr(one, name, value)
-    from_page(two, **values)
+    two.set_state(values)
     timeless = [w.status.split(" took")[0] for w in (one, two)]
     assert timeless[0] == timeless[1]
     assert one.table() == two.table()
@@ -281,26 +241,6 @@ def test_a_plan_out_of_reach_is_said_and_not_raised(curvature: cl.Curvature) -> 
     assert explorer.table()[0]["diagonal_plan"] == "no plan"
 
 
-def test_a_plan_of_other_units_is_an_error_in_the_instrument(curvature: cl.Curvature) -> None:
-    explorer = BridgeExplorer(curvature, session=Session(curvature))
-    explorer.session.selection = cl.Selection.from_pruned(make_units(2, 2, 2), [0])
-    assert "the session's plan" in explorer.error
-    assert explorer.plans["present"] is None
-    explorer.session.selection = cl.solve_greedy(curvature, 0.1)
-    assert explorer.error == ""
-    assert explorer.plans["present"]
-
-
-def test_the_selected_unit_is_the_sessions(curvature: cl.Curvature) -> None:
-    session = Session(curvature)
-    one = BridgeExplorer(curvature, session=session)
-    two = BridgeExplorer(curvature, session=session)
-    from_page(one, selected_unit=7)
-    assert two.selected_unit == session.selected_unit == 7
-    session.selected_unit = None
-    assert one.selected_unit is None
-
-
 # Odd matrices -----------------------------------------------------------------------------------
 
 
@@ -331,54 +271,6 @@ def test_a_graph_without_edges(size: int, tmp_path: Path) -> None:
     json.dumps(explorer.bridges, allow_nan=False)
 
 
-def test_two_units_and_one_edge() -> None:
-    curvature = cl.Curvature(np.array([[1.0, -0.5], [-0.5, 4.0]]), make_units(1, 1, 1))
-    explorer = BridgeExplorer(curvature)
-    (row,) = explorer.table()
-    assert row["correlation"] == pytest.approx(-0.25)
-    partners = np.frombuffer(explorer.partners, np.uint32).reshape(-1, 5)
-    assert partners.tolist() == [[1, 0, 0, 0, 0], [0, 1, 1, 1, 1]]
-
-
-def test_two_thousand_units() -> None:
-    curvature = random_curvature(make_units(50, 16, 24), seed=2)
-    start = time.perf_counter()
-    explorer = BridgeExplorer(curvature)
-    took = time.perf_counter() - start
-    print(f"M = 2,000: made in {took:.2f} s")
-    assert took < 10
-    start = time.perf_counter()
-    explorer.session.selection = cl.solve_greedy(curvature, 0.2)
-    print(f"M = 2,000: a new plan shown in {time.perf_counter() - start:.3f} s")
-
-
-def test_a_released_curvature(tmp_path: Path) -> None:
-    # hidden 8: a head of width 4 costs 8 * 4 * 4 parameters, a group of 2 channels 3 * 8 * 2
-    curvature = random_curvature(make_units(2, 2, 3, attention_cost=128, ffn_cost=48))
-    head = {"kv_head_index": 0, "kv_group_size": 1, "num_heads": 2, "num_kv_heads": 2}
-    units = [
-        {
-            "unit_id": number,
-            "layer_idx": unit.layer,
-            "index_within_layer": unit.index,
-            "unit_type": "attn_head" if unit.kind == "attention" else "ffn_group",
-            "cost": unit.cost,
-            "metadata": head | {"kv_head_index": unit.index, "query_head_indices": [unit.index]}
-            if unit.kind == "attention"
-            else {"start_channel": 2 * unit.index, "group_size": 2},
-        }
-        for number, unit in enumerate(curvature.units)
-    ]
-    registry = {"cost_type": "params", "ffn_groups_per_layer": 3, "model_key": "x"}
-    (tmp_path / "matrices").mkdir()
-    np.save(tmp_path / "matrices" / "H.npy", curvature.matrix.astype(np.float32))
-    text = json.dumps(registry | {"schema_version": 1, "units": units})
-    (tmp_path / "registry.json").write_text(text)
-    explorer = BridgeExplorer(cl.Curvature.from_release(tmp_path))
-    assert explorer.nodes["name"] == [unit.name for unit in curvature.units]
-    assert explorer.error == ""
-
-
 # Code and files ---------------------------------------------------------------------------------
 
 
@@ -404,32 +296,6 @@ def test_code_reproduces_the_screen(curvature: cl.Curvature) -> None:
     again.session.selection = None
 
 
-def test_code_of_a_plan_that_greedy_did_not_make(curvature: cl.Curvature) -> None:
-    explorer = BridgeExplorer(curvature)
-    plan = cl.Selection.from_pruned(curvature.units, [9, 1, 30], curvature, requested_ratio=0.25)
-    explorer.session.selection = plan
-    code = explorer.code()
-    explorer.session.selection = None
-    exec(code, {"curvature": curvature})
-    again = explorer.session.selection
-    assert again is not None
-    assert (again.pruned, again.requested_ratio, again.ordered) == ((9, 1, 30), 0.25, False)
-    explorer.session.selection = None
-
-
-def test_csv_has_edges_units_or_bridges(tmp_path: Path, curvature: cl.Curvature) -> None:
-    explorer = BridgeExplorer(curvature, threshold=0.1)
-    columns = {"edges": "first", "units": "unit", "bridges": "unit"}
-    for name, column in columns.items():
-        explorer.table_of = name
-        text = explorer.save(tmp_path / f"{name}.csv").read_text()
-        rows = list(csv.DictReader(StringIO(text)))
-        assert len(rows) == len(explorer.table())
-        assert column in rows[0]
-    with pytest.raises(cl.InputError, match=r"'\.png' is not a format"):
-        explorer.save(tmp_path / "x.png")
-
-
 def test_gexf_holds_the_shown_graph(tmp_path: Path, curvature: cl.Curvature) -> None:
     explorer = BridgeExplorer(curvature, threshold=0.1, session=Session(curvature))
     explorer.session.selection = cl.solve_greedy(curvature, 0.2)
@@ -443,23 +309,6 @@ def test_gexf_holds_the_shown_graph(tmp_path: Path, curvature: cl.Curvature) -> 
     graph = nx.read_gexf(explorer.save(tmp_path / "ego.gexf"), node_type=int)
     assert graph.number_of_edges() == len(explorer.table()) == len(graph) - 1
     assert all(0 in edge for edge in graph.edges)
-
-
-def test_the_gexf_button_is_answered(
-    curvature: cl.Curvature, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    explorer = BridgeExplorer(curvature, threshold=0.1)
-    sent: list[tuple[Any, Any]] = []
-    monkeypatch.setattr(
-        explorer, "send", lambda content, buffers=None: sent.append((content, buffers))
-    )
-    explorer._handle_custom_msg({"want": ".gexf"}, [])
-    ((content, (data,)),) = sent
-    assert content == {"file": ".gexf"}
-    assert nx.read_gexf(BytesIO(data)).number_of_edges() == len(explorer.table())
-    explorer._handle_custom_msg({"want": ".exe"}, [])
-    assert "'.exe' is not a format" in explorer.error
-    assert len(sent) == 1
 
 
 def test_state_is_what_a_page_without_kernel_needs(curvature: cl.Curvature) -> None:
@@ -477,35 +326,50 @@ def test_state_is_what_a_page_without_kernel_needs(curvature: cl.Curvature) -> N
     assert asked <= set(state) | {"kernel"}
 
 
-# Life and the front end ---------------------------------------------------------------------------
+# In a page without a kernel ---------------------------------------------------------------------
 
 
-def test_nothing_is_left_after_close(curvature: cl.Curvature) -> None:
-    session = Session(curvature)
-    explorer = BridgeExplorer(curvature, session=session)
-    explorer.selected_unit = 3
-    gone = weakref.ref(explorer)
-    explorer.close()
-    session.selection = cl.solve_greedy(curvature, 0.2)  # nobody listens any more
-    del explorer
-    gc.collect()
-    assert gone() is None
-
-
-def test_front_end_files_are_small_and_ask_nobody() -> None:
-    for path in FRONT.glob("bridge*.js"):
-        text = path.read_text(encoding="utf-8")
-        assert len(text.encode()) < 25_000, path.name
-        assert "http" not in text.replace("http://www.w3.org", ""), path.name
-        assert max(map(len, text.splitlines())) <= 100, path.name
-    assert "import " not in BridgeExplorer._esm
-    assert BridgeExplorer._esm.count("export default") == 1
-
-
-def test_javascript() -> None:
-    driver = pytest.importorskip("playwright._impl._driver")
-    node = driver.compute_driver_executable()[0]
-    done = subprocess.run(
-        [node, "--test", str(NODE_TESTS)], capture_output=True, encoding="utf-8", timeout=120
+def bridge_page(explorer: BridgeExplorer, folder: Path) -> Path:
+    return page_of(
+        folder / "b.html", "renderBridge", explorer.state(), "bridge_parts.js", "bridge.js"
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@in_browser
+def test_the_page_answers_without_a_kernel_and_can_be_closed(lab: Lab, tmp_path: Path) -> None:
+    curvature = random_curvature(make_units(6, 3, 5), seed=4)
+    explorer = BridgeExplorer(curvature, session=Session(curvature), saliency_quantile=0.8)
+    with lab.page(bridge_page(explorer, tmp_path)) as page:
+        root, graph = page.locator(".cocurve"), page.locator("canvas").first
+        page.wait_for_selector("canvas[data-draws]")
+        assert root.get_by_text("low saliency quantile").count() == 0
+        assert root.get_by_role("button", name="GEXF").count() == 0
+        before = int(graph.get_attribute("data-edges"))
+        root.locator("input[type=range]").focus()
+        for _ in range(5):
+            page.keyboard.press("ArrowRight")
+        eventually(lambda: int(graph.get_attribute("data-edges")), lambda now: now < before)
+        graph.focus()
+        page.keyboard.press("ArrowDown")
+        page.locator(".cc-card", has_text="L0.").wait_for()
+        root.get_by_role("button", name="Brush the bridge region").click()
+        brushed = page.evaluate("() => model.get('brushed').length")
+        assert brushed == len(explorer.bridges["indices"]) > 4
+        page.evaluate("() => stop()")
+        assert root.count() == 0
+        assert page.evaluate("() => heard") == 0
+
+
+@in_browser
+def test_ten_thousand_edges_of_a_thousand_units_are_drawn(lab: Lab, tmp_path: Path) -> None:
+    curvature = random_curvature(make_units(40, 9, 16))
+    explorer = BridgeExplorer(curvature, session=Session(curvature), threshold=0.0)
+    with lab.page(bridge_page(explorer, tmp_path)) as page:
+        graph = page.locator("canvas[data-edges]").first
+        assert graph.get_attribute("data-edges") == "10000"
+        text = page.locator(".cocurve").text_content()
+        assert "the 10,000 strongest of 499,500 edges" in text
+        page.get_by_label("threshold as number").fill("0.5")
+        page.get_by_label("threshold as number").press("Enter")
+        shown = sum(abs(rho) >= 0.5 for _, _, rho in sent_edges(explorer))
+        eventually(lambda: graph.get_attribute("data-edges"), lambda n: n == str(shown))

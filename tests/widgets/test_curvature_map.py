@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import base64
 import csv
-import gc
 import json
 import re
 import struct
-import weakref
 import zlib
 from collections.abc import Iterator
 from io import StringIO
@@ -23,8 +21,8 @@ import cocurve_lab as cl
 from cocurve_widgets import BridgeExplorer, CurvatureMap, Session
 from cocurve_widgets.curvature_map import cluster_order
 from cocurve_widgets.export import _plain
-from cocurve_widgets.instrument import KIT, front
-from helpers.lab import CHROMIUM, NO_BROWSER, Lab
+from helpers.lab import Lab, in_browser
+from helpers.pages import page_of
 from helpers.problems import make_units, random_curvature
 from helpers.waiting import eventually
 
@@ -119,35 +117,6 @@ def test_clustering_is_computed_when_it_is_asked_for(curvature: cl.Curvature) ->
 # Traits and links -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("order", "size", "order"),
-        ("window", [0, 0, 33], "lies inside 32 units"),
-        ("window", [30, 0, 8], "lies inside 32 units"),
-        ("window", [0, 0, 2], "lies inside 32 units"),
-        ("window", [0, 0, float("nan")], "lies inside"),
-        ("window", [0, 0], "window"),
-        ("step", 1, "The plan has steps 0 to 0"),
-        ("step", -1, "step is -1"),
-        ("playing", True, "there is no plan"),
-        ("partner", 32, "partner is 32. Use an index from 0 to 31"),
-        ("brushed", [0, 99], "brushed holds 99"),
-        ("table_of", "edges", "table_of"),
-    ],
-)
-def test_values_out_of_range_are_refused(
-    curvature: cl.Curvature, name: str, value: Any, message: str
-) -> None:
-    picture = CurvatureMap(curvature, session=Session(curvature))
-    before = getattr(picture, name)
-    with pytest.raises(TraitError, match=message):
-        setattr(picture, name, value)
-    assert getattr(picture, name) == before
-    with pytest.raises(TraitError, match=message):
-        CurvatureMap(curvature, session=Session(curvature), **{name: value})
-
-
 def test_a_brush_selects_units_everywhere(curvature: cl.Curvature) -> None:
     session = Session(curvature)
     picture = CurvatureMap(curvature, session=session)
@@ -223,15 +192,6 @@ def test_a_mask_has_no_order_to_play(curvature: cl.Curvature) -> None:
         picture.playing = True
 
 
-def test_a_plan_of_other_units_is_an_error_in_the_instrument(curvature: cl.Curvature) -> None:
-    picture = CurvatureMap(curvature, session=Session(curvature))
-    picture.session.selection = cl.Selection.from_pruned(make_units(2, 2, 2), [0])
-    assert "the session's plan" in picture.error
-    assert picture.plan == {}
-    picture.session.selection = cl.solve_greedy(curvature, 0.1)
-    assert picture.error == ""
-
-
 # Code and files ---------------------------------------------------------------------------------
 
 
@@ -276,23 +236,6 @@ def test_code_reproduces_the_screen(curvature: cl.Curvature) -> None:
     assert again.plan == picture.plan
 
 
-def test_closed_instruments_can_be_collected(curvature: cl.Curvature) -> None:
-    picture = CurvatureMap(curvature, session=Session(curvature))
-    gone = weakref.ref(picture)
-    picture.close()
-    del picture
-    gc.collect()
-    assert gone() is None
-
-
-def test_two_thousand_units_travel_in_four_megabytes() -> None:
-    curvature = random_curvature(make_units(80, 8, 16), seed=2)
-    picture = CurvatureMap(curvature)
-    assert len(picture.pairs) == 1920 * 1921
-    others = {name: value for name, value in picture.state().items() if name != "pairs"}
-    assert len(json.dumps(_plain(others))) < 300_000
-
-
 @pytest.mark.parametrize(("shape", "wide"), [((4, 3, 5), 64), ((40, 8, 16), 480)])
 def test_a_saved_notebook_keeps_a_picture(shape: tuple[int, ...], wide: int) -> None:
     curvature = random_curvature(make_units(*shape), seed=3)
@@ -314,14 +257,7 @@ def test_a_saved_notebook_keeps_a_picture(shape: tuple[int, ...], wide: int) -> 
 
 # In a page without a kernel ---------------------------------------------------------------------
 
-MODULES = (*KIT, "map_parts.js", "map_picture.js", "map_cards.js", "map.js", "page.js")
-PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<style>:root { color-scheme: light dark } body { margin: 0 } %s</style><div id="here"></div>
-<script type="module">%s
-const model = window.model = localModel(revive(%s));
-renderMap({ model, el: document.getElementById("here") });
-document.querySelector(".cocurve").classList.add("cc-page");
-</script>"""
+MODULES = ("map_parts.js", "map_picture.js", "map_cards.js", "map.js")
 
 
 class Page:
@@ -353,161 +289,138 @@ class Page:
         )
 
 
-@pytest.fixture
-def opened(lab: Lab, tmp_path: Path, curvature: cl.Curvature) -> Iterator[Any]:
-    """A function that opens the map of a small H with its plan; no error or request may occur."""
+@pytest.fixture(scope="module")
+def lone(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """The map of a small H with its plan."""
+    curvature = random_curvature(make_units(4, 3, 5), seed=3)
     session = Session(curvature)
     session.selection = cl.solve_greedy(curvature, 0.4)
-    state = json.dumps(_plain(CurvatureMap(curvature, session=session).state()))
-    path = tmp_path / "map.html"
-    text = PAGE % (front("instrument.css"), front(*MODULES), state)
-    path.write_text(text, encoding="utf-8")
-    wrong: list[str] = []
-    contexts = []
-
-    def visit(**options: Any) -> Page:
-        context = lab.browser.new_context(**options)
-        contexts.append(context)
-        context.set_offline(True)
-        page = context.new_page()
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
-        page.goto(path.as_uri())
-        return Page(page)
-
-    yield visit
-    for context in contexts:
-        context.close()
-    assert not wrong
+    state = CurvatureMap(curvature, session=session).state()
+    file = page_of(tmp_path_factory.mktemp("map") / "map.html", "renderMap", state, *MODULES)
+    with lab.page(file) as page:
+        yield Page(page)
 
 
-pages = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER),
-]
+@pytest.fixture
+def it(lone: Page) -> Page:
+    """The same, opened anew."""
+    lone.page.emulate_media(reduced_motion="no-preference")
+    lone.page.reload()
+    lone.page.wait_for_selector("canvas[data-draws]")
+    return lone
 
 
-class TestPage:
-    pytestmark = pages
+@in_browser
+def test_keyboard(it: Page, curvature: cl.Curvature) -> None:
+    page, size = it.page, len(curvature.units)
+    it.map.focus()
+    it.redrawn(lambda: it.press("ArrowDown"))
+    assert (it.get("selected_unit"), it.get("partner")) == (0, 0)
+    it.press("ArrowDown", "ArrowDown", "ArrowRight")
+    assert (it.get("selected_unit"), it.get("partner")) == (2, 1)
+    names = [curvature.units[u].name for u in (2, 1)]
+    card = page.locator(".cc-card")
+    card.get_by_text(f"{names[0]} and {names[1]}").wait_for()
+    rho = f"{curvature.correlation()[2, 1]:.2f}"[:4].replace("-", "−")
+    card.get_by_text(rho).first.wait_for()
+    it.redrawn(lambda: it.press("Space"))
+    assert it.get("brushed") == [1, 2]
+    it.redrawn(lambda: it.press("+"))
+    assert it.get("window")[2] == pytest.approx(size / 1.6)
+    it.redrawn(lambda: it.press("Shift+ArrowRight"))
+    assert it.get("window")[0] > 0
+    it.redrawn(lambda: it.press("0"))
+    assert it.get("window") == [0, 0, size]
+    it.press("Escape")
+    assert (it.get("selected_unit"), it.get("partner"), it.get("brushed")) == (None, None, [])
+    order = page.get_by_label("order of rows and columns")
+    for name in ("saliency", "clustering", "plan"):
+        it.redrawn(lambda: (order.focus(), it.press("ArrowDown")))
+        assert it.get("order") == name
+    it.redrawn(lambda: page.get_by_label("color").select_option("curvature"))
+    it.redrawn(lambda: page.get_by_label("only pairs of the plan").click())
 
-    def test_keyboard(self, opened: Any, curvature: cl.Curvature) -> None:
-        it = opened(viewport={"width": 1280, "height": 900})
-        page, size = it.page, len(curvature.units)
-        it.map.focus()
-        it.redrawn(lambda: it.press("ArrowDown"))
-        assert (it.get("selected_unit"), it.get("partner")) == (0, 0)
-        it.press("ArrowDown", "ArrowDown", "ArrowRight")
-        assert (it.get("selected_unit"), it.get("partner")) == (2, 1)
-        names = [curvature.units[u].name for u in (2, 1)]
-        card = page.locator(".cc-card")
-        card.get_by_text(f"{names[0]} and {names[1]}").wait_for()
-        rho = f"{curvature.correlation()[2, 1]:.2f}"[:4].replace("-", "−")
-        card.get_by_text(rho).first.wait_for()
-        it.redrawn(lambda: it.press("Space"))
-        assert it.get("brushed") == [1, 2]
-        it.redrawn(lambda: it.press("+"))
-        assert it.get("window")[2] == pytest.approx(size / 1.6)
-        it.redrawn(lambda: it.press("Shift+ArrowRight"))
-        assert it.get("window")[0] > 0
-        it.redrawn(lambda: it.press("0"))
-        assert it.get("window") == [0, 0, size]
-        it.press("Escape")
-        assert (it.get("selected_unit"), it.get("partner"), it.get("brushed")) == (None, None, [])
-        order = page.get_by_label("order of rows and columns")
-        for name in ("saliency", "clustering", "plan"):
-            it.redrawn(lambda: (order.focus(), it.press("ArrowDown")))
-            assert it.get("order") == name
-        it.redrawn(lambda: page.get_by_label("color").select_option("curvature"))
-        it.redrawn(lambda: page.get_by_label("only pairs of the plan").click())
 
-    def test_mouse(self, opened: Any) -> None:
-        it = opened(viewport={"width": 1280, "height": 900})
-        page, box = it.page, it.map.bounding_box()
-        left, top = box["x"] + 118, box["y"] + 24
-        cell = (box["width"] - 124) / 32
+@in_browser
+def test_mouse(it: Page) -> None:
+    page, box = it.page, it.map.bounding_box()
+    left, top = box["x"] + 118, box["y"] + 24
+    cell = (box["width"] - 124) / 32
 
-        def drag(start: tuple[float, float], end: tuple[float, float]) -> None:
-            page.mouse.move(left + start[0] * cell, top + start[1] * cell)
-            page.mouse.down()
-            page.mouse.move(left + end[0] * cell, top + end[1] * cell, steps=4)
-            page.mouse.up()
-
-        page.mouse.move(left + 5.5 * cell, top + 3.5 * cell)
-        page.locator(".cc-card").get_by_text("L0.ffn[0] and L0.ffn[2]").wait_for()
+    def drag(start: tuple[float, float], end: tuple[float, float]) -> None:
+        page.mouse.move(left + start[0] * cell, top + start[1] * cell)
         page.mouse.down()
+        page.mouse.move(left + end[0] * cell, top + end[1] * cell, steps=4)
         page.mouse.up()
-        it.becomes("partner", 5)
-        assert it.get("selected_unit") == 3
-        it.redrawn(lambda: drag((10.2, 20.2), (11.8, 22.8)))
-        assert it.get("brushed") == [10, 11, 20, 21, 22]
-        page.get_by_label("drag to").select_option("zoom")
-        it.redrawn(lambda: drag((8, 8), (16, 16)))
-        assert it.get("window") == pytest.approx([8, 8, 8], abs=0.2)
-        page.get_by_label("drag to").select_option("move")
-        it.redrawn(lambda: drag((8, 8), (0, 16)))
-        assert it.get("window") == pytest.approx([10, 6, 8], abs=0.2)
-        it.map.focus()
-        page.mouse.move(left + 16 * cell, top + 16 * cell)
-        it.redrawn(lambda: page.mouse.wheel(0, 2000))
-        it.becomes("window", [0, 0, 32])
 
-    def test_play_and_pause(self, opened: Any, curvature: cl.Curvature) -> None:
-        plan = cl.solve_greedy(curvature, 0.4)
-        it = opened(viewport={"width": 1280, "height": 900})
-        it.map.focus()
-        it.press("p")
-        it.page.get_by_role("button", name="Pause").wait_for()
-        eventually(lambda: it.get("step"), lambda step: 2 <= step < len(plan))
-        it.press("p")
-        held = it.get("step")
-        it.page.wait_for_timeout(1500)  # longer than any pause between steps
-        assert it.get("step") == held
-        it.page.get_by_role("button", name="step ▶").click()
-        assert it.get("step") == held + 1
-        name = curvature.units[plan.pruned[held]].name
-        it.page.locator(".cc-card").get_by_text(
-            f"Step {held + 1} of {len(plan)}: {name}"
-        ).wait_for()
-        it.page.get_by_role("button", name="Play").click()
-        it.becomes("step", len(plan))
-        it.becomes("playing", False)
-        it.page.locator(".cc-card").get_by_text(f"Step {len(plan)} of").wait_for()
+    page.mouse.move(left + 5.5 * cell, top + 3.5 * cell)
+    page.locator(".cc-card").get_by_text("L0.ffn[0] and L0.ffn[2]").wait_for()
+    page.mouse.down()
+    page.mouse.up()
+    it.becomes("partner", 5)
+    assert it.get("selected_unit") == 3
+    it.redrawn(lambda: drag((10.2, 20.2), (11.8, 22.8)))
+    assert it.get("brushed") == [10, 11, 20, 21, 22]
+    page.get_by_label("drag to").select_option("zoom")
+    it.redrawn(lambda: drag((8, 8), (16, 16)))
+    assert it.get("window") == pytest.approx([8, 8, 8], abs=0.2)
+    page.get_by_label("drag to").select_option("move")
+    it.redrawn(lambda: drag((8, 8), (0, 16)))
+    assert it.get("window") == pytest.approx([10, 6, 8], abs=0.2)
+    it.map.focus()
+    page.mouse.move(left + 16 * cell, top + 16 * cell)
+    it.redrawn(lambda: page.mouse.wheel(0, 2000))
+    it.becomes("window", [0, 0, 32])
 
-    def test_less_motion(self, opened: Any) -> None:
-        it = opened(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
-        play = it.page.get_by_role("button", name="Play")
-        assert play.is_disabled()
-        assert "less motion" in play.get_attribute("title")
-        it.page.get_by_role("button", name="◀ step").click()
-        last = len(it.get("plan")["order"])
-        it.becomes("step", last - 1)
-        it.page.evaluate("window.model.set('playing', true); window.model.save_changes()")
-        it.becomes("playing", False)
-        assert it.get("step") == last - 1
 
-    @pytest.mark.parametrize("theme", ["light", "dark"])
-    @pytest.mark.parametrize("width", [600, 1280, 1920])
-    def test_nothing_scrolls_sideways(self, opened: Any, width: int, theme: str) -> None:
-        it = opened(viewport={"width": width, "height": 900}, color_scheme=theme)
-        wide = "document.documentElement.scrollWidth"
-        assert it.page.evaluate(wide) <= width
-        it.page.locator("summary").click()
-        it.page.locator(".cc-table th", has_text="removed_at_step").wait_for()
-        assert it.page.evaluate(wide) <= width
+@in_browser
+def test_play_and_pause(it: Page, curvature: cl.Curvature) -> None:
+    plan = cl.solve_greedy(curvature, 0.4)
+    it.map.focus()
+    it.press("p")
+    it.page.get_by_role("button", name="Pause").wait_for()
+    eventually(lambda: it.get("step"), lambda step: 2 <= step < len(plan))
+    it.press("p")
+    held = it.get("step")
+    it.page.wait_for_timeout(1500)  # longer than any pause between steps
+    assert it.get("step") == held
+    it.page.get_by_role("button", name="step ▶").click()
+    assert it.get("step") == held + 1
+    name = curvature.units[plan.pruned[held]].name
+    it.page.locator(".cc-card").get_by_text(f"Step {held + 1} of {len(plan)}: {name}").wait_for()
+    it.page.get_by_role("button", name="Play").click()
+    it.becomes("step", len(plan))
+    it.becomes("playing", False)
+    it.page.locator(".cc-card").get_by_text(f"Step {len(plan)} of").wait_for()
 
-    def test_files(self, opened: Any, curvature: cl.Curvature) -> None:
-        it = opened(viewport={"width": 1280, "height": 900})
-        it.page.get_by_label("table and CSV of").select_option("pairs")
-        with it.page.expect_download() as caught:
-            it.page.get_by_role("button", name="CSV").click()
-        rows = list(csv.DictReader(StringIO(Path(caught.value.path()).read_text("utf-8"))))
-        size = len(curvature.units)
-        assert len(rows) == size * (size - 1) // 2
-        for row in rows[:50]:
-            u, v = (curvature.units.index(row[end]) for end in ("first", "second"))
-            assert float(row["curvature"]) == pytest.approx(curvature.matrix[u, v], rel=6e-3)
-        with it.page.expect_download() as caught:
-            it.page.get_by_role("button", name="PNG").click()
-        assert caught.value.suggested_filename == "map.png"
-        assert Path(caught.value.path()).read_bytes().startswith(b"\x89PNG")
+
+@in_browser
+def test_less_motion(it: Page) -> None:
+    it.page.emulate_media(reduced_motion="reduce")
+    it.page.reload()
+    play = it.page.get_by_role("button", name="Play")
+    assert play.is_disabled()
+    assert "less motion" in play.get_attribute("title")
+    it.page.get_by_role("button", name="◀ step").click()
+    last = len(it.get("plan")["order"])
+    it.becomes("step", last - 1)
+    it.page.evaluate("window.model.set('playing', true); window.model.save_changes()")
+    it.becomes("playing", False)
+    assert it.get("step") == last - 1
+
+
+@in_browser
+def test_files(it: Page, curvature: cl.Curvature) -> None:
+    it.page.get_by_label("table and CSV of").select_option("pairs")
+    with it.page.expect_download() as caught:
+        it.page.get_by_role("button", name="CSV").click()
+    rows = list(csv.DictReader(StringIO(Path(caught.value.path()).read_text("utf-8"))))
+    size = len(curvature.units)
+    assert len(rows) == size * (size - 1) // 2
+    for row in rows[:50]:
+        u, v = (curvature.units.index(row[end]) for end in ("first", "second"))
+        assert float(row["curvature"]) == pytest.approx(curvature.matrix[u, v], rel=6e-3)
+    with it.page.expect_download() as caught:
+        it.page.get_by_role("button", name="PNG").click()
+    assert caught.value.suggested_filename == "map.png"
+    assert Path(caught.value.path()).read_bytes().startswith(b"\x89PNG")

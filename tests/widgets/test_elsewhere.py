@@ -9,12 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-import socket
-import subprocess
-import sys
 import tarfile
-import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from importlib.util import find_spec
@@ -22,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import anywidget
-import nbformat
 import pytest
 from ipywidgets.embed import embed_minimal_html
 
-from helpers.lab import CHROMIUM, KERNEL_READY, NO_BROWSER, Lab, Visit
+from helpers.lab import CHROMIUM, KERNEL_READY, NO_BROWSER, Lab, Visit, notebook_of, served
 from helpers.waiting import eventually
 
 pytestmark = [
@@ -115,37 +109,13 @@ def serve_anywidget(page: Any, addresses: str) -> None:
 def page_of(
     lab: Lab, command: Sequence[str], folder: Path, alive: str, path: str
 ) -> Iterator[Visit]:
-    """A server in a folder, with its own settings, and a page of it in the browser of `lab`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    own = {f"JUPYTER_{name}_DIR": str(folder / name) for name in ("CONFIG", "DATA", "RUNTIME")}
-    own |= {"IPYTHONDIR": str(folder / "ipython"), "XDG_CONFIG_HOME": str(folder / "xdg")}
-    with (folder / "log").open("w") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-m", *command, f"--port={port}"],
-            cwd=folder,
-            env=os.environ | own,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(240):
-            try:
-                urllib.request.urlopen(address + alive, timeout=1).close()
-                break
-            except OSError:
-                assert server.poll() is None, (folder / "log").read_text()
-                time.sleep(0.5)
+    """A page of a server that runs in a folder, in the browser of `lab`."""
+    with served(command, folder, alive) as address:
         page = lab.browser.new_page(viewport={"width": 1280, "height": 1000})
         page.set_default_timeout(120_000)
         page.goto(address + path)
         yield Visit(page)
         page.close()
-    finally:
-        server.terminate()
-        server.wait(timeout=30)
 
 
 def drive(page: Any) -> None:
@@ -164,9 +134,7 @@ def drive(page: Any) -> None:
 def test_every_instrument_works_in_notebook_7(lab: Lab, tmp_path: Path) -> None:
     made = SHOWN | SCATTER
     cells = [MADE, *(f"{name} = {code}\n{name}" for name, code in made.items())]
-    content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-    content.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    nbformat.write(content, tmp_path / "all.ipynb")
+    notebook_of(tmp_path / "all.ipynb", *cells)
     command = ["notebook", "--no-browser", "--ip=127.0.0.1", "--allow-root"]
     command += ["--IdentityProvider.token=local", "--JupyterNotebookApp.expose_app_in_browser=True"]
     alive, path = "/api/status?token=local", "/notebooks/all.ipynb?token=local"

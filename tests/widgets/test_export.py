@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ipywidgets.widgets.widget import _instances
+from playwright.sync_api import expect
 
 import cocurve_lab as cl
 from cocurve_lab.solver.guards import reachable_ratio
@@ -17,12 +19,14 @@ from cocurve_widgets import Measured, Session, export_html
 from cocurve_widgets.export import MODULES
 from cocurve_widgets.instrument import front
 from cocurve_widgets.packing import pack_problem, plan_mark
-from helpers.lab import CHROMIUM, NO_BROWSER, Lab
+from helpers.lab import Lab, in_browser
 from helpers.pages import data_of, matrix_of
 from helpers.problems import llama_8b_units, make_units, random_curvature
+from helpers.waiting import eventually
 
 SHIPPED = Path(__file__).resolve().parents[2] / "notebooks" / "explore_demo.html"
 SMALL = random_curvature(make_units(6, 3, 8), seed=5)
+expect.set_options(timeout=10_000)  # the page draws when it finds the time
 
 
 def test_page_of_an_8b_is_one_small_file(tmp_path: Path) -> None:
@@ -96,17 +100,25 @@ def test_no_name_changes_where_the_data_ends(tmp_path: Path, name: str) -> None:
     assert "<" not in rest[: rest.index("</script>")]
 
 
-def test_exporting_leaves_no_widget_behind(tmp_path: Path) -> None:
-    from ipywidgets.widgets.widget import _instances
-
+def test_a_bare_matrix_is_enough_and_no_widget_is_left_behind(tmp_path: Path) -> None:
     before = set(_instances)
-    export_html(SMALL, tmp_path / "page.html")
+    bare = cl.Curvature(SMALL.matrix, SMALL.units)  # no groups, no provenance
+    assert export_html(bare, tmp_path / "page.html").exists()
     assert set(_instances) == before
 
 
-def test_a_curvature_of_the_release_layout_is_enough(tmp_path: Path) -> None:
-    bare = cl.Curvature(SMALL.matrix, SMALL.units)  # no groups, no provenance
-    assert export_html(bare, tmp_path / "page.html").exists()
+# In a browser -----------------------------------------------------------------------------------
+
+
+def enter(root: Any, label: str, value: object) -> None:
+    root.get_by_label(label, exact=True).fill(str(value))
+    root.get_by_label(label, exact=True).press("Enter")
+
+
+def numbers(root: Any, selector: str, words: str, column: int) -> float:
+    """A number in the first row with some words of a table."""
+    row = root.locator(f"{selector} tr", has_text=words).first
+    return float(str(row.locator("td").nth(column).text_content()).replace("−", "-"))
 
 
 def every_part_of_the_slider_has_a_plan_of_its_own(
@@ -127,54 +139,34 @@ def every_part_of_the_slider_has_a_plan_of_its_own(
     assert sorted(map(int, shown)) == sorted(path.segments[-2].selection.pruned)
 
 
-@pytest.mark.browser
-@pytest.mark.slow
-@pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
+@in_browser
 @pytest.mark.parametrize("size", ["small", "8b"])
-def test_page_works_offline(lab: Lab, tmp_path: Path, size: str) -> None:
-    from playwright.sync_api import expect
-
-    expect.set_options(timeout=10_000)  # the page draws when it finds the time
+def test_the_page_solves_offline_as_python_does(lab: Lab, tmp_path: Path, size: str) -> None:
     curvature = SMALL if size == "small" else random_curvature(llama_8b_units(), positions=300)
-    path = export_html(curvature, tmp_path / "page.html")
     seen = cl.Curvature(matrix_of(pack_problem(curvature)), curvature.units)
-    outside: list[str] = []
-    errors: list[str] = []
-    context = lab.browser.new_context(viewport={"width": 1280, "height": 1000})
-    try:
-        context.set_offline(True)
-        page = context.new_page()
-        page.on("request", lambda r: outside.append(r.url))
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
-        page.goto(path.as_uri())
+    with lab.page(export_html(curvature, tmp_path / "page.html")) as page:
         root = page.locator(".cocurve").first
         root.wait_for()
-
         for strength, percent in ((0, 50), (1, 35), (0.3, 20)):
-            for label, value in (("lambda, typed", strength), ("ratio in percent, typed", percent)):
-                page.get_by_label(label).fill(str(value))
-                page.get_by_label(label).press("Enter")
-            wanted = list(cl.solve_greedy(seen, percent / 100, strength).pruned)
-            expect(root).to_have_attribute("data-pruned", " ".join(map(str, wanted)))
+            enter(root, "lambda, typed", strength)
+            enter(root, "ratio in percent, typed", percent)
+            wanted = " ".join(map(str, cl.solve_greedy(seen, percent / 100, strength).pruned))
+            expect(root).to_have_attribute("data-pruned", wanted)
         root.locator(".cc-more summary").click()
-        page.get_by_label("layer cap", exact=True).select_option("share")
-        page.get_by_label("size of the cap").fill("0.1")
-        page.get_by_label("size of the cap").press("Enter")
-        error = root.locator(".cc-error")
-        expect(error).to_contain_text("out of reach")
+        cap = root.get_by_label("layer cap", exact=True)
+        cap.select_option("share")
+        enter(root, "size of the cap", 0.1)
         limit = reachable_ratio(curvature.units, cl.Guards(layer_cap=0.1), 0.2)
-        expect(error).to_contain_text(f"{100 * limit:.2f} %")
-        page.get_by_label("layer cap", exact=True).select_option("none")
-        before = " ".join(map(str, wanted))
-        expect(root).to_have_attribute("data-pruned", before)
+        expect(root.locator(".cc-error")).to_contain_text(f"{100 * limit:.2f} %")
+        cap.select_option("none")
+        expect(root).to_have_attribute("data-pruned", wanted)
 
-        slider = page.get_by_label("lambda, weight of the edges")
+        slider = root.get_by_label("lambda, weight of the edges")
         slider.focus()
-        facts = "document.querySelector('.cc-key').textContent"
-        page.wait_for_function(f"() => !{facts}.includes('being computed')", timeout=90_000)
+        key = root.locator(".cc-key")
+        eventually(key.text_content, lambda text: "being computed" not in text, 90)
         page.keyboard.press("PageUp")
-        expect(root).not_to_have_attribute("data-pruned", before)
+        expect(root).not_to_have_attribute("data-pruned", wanted)
         if size == "small":
             every_part_of_the_slider_has_a_plan_of_its_own(slider, root, cl.lambda_path(seen, 0.2))
         root.locator("canvas[role=img]").first.focus()
@@ -182,19 +174,10 @@ def test_page_works_offline(lab: Lab, tmp_path: Path, size: str) -> None:
         name = curvature.units[0].name
         expect(root.locator(".cc-card")).to_contain_text(name)
         expect(page.locator(".cocurve").nth(1)).to_contain_text(name)  # the other view follows
-        assert [url for url in outside if not url.startswith(("file:", "blob:", "data:"))] == []
-        assert not errors
-    finally:
-        context.close()
 
 
-@pytest.mark.browser
-@pytest.mark.slow
-@pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
+@in_browser
 def test_damage_plans_by_hand_and_pairs_need_no_kernel(lab: Lab, tmp_path: Path) -> None:
-    from playwright.sync_api import expect
-
-    expect.set_options(timeout=10_000)
     session, path = Session(SMALL), cl.lambda_path(SMALL, 0.3)
     plans = [cl.Selection.from_pruned(SMALL.units, []), *(s.selection for s in path.segments)]
     for k, plan in enumerate(plans):
@@ -203,127 +186,73 @@ def test_damage_plans_by_hand_and_pairs_need_no_kernel(lab: Lab, tmp_path: Path)
     for part, risk, edge in (([2], 0.1, None), ([9], 0.2, None), ([2, 9], 0.7, (0.4, 0.05))):
         plan = cl.Selection.from_pruned(SMALL.units, part)
         session.add_measured(Measured(plan, risk, 0.01, "a text", rows=64, edge=edge))
-    file = export_html(SMALL, tmp_path / "page.html", session=session)
-    page = lab.browser.new_page(viewport={"width": 1280, "height": 1000})
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(file.as_uri())
-    root = page.locator(".cocurve").first
-    damage = root.locator(".cc-damage", has_text="Measured damage")
-    cells = damage.locator("tbody tr").first.locator("td")
-    expect(cells.nth(3)).to_have_text("–")  # nobody measured at 20 %, and nobody will
-    damage.get_by_role("button", name="30 %").click()
-    last = len(plans) - 1
-    expect(cells.nth(3)).to_have_text(f"{0.1 * last:.3f} ± 0.010")
-    expect(damage.locator("tbody tr").nth(1).locator("td").nth(1)).to_have_text("20 of 20")
-    expect(damage.locator("tbody tr").nth(1).locator("td").nth(3)).to_have_text(
-        f"{20 - last} of 20"
-    )
-    expect(damage.locator("tbody tr").last).to_contain_text("64 rows, earlier")
-    expect(damage.get_by_label("measure automatically")).to_be_hidden()
+    with lab.page(export_html(SMALL, tmp_path / "page.html", session=session)) as page:
+        root, keyboard = page.locator(".cocurve").first, page.keyboard
+        damage = root.locator(".cc-damage", has_text="Measured damage")
+        rows = damage.locator("tbody tr")
+        kl, right = (rows.nth(k).locator("td") for k in (0, 1))
+        expect(kl.nth(3)).to_have_text("–")  # nobody measured at 20 %, and nobody will
+        damage.get_by_role("button", name="30 %").click()
+        last = len(plans) - 1
+        expect(kl.nth(3)).to_have_text(f"{0.1 * last:.3f} ± 0.010")
+        expect(right.nth(1)).to_have_text("20 of 20")
+        expect(right.nth(3)).to_have_text(f"{20 - last} of 20")
+        expect(rows.last).to_contain_text("64 rows, earlier")
+        expect(damage.get_by_label("measure automatically")).to_be_hidden()
 
-    unit_map = root.locator("canvas[role=img]").first
-    clicks = root.get_by_label("a click on a unit")
-    clicks.select_option("remove")
-    root.get_by_role("button", name="Start empty").click()
-    unit_map.click(position={"x": 80, "y": 8})
-    unit_map.focus()
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
-    numbers = root.locator(".cc-numbers")
-    expect(numbers).to_contain_text("A: your plan")
-    predicted = numbers.locator("tbody tr").first.locator("td").nth(1)
-    assert float(str(predicted.text_content())) == pytest.approx(SMALL.risk([0, 1]), rel=5e-3)
+        unit_map = root.locator("canvas[role=img]").first
+        clicks = root.get_by_label("a click on a unit")
 
-    clicks.select_option("pair")
-    page.keyboard.press("Escape")
-    unit_map.click(position={"x": 80, "y": 8})
-    unit_map.focus()
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
-    edge = root.locator(".cc-damage", has_text="Two units").locator("tbody tr").last.locator("td")
-    shown = str(edge.nth(1).text_content()).replace("−", "-")
-    assert float(shown) == pytest.approx(SMALL.matrix[0, 1], rel=5e-3)
-    pair = root.locator(".cc-damage", has_text="Two units")
-    expect(pair).to_contain_text("needs a kernel")
-    names = " and ".join(SMALL.units[u].name for u in (2, 9))
-    pair.get_by_label("pairs measured before").select_option(names)
-    expect(edge.nth(2)).to_have_text("+0.400 ± 0.050")
-    expect(pair).to_contain_text("Together they cost more than alone")
-    assert "pair=2,9" in page.evaluate("new Promise(r => setTimeout(() => r(location.hash), 800))")
-    expect(root.locator(".cc-damage", has_text="Next token")).to_be_hidden()
-    assert not errors
-    page.close()
+        def take_two() -> None:
+            unit_map.click(position={"x": 80, "y": 8})
+            unit_map.focus()
+            keyboard.press("ArrowDown")
+            keyboard.press("Enter")
+
+        clicks.select_option("remove")
+        root.get_by_role("button", name="Start empty").click()
+        take_two()
+        expect(root.locator(".cc-numbers")).to_contain_text("A: your plan")
+        predicted = numbers(root, ".cc-numbers tbody", "predicted", 1)
+        assert predicted == pytest.approx(SMALL.risk([0, 1]), rel=5e-3)
+
+        clicks.select_option("pair")
+        keyboard.press("Escape")
+        take_two()
+        pair = root.locator(".cc-damage", has_text="Two units")
+        edge = numbers(pair, "tbody", "edge: together", 1)
+        assert edge == pytest.approx(SMALL.matrix[0, 1], rel=5e-3)
+        expect(pair).to_contain_text("needs a kernel")
+        names = " and ".join(SMALL.units[u].name for u in (2, 9))
+        pair.get_by_label("pairs measured before").select_option(names)
+        expect(pair.locator("tbody tr").last.locator("td").nth(2)).to_have_text("+0.400 ± 0.050")
+        expect(pair).to_contain_text("Together they cost more than alone")
+        eventually(lambda: page.evaluate("location.hash"), lambda text: "pair=2,9" in text)
+        expect(root.locator(".cc-damage", has_text="Next token")).to_be_hidden()
 
 
-@pytest.mark.browser
-@pytest.mark.slow
-@pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
-def test_the_map_of_the_page_follows_the_plan_and_its_brush_is_seen_everywhere(
+@in_browser
+def test_map_and_bridges_follow_the_plan_and_a_brush_is_seen_everywhere(
     lab: Lab, tmp_path: Path
 ) -> None:
-    from playwright.sync_api import expect
-
-    expect.set_options(timeout=10_000)
     file = export_html(SMALL, tmp_path / "page.html")
     assert "pairs" not in data_of(file)["map"]  # made from H, which is there
-    page = lab.browser.new_page(viewport={"width": 1280, "height": 1000})
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(file.as_uri())
-    plan, bridges, heat = (page.locator(".cocurve").nth(k) for k in range(3))
-    page.get_by_label("ratio in percent, typed").fill("30")
-    page.get_by_label("ratio in percent, typed").press("Enter")
-    wanted = cl.solve_greedy(SMALL, 0.3, 1.0)
-    count = len(wanted)
-    expect(heat).to_contain_text(f"plan: {count} of {count} units removed")
-    steps = heat.locator(".cc-card table").first
-    risk = steps.locator("tr", has_text="predicted risk so far").locator("td").nth(1)
-    assert float(str(risk.text_content())) == pytest.approx(wanted.predicted_risk, rel=5e-3)
-    heat.get_by_role("button", name="◀ step").click()
-    expect(heat).to_contain_text(f"plan: {count - 1} of {count} units removed")
+    with lab.page(file) as page:
+        plan, bridges, heat = page.locator(".cocurve").all()
+        enter(plan, "ratio in percent, typed", 30)
+        wanted = cl.solve_greedy(SMALL, 0.3, 1.0)
+        count = len(wanted)
+        expect(heat).to_contain_text(f"plan: {count} of {count} units removed")
+        risk = numbers(heat, ".cc-card table", "predicted risk so far", 1)
+        assert risk == pytest.approx(wanted.predicted_risk, rel=5e-3)
+        heat.get_by_role("button", name="◀ step").click()
+        expect(heat).to_contain_text(f"plan: {count - 1} of {count} units removed")
 
-    legend = plan.locator(".cc-legend", has_text="removed only by B").get_by_text("brushed")
-    expect(legend).to_be_hidden()
-    unit_map = plan.locator("canvas[role=img]").first
-    before = unit_map.evaluate("canvas => canvas.toDataURL()")
-    heat.get_by_role("button", name="Brush the plan").click()
-    expect(legend).to_be_visible()
-    expect(bridges).to_contain_text(f"{count - 1} units brushed")
-    assert unit_map.evaluate("canvas => canvas.toDataURL()") != before
-    assert not errors
-    page.close()
-
-
-@pytest.mark.browser
-@pytest.mark.slow
-@pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
-def test_the_first_screen_has_what_matters_and_nothing_scrolls_sideways(
-    lab: Lab, tmp_path: Path
-) -> None:
-    path = export_html(SMALL, tmp_path / "page.html")
-    page = lab.browser.new_page(viewport={"width": 1280, "height": 900})
-    page.goto(path.as_uri())
-    root = page.locator(".cocurve").first
-    root.locator(".cc-facts td").first.wait_for()
-    unit_map = root.locator("canvas[aria-label^='Map of units']")
-    parts = [unit_map, root.locator("canvas[aria-label^='Predicted risk']")]
-    parts.append(root.locator(".cc-numbers"))
-    box = page.get_by_label("lambda, typed")
-    box.fill("0.00005555")  # where the plans of a large model change
-    box.press("Enter")
-    assert box.evaluate("field => field.scrollWidth <= field.clientWidth"), "a number is clipped"
-    # 825 is the width of an output in JupyterLab at 1280, which shows 800 pixels of the notebook
-    widths = {}
-    for width in (600, 825, 1280, 1920):
-        page.set_viewport_size({"width": width, "height": 900})
-        page.wait_for_timeout(400)
-        wide = page.evaluate("document.documentElement.scrollWidth")
-        assert wide <= width, width
-        boxes = [part.bounding_box() for part in parts]
-        widths[width] = boxes[0]["width"]
-        if width > 800:
-            top = root.bounding_box()["y"]
-            assert max(box["y"] + box["height"] - top for box in boxes) < 780, width
-    assert widths[1920] > 1.2 * widths[1280]
-    page.close()
+        legend = plan.locator(".cc-legend", has_text="removed only by B").get_by_text("brushed")
+        expect(legend).to_be_hidden()
+        unit_map = plan.locator("canvas[role=img]").first
+        before = unit_map.evaluate("canvas => canvas.toDataURL()")
+        heat.get_by_role("button", name="Brush the plan").click()
+        expect(legend).to_be_visible()
+        expect(bridges).to_contain_text(f"{count - 1} units brushed")
+        assert unit_map.evaluate("canvas => canvas.toDataURL()") != before

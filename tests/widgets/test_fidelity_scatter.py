@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import gc
-import io
-import math
 import threading
 import time
-import weakref
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from ipywidgets.widgets.widget import _instances
 from scipy.stats import spearmanr
 
 import cocurve_lab as cl
@@ -114,12 +107,12 @@ def test_the_picture_holds_the_points(scatter: FidelityScatter) -> None:
     assert list(figure.plans.x) == [row["predicted_risk"] for row in rows]
     assert list(figure.plans.y) == [row["measured_risk"] for row in rows]
     assert len(set(figure.plans.marker.color)) == 3
-    assert set(figure.plans.marker.symbol) == {"triangle-up"}
     scatter.measure_lambda_sweep(0.35, [0.0, 0.05, 0.5, 2.0])
-    marks = {0.0: "circle", 0.05: "diamond", 0.5: "square", 1.0: "triangle-up", 2.0: "triangle-up"}
-    assert len({row["interaction_strength"] for row in plans(scatter)}) >= 3
+    drawn = {}  # lambda 1 and above look alike, the others do not
     for row, mark in zip(plans(scatter), figure.plans.marker.symbol, strict=True):
-        assert mark == marks[row["interaction_strength"]]
+        drawn.setdefault(mark, set()).add(min(1.0, row["interaction_strength"]))
+    assert [len(strengths) for strengths in drawn.values()] == [1] * len(drawn)
+    assert len(drawn) >= 3
     assert list(figure.equal.x) == list(figure.equal.y)
     assert figure.widget.layout.xaxis.type == figure.widget.layout.yaxis.type == "log"
     assert figure.widget._config["showSendToCloud"] is False
@@ -207,12 +200,6 @@ def test_without_shifts_only_h_predicts() -> None:
     scatter.close()
 
 
-def test_no_statistics_before_the_first_plan(scatter: FidelityScatter) -> None:
-    score = scatter.statistics()["all plans"]
-    assert (score["points"], score["worst"]) == (0, None)
-    assert math.isnan(score["spearman"])
-
-
 def test_filters_hide_points(scatter: FidelityScatter) -> None:
     scatter.measure_lambda_sweep(0.3, [0.0, 1.0])
     scatter.controls.boxes["diagonal greedy"].set_state({"value": False})
@@ -225,6 +212,10 @@ def test_filters_hide_points(scatter: FidelityScatter) -> None:
     assert [point["method"] for point in scatter.points] == ["diagonal greedy"]
     assert scatter.controls.boxes["single unit"].value is False
     assert scatter.figure.singles.visible is False
+    scatter.session.selection = cl.solve_greedy(CURVATURE, 0.3)
+    scatter.methods = []
+    settle(scatter)
+    assert "nats (measured)" in scatter.status  # though its point is hidden
 
 
 def test_texts_are_told_apart(scatter: FidelityScatter) -> None:
@@ -259,21 +250,6 @@ def test_a_known_plan_is_not_measured_again(
     assert scatter.measure(plan) == first[:1] == first[1:]
 
 
-def test_buttons_do_what_the_methods_do(scatter: FidelityScatter) -> None:
-    scatter.ratio, scatter.strengths, scatter.ratios = 0.3, [0.0, 1.0], [0.1, 0.4]
-    for name in ("Lambda sweep", "Ratio sweep", "Same-budget pool"):
-        press(scatter, name)
-        settle(scatter)
-    other = FidelityScatter(CURVATURE, MODEL, HELD_OUT, session=Session(CURVATURE))
-    other.measure_lambda_sweep(0.3, [0.0, 1.0])
-    other.measure_ratio_sweep(1.0, [0.1, 0.4])
-    other.measure_pool(0.3)
-    assert [row["name"] for row in plans(scatter)] == [row["name"] for row in plans(other)]
-    assert scatter.statistics().keys() == other.statistics().keys()
-    assert scatter.error == ""
-    other.close()
-
-
 def test_points_appear_while_measuring_and_cancel_keeps_them(
     scatter: FidelityScatter, slowly: threading.Semaphore
 ) -> None:
@@ -297,42 +273,6 @@ def test_points_appear_while_measuring_and_cancel_keeps_them(
     press(scatter, "Same-budget pool")  # and goes on where it stopped
     settle(scatter)
     assert len(plans(scatter)) == 26
-
-
-def test_plans_added_while_measuring_are_measured_too(
-    scatter: FidelityScatter, slowly: threading.Semaphore
-) -> None:
-    scatter.measure_ratio_sweep(1.0, [0.1, 0.2], wait=False)
-    scatter.measure_ratio_sweep(0.0, [0.3, 0.4], wait=False)
-    assert scatter.measurer.total == 4
-    slowly.release(10)
-    settle(scatter)
-    assert len(plans(scatter)) == 4
-
-
-def test_a_button_pressed_twice_asks_for_its_plans_once(
-    scatter: FidelityScatter, slowly: threading.Semaphore
-) -> None:
-    press(scatter, "Same-budget pool")
-    eventually(lambda: scatter.measurer.stage == "measuring")
-    press(scatter, "Same-budget pool")
-    assert scatter.measurer.total == 26
-    slowly.release(100)
-    settle(scatter)
-    assert len(plans(scatter)) == 26
-    assert "26 of 26 plans measured" in scatter.status
-    assert "stopped" not in scatter.status
-
-
-def test_a_plan_whose_point_is_hidden_is_still_measured(scatter: FidelityScatter) -> None:
-    plan = cl.solve_greedy(CURVATURE, 0.2)
-    scatter.measure(plan)
-    scatter.session.selection = plan
-    settle(scatter)
-    assert "nats (measured)" in scatter.status
-    scatter.methods = []
-    settle(scatter)
-    assert "nats (measured)" in scatter.status
 
 
 def test_cancel_at_once_then_measure_again(
@@ -406,17 +346,6 @@ def test_a_stopped_split_keeps_its_rows_and_goes_on(
     assert len(done) == (4 if how == "Ctrl-C" else 3)
 
 
-def test_a_split_needs_a_plan_and_a_first_row(
-    scatter: FidelityScatter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(cl.InputError, match="no plan is chosen"):
-        scatter.split()
-    start = scatter.measurer._start
-    monkeypatch.setattr(scatter.measurer, "_start", lambda token: (start(token), token.cancel()))
-    with pytest.raises(cl.InputError, match="cancelled before its first row"):
-        scatter.split(cl.solve_greedy(CURVATURE, 0.3))
-
-
 def test_the_picture_moves_at_most_five_times_a_second(
     scatter: FidelityScatter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -449,13 +378,6 @@ def test_an_error_of_the_worker_is_shown(
     with pytest.raises(cl.NumericalError):
         scatter.measure(cl.solve_greedy(CURVATURE, 0.2))
     assert not scatter.measurer.active
-
-
-def test_two_threads_measure_without_losing_points(scatter: FidelityScatter) -> None:
-    scatter.measure_pool(0.3, wait=False)
-    scatter.measure_ratio_sweep(1.0, [0.1, 0.2, 0.4, 0.5])
-    settle(scatter)
-    assert len(plans(scatter)) == len(scatter.figure.plans.x) == 30
 
 
 # Linking ----------------------------------------------------------------------------------------
@@ -572,23 +494,6 @@ def test_a_refused_value_is_explained_and_goes_back(
         setattr(scatter, control, {"ratio": 9.0, "rows": -1}.get(control, [-1.0]))
 
 
-def test_bad_input_is_refused(scatter: FidelityScatter) -> None:
-    with pytest.raises(cl.InputError, match=r"no control 'ration'.*'ratio'"):
-        FidelityScatter(CURVATURE, ration=0.2)
-    with pytest.raises(cl.InputError, match="methods names 'magic'"):
-        scatter.methods = ["magic"]
-    with pytest.raises(cl.InputError, match="not a Selection"):
-        scatter.measure([3])
-    with pytest.raises(cl.MismatchError):
-        scatter.measure(cl.Selection.from_pruned(make_units(), [0]))
-    with pytest.raises(cl.MismatchError, match="not held out"):
-        FidelityScatter(CURVATURE, MODEL, CALIBRATION)
-    with pytest.raises(cl.MismatchError, match="the session is on"):
-        FidelityScatter(random_curvature(UNITS), session=Session(CURVATURE))
-    press(scatter, "Measure this plan")
-    assert "no plan is chosen yet" in scatter.error
-
-
 def test_without_a_model_it_shows_what_is_known() -> None:
     scatter = FidelityScatter(CURVATURE, calibration=HELD_OUT, session=Session(CURVATURE))
     assert len(scatter.points) == len(UNITS)
@@ -596,18 +501,12 @@ def test_without_a_model_it_shows_what_is_known() -> None:
     assert all(button.disabled for button in scatter.controls.buttons.values())
     with pytest.raises(cl.InputError, match="no model"):
         scatter.measure_pool()
+    with pytest.raises(cl.InputError, match="no plan is chosen"):
+        scatter.split()
     assert list(scatter.statistics()) == ["all plans", "single units"]
     scatter.session.attach(MODEL)
     scatter.measure(cl.solve_greedy(CURVATURE, 0.2))
     assert not scatter.controls.buttons["Lambda sweep"].disabled
-    scatter.close()
-
-
-def test_without_held_out_text_nothing_is_measured() -> None:
-    scatter = FidelityScatter(CURVATURE, MODEL, session=Session(CURVATURE))
-    assert "no held-out text" in scatter.controls.moving.value
-    with pytest.raises(cl.InputError, match="no held-out text"):
-        scatter.measure(cl.solve_greedy(CURVATURE, 0.2))
     scatter.close()
 
 
@@ -620,20 +519,6 @@ def test_a_matrix_alone_has_no_gray_points() -> None:
     assert "overlap cannot be checked" in scatter.controls.caption.value
     scatter.measure_lambda_sweep(0.3, [0.0, 1.0])
     assert len(scatter.figure.plans.x) == len({row["measured_risk"] for row in scatter.points})
-    scatter.close()
-
-
-def test_two_thousand_units_are_drawn_in_time() -> None:
-    curvature = random_curvature(make_units(40, 16, 32), groups=4)
-    began = time.monotonic()
-    scatter = FidelityScatter(curvature, session=Session(curvature))
-    assert len(scatter.figure.singles.x) == 1920
-    for ratio in (0.1, 0.2, 0.3, 0.4):
-        plan = cl.solve_greedy(curvature, ratio)
-        scatter.session.add_measured(Measured(plan, plan.predicted_risk or 0, 0.01, "text"))
-    settle(scatter)
-    assert scatter.statistics()["all plans"]["median_ratio"] == pytest.approx(1)
-    assert time.monotonic() - began < 20
     scatter.close()
 
 
@@ -669,22 +554,6 @@ def test_points_measured_elsewhere_are_a_comment_in_the_code(scatter: FidelitySc
     assert "# points on 'another text' were measured elsewhere" in scatter.code()
 
 
-def test_files(scatter: FidelityScatter, tmp_path: Path) -> None:
-    scatter.measure_lambda_sweep(0.3, [0.0, 1.0])
-    text = scatter.save(tmp_path / "a.csv").read_text(encoding="utf-8")
-    rows = list(csv.DictReader(io.StringIO(text)))
-    assert [row["name"] for row in rows] == [point["name"] for point in scatter.points]
-    assert float(rows[0]["measured_risk"]) == scatter.points[0]["measured_risk"]
-    with pytest.raises(cl.InputError, match="no plan yet"):
-        scatter.save(tmp_path / "a.json")
-    scatter.session.selection = cl.solve_greedy(CURVATURE, 0.3)
-    text = scatter.save(tmp_path / "a.json").read_text()
-    assert cl.Selection.from_json(text).pruned == scatter.session.selection.pruned
-    with pytest.raises(cl.InputError, match=r"'\.png'"):
-        scatter.save(tmp_path / "a.png")
-    assert scatter.table() == scatter.points
-
-
 def test_the_table_twin_is_sent_when_asked_for(scatter: FidelityScatter) -> None:
     scatter.measure_lambda_sweep(0.3, [0.0, 1.0])
     assert scatter.controls.table.value == ""
@@ -694,26 +563,6 @@ def test_the_table_twin_is_sent_when_asked_for(scatter: FidelityScatter) -> None
     assert 'download="fidelity.csv"' in html
     scatter.controls.twin.set_state({"value": False})
     assert scatter.controls.table.value == ""
-
-
-def test_a_closed_scatter_is_collected_with_its_figure() -> None:
-    session = Session(CURVATURE)
-    gc.collect()
-    before = set(_instances)
-    scatter = FidelityScatter(CURVATURE, MODEL, HELD_OUT, session=session)
-    scatter.measure_lambda_sweep(0.3, [0.0, 1.0])
-    assert session.worker.join(60)
-    ghosts = [weakref.ref(scatter), weakref.ref(scatter.figure.widget)]
-    scatter.close()
-    session.selection = cl.solve_greedy(CURVATURE, 0.2)  # nobody listens
-    del scatter
-
-    def gone() -> bool:  # a redraw that was put off holds the picture for its fraction of a second
-        gc.collect()
-        return all(ghost() is None for ghost in ghosts)
-
-    eventually(gone)
-    assert set(_instances) <= before  # no model of ours is left in the kernel
 
 
 def test_closing_stops_the_measurement(slowly: threading.Semaphore) -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import base64
-import csv
-import gc
 import itertools
 import json
 import struct
-import weakref
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +19,6 @@ from cocurve_lab.base.tables import brief
 from cocurve_lab.measuring.generation import Question
 from cocurve_lab.solver.guards import reachable_ratio
 from cocurve_widgets import BridgeExplorer, LambdaExplorer, Measured, Session, solving
-from cocurve_widgets.instrument import to_gexf
 from cocurve_widgets.packing import plan_mark
 from helpers.problems import make_units, random_curvature, with_random_shifts
 from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
@@ -102,47 +97,6 @@ def test_a_plan_chosen_elsewhere_ends_what_is_owed(explorer: LambdaExplorer) -> 
     assert explorer.selection.pruned == plan.pruned
 
 
-def test_a_message_of_the_front_end_equals_setting_from_code(explorer: LambdaExplorer) -> None:
-    explorer.set_state({"interaction_strength": 0.25, "ratio": 0.3})
-    assert explorer.selection.pruned == cl.solve_greedy(CURVATURE, 0.3, 0.25).pruned
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("interaction_strength", 1.5),
-        ("interaction_strength", float("nan")),
-        ("ratio", 0.61),
-        ("ratio", -0.1),
-        ("layer_cap", 0.0),
-        ("layer_cap", 1.2),
-        ("protect_first", 7),
-        ("kinds", []),
-        ("kinds", ["heads"]),
-    ],
-)
-def test_values_out_of_range_are_refused(
-    explorer: LambdaExplorer, name: str, value: object
-) -> None:
-    before = explorer.selection
-    with pytest.raises(TraitError, match=name):
-        setattr(explorer, name, value)
-    assert explorer.selection is before
-
-
-def test_a_misspelt_keyword_is_refused_with_a_hint() -> None:
-    with pytest.raises(cl.InputError, match="Did you mean 'ratio'"):
-        LambdaExplorer(CURVATURE, session=Session(CURVATURE), ratoi=0.2)
-
-
-def test_ratio_zero_is_the_empty_plan(explorer: LambdaExplorer) -> None:
-    explorer.ratio = 0.0
-    assert explorer.selection.pruned == ()
-    assert explorer._view["order"] == []
-    assert explorer._view["feasible"] is True
-    assert explorer._view["differs"] == 0
-
-
 def test_unreachable_ratio_says_both_limits_inside_the_widget(explorer: LambdaExplorer) -> None:
     explorer.layer_cap, explorer.ratio = 0.3, 0.5
     assert explorer.selection is None
@@ -164,12 +118,6 @@ def test_where_greedy_stalls_at_lambda_zero_no_plan_is_compared() -> None:
     assert explorer._view["differs"] is None
     assert explorer.error == ""
     explorer.close()
-
-
-def test_two_caps_at_once_are_an_error_inside_the_widget(explorer: LambdaExplorer) -> None:
-    explorer.layer_cap = 0.5
-    explorer.layer_cap_factor = 2.0
-    assert "only one of them" in explorer.error.lower()
 
 
 def test_curves_end_where_greedy_ends_and_hold_the_plan(explorer: LambdaExplorer) -> None:
@@ -252,15 +200,6 @@ def test_both_plans_are_measured_with_their_right_answers() -> None:
     explorer.close()
 
 
-def test_the_axis_is_a_trait_and_leaves_the_plan_alone(explorer: LambdaExplorer) -> None:
-    assert explorer.axis == explorer.state()["axis"] == "plans"
-    before = explorer.selection
-    explorer.axis = "logarithmic"
-    assert explorer.selection is before
-    with pytest.raises(TraitError, match="axis"):
-        explorer.axis = "log"
-
-
 def test_next_and_previous_plan_walk_the_path(explorer: LambdaExplorer) -> None:
     explorer.ratio, explorer.interaction_strength = 0.3, 0.0
     path = cl.lambda_path(CURVATURE, 0.3)
@@ -289,23 +228,6 @@ def test_a_plan_chosen_elsewhere_sets_the_controls(explorer: LambdaExplorer) -> 
     assert explorer.selection.pruned == plan.pruned
 
 
-def test_two_views_of_one_session_follow_each_other() -> None:
-    session = Session(CURVATURE)
-    one, two = (
-        LambdaExplorer(CURVATURE, session=session),
-        LambdaExplorer(CURVATURE, session=session),
-    )
-    one.ratio = 0.42
-    assert two.ratio == 0.42
-    assert two.selection.pruned == one.selection.pruned
-    two.selected_unit = 7
-    assert one.selected_unit == 7
-    one.close()
-    two.ratio = 0.1
-    assert one.ratio == 0.42
-    two.close()
-
-
 def test_a_brush_of_another_view_is_marked_here_too(explorer: LambdaExplorer) -> None:
     explorer.session.brushed = [3, 1]
     assert explorer.brushed == [1, 3]
@@ -313,13 +235,6 @@ def test_a_brush_of_another_view_is_marked_here_too(explorer: LambdaExplorer) ->
     assert explorer.session.brushed == [2, 7]
     with pytest.raises(TraitError, match="brushed holds 99"):
         explorer.brushed = [99]
-
-
-def test_default_session_is_shared_by_the_curvature() -> None:
-    one, two = LambdaExplorer(CURVATURE), LambdaExplorer(CURVATURE)
-    assert one.session is two.session is Session.of(CURVATURE)
-    one.close()
-    two.close()
 
 
 def test_code_makes_the_plan_on_the_screen(explorer: LambdaExplorer) -> None:
@@ -349,29 +264,6 @@ def test_an_undecided_gate_has_no_mark_and_says_why() -> None:
     assert explorer._marks["gate"] == {"strength": None, "reason": gate.reason}
     assert gate.reason.startswith("Undecided")
     explorer.close()
-
-
-def test_files(explorer: LambdaExplorer, tmp_path: Path) -> None:
-    rows = list(csv.DictReader(explorer.save(tmp_path / "plan.csv").read_text().splitlines()))
-    assert len(rows) == len(CURVATURE.units)
-    pruned = [row["unit"] for row in rows if row["pruned"] == "True"]
-    expected = sorted(explorer.selection.pruned)
-    assert pruned == [CURVATURE.units[u].name for u in expected]
-    text = explorer.save(tmp_path / "plan.json").read_text()
-    assert cl.Selection.from_json(text).pruned == explorer.selection.pruned
-    assert b"<gexf" in explorer.save(tmp_path / "graph.gexf").read_bytes()
-    with pytest.raises(cl.InputError, match=r"\.png"):
-        explorer.save(tmp_path / "plan.png")
-
-
-def test_gexf_reads_back(tmp_path: Path) -> None:
-    import networkx
-
-    graph = cl.edge_graph(CURVATURE, top_k=20)
-    (tmp_path / "g.gexf").write_bytes(to_gexf(graph))
-    read = networkx.read_gexf(tmp_path / "g.gexf")
-    assert read.number_of_edges() == 20
-    assert read.nodes["3"]["name"] == CURVATURE.units[3].name
 
 
 def test_a_saved_notebook_keeps_a_picture_and_says_how_to_go_on(
@@ -418,18 +310,6 @@ def test_a_large_curvature_stays_in_the_kernel() -> None:
     assert content == {"row": 17}
     np.testing.assert_array_equal(np.frombuffer(row), curvature.matrix[17])
     explorer.close()
-
-
-def test_a_closed_explorer_can_be_collected() -> None:
-    session = Session(CURVATURE)
-    explorer = LambdaExplorer(CURVATURE, session=session)
-    settle(explorer)
-    explorer.close()
-    gone = weakref.ref(explorer)
-    del explorer
-    gc.collect()
-    assert gone() is None
-    session.selected_unit = 3  # nobody listens any more
 
 
 # Solved on the additive KL ------------------------------------------------------------------------
@@ -543,15 +423,6 @@ def test_code_and_gate_follow_the_surrogate(additive: LambdaExplorer) -> None:
     assert additive._marks["gate"]["strength"] is None
     assert "not of additive KL" in additive._marks["gate"]["reason"]
     assert additive.state()["surrogate"] == "H"  # a page without a kernel cannot solve on it
-
-
-def test_a_ratio_out_of_reach_is_said_for_the_additive_kl_too(additive: LambdaExplorer) -> None:
-    set_to(additive, ratio=0.5, layer_cap=0.2)
-    assert additive.selection is None
-    assert "0.5" in additive.error
-    set_to(additive, layer_cap=None)
-    assert additive.error == ""
-    assert additive.selection is not None
 
 
 def test_a_pair_kl_is_solved_without_a_gate() -> None:

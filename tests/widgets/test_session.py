@@ -7,11 +7,10 @@ import threading
 import weakref
 
 import pytest
-from traitlets import TraitError
 
 import cocurve_lab as cl
 from cocurve_lab.models.runtime import exclusive
-from cocurve_widgets import LambdaExplorer, Measured, Session
+from cocurve_widgets import Measured, Session
 from cocurve_widgets.session import CancelToken, Mailbox
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import tiny_model
@@ -21,18 +20,6 @@ CURVATURE = random_curvature(make_units(3, 2, 4))
 
 def fail(error: Exception) -> None:
     raise AssertionError(error)
-
-
-@pytest.mark.parametrize("unit", [-1, 99999, len(CURVATURE.units)])
-def test_a_unit_that_is_none_is_refused_and_does_not_stay(unit: int) -> None:
-    session = Session(CURVATURE)
-    explorer = LambdaExplorer(CURVATURE, session=session)
-    session.selected_unit = 3
-    for holder in (session, explorer):
-        with pytest.raises(TraitError, match=f"selected_unit is {unit}. Use an index from 0 to"):
-            holder.selected_unit = unit
-        assert session.selected_unit == explorer.selected_unit == 3
-    explorer.close()
 
 
 def test_only_the_newest_waiting_job_of_a_kind_runs() -> None:

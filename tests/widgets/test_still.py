@@ -6,13 +6,14 @@ import base64
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import nbformat
 import pytest
 
 from cocurve_widgets.still import ROWS, plot_html, table_html
-from helpers.lab import CHROMIUM, NO_BROWSER, Lab
+from helpers.lab import Lab, in_browser, notebook_of
 from helpers.waiting import eventually
 
 EVERY = """
@@ -63,21 +64,16 @@ def test_a_table_is_short_and_escaped() -> None:
     assert table_html([]) == ""
 
 
-@pytest.mark.browser
-@pytest.mark.slow
-@pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
-def test_a_saved_notebook_shows_picture_and_table_of_every_instrument(
+def notes(found: nbformat.NotebookNode) -> list[str]:
+    outputs = found.cells[0].outputs
+    return [o.data["text/html"] for o in outputs if "text/html" in o.get("data", {})]
+
+
+@in_browser
+def test_every_instrument_outlives_its_kernel_and_leaves_picture_and_table(
     lab: Lab, tmp_path: Path
 ) -> None:
-    content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in (EVERY, LATER)])
-    content.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    nbformat.write(content, tmp_path / "first.ipynb")
-
-    def notes(found: nbformat.NotebookNode) -> list[str]:
-        outputs = found.cells[0].outputs
-        return [o.data["text/html"] for o in outputs if "text/html" in o.get("data", {})]
-
-    with lab.open(tmp_path / "first.ipynb") as visit:
+    with lab.open(notebook_of(tmp_path / "first.ipynb", EVERY, LATER)) as visit:
         visit.run_all()
         visit.page.locator(".cocurve canvas").nth(8).wait_for(state="attached")
         assert visit.page.locator(".cocurve-still").first.is_hidden()
@@ -90,9 +86,12 @@ def test_a_saved_notebook_shows_picture_and_table_of_every_instrument(
             ),
         )
         visit.page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")  # and trusted
-        saved = lab.folder / "first.ipynb"
+        saved = visit.folder / "first.ipynb"
         eventually(lambda: len(notes(nbformat.read(saved, as_version=4))), lambda n: n == 6)
         shutil.copy(saved, tmp_path / "again.ipynb")
+        visit.restart_kernel()
+        exports_work_or_say_why_not(visit.page)
+        assert not visit.errors
     with lab.open(tmp_path / "again.ipynb") as visit:
         page = visit.page
         page.locator(".cocurve-still").nth(5).wait_for()
@@ -104,4 +103,20 @@ def test_a_saved_notebook_shows_picture_and_table_of_every_instrument(
             note.locator("img, table").first.wait_for()
             note.locator("summary").click()
             note.locator("details td").first.wait_for()
-        visit.picture("saved_instruments")
+
+
+def exports_work_or_say_why_not(page: Any) -> None:
+    """Data and picture are in the page, and the plan that it solves; the rest is the kernel's."""
+    for title in ("Pruning plan by lambda", "Bridges", "Map of H"):
+        root = page.get_by_role("region", name=title)
+        names = root.locator(".cc-files button").all_text_contents()
+        assert {"CSV", "PNG"} < {*names}
+        for name in names:
+            button = root.get_by_role("button", name=name, exact=True)
+            if name in ("CSV", "PNG") or (title.startswith("Pruning") and name == "JSON"):
+                with page.expect_download() as download:
+                    button.click()
+                assert Path(download.value.path()).stat().st_size > 100, (title, name)
+            else:
+                button.click()
+                root.locator(".cc-error", has_text="does not answer").wait_for()

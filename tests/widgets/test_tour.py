@@ -7,50 +7,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-from traitlets import TraitError
-
-from cocurve_widgets import LambdaExplorer, export_html
-from helpers.lab import CHROMIUM, NO_BROWSER, Lab
+from cocurve_widgets import export_html
+from helpers.lab import Lab, in_browser
 from helpers.problems import make_units, random_curvature
 from helpers.waiting import eventually
 
 SMALL = random_curvature(make_units(6, 3, 8), seed=5)
 
 
-def in_browser(test: Any) -> Any:
-    """The marks of a test that needs Chromium."""
-    skip = pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
-    return pytest.mark.browser(pytest.mark.slow(skip(test)))
-
-
-def test_the_step_is_a_trait_from_one_to_five() -> None:
-    explorer = LambdaExplorer(SMALL, tour_step=2)
-    assert explorer.tour_step == 2
-    for step in (0, 6):
-        with pytest.raises(TraitError, match="Choose 1 to 5"):
-            explorer.tour_step = step
-    explorer.tour_step = None
-    explorer.close()
-
-
 @contextmanager
-def page_of(lab: Lab, folder: Path, **context: Any) -> Iterator[Any]:
+def page_of(lab: Lab, folder: Path, **options: Any) -> Iterator[Any]:
     """The offline page, its clock stopped after the first second."""
-    path = export_html(SMALL, folder / "page.html")
-    room = lab.browser.new_context(viewport={"width": 1280, "height": 1000}, **context)
-    page = room.new_page()
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    try:
+    with lab.page(export_html(SMALL, folder / "page.html"), **options) as page:
         page.clock.install(time=0)
-        page.goto(path.as_uri())
+        page.reload()
         page.locator(".cc-facts td").first.wait_for()
         page.clock.pause_at(600_000)  # the plans are known, and only the test turns the clock
         yield page
-        assert not errors
-    finally:
-        room.close()
 
 
 def value(page: Any, label: str) -> float:

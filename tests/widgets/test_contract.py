@@ -1,0 +1,255 @@
+"""What every instrument promises: controls, errors, session, model, closing and files."""
+
+from __future__ import annotations
+
+import csv
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ipywidgets.widgets.widget import _instances
+from traitlets import TraitError
+
+import cocurve_lab as cl
+from cocurve_lab.extensions.surrogates.notes import preview_note
+from cocurve_widgets import (
+    BridgeExplorer,
+    BuildMonitor,
+    CurvatureMap,
+    FidelityScatter,
+    GenerationCompare,
+    LambdaExplorer,
+    Session,
+)
+from helpers.problems import make_units, random_curvature
+from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
+from helpers.waiting import eventually
+
+MODEL, TOKENIZER = tiny_model(), word_tokenizer()
+UNITS = cl.enumerate_units(MODEL, 4)  # 18
+REAL = random_curvature(UNITS, seed=3)
+PREVIEW = REAL.with_provenance(method="probe", probes=64, rank=8, noise_floor=0.0997)
+OTHERS = (random_curvature(UNITS, seed=5), random_curvature(make_units()), PREVIEW)
+
+
+def generation(curvature: cl.Curvature, **given: Any) -> GenerationCompare:
+    model, tokenizer = given.pop("model", MODEL), given.pop("tokenizer", TOKENIZER)
+    return GenerationCompare(model, tokenizer, curvature, **given)
+
+
+EXPLORERS = [LambdaExplorer, BridgeExplorer, CurvatureMap]
+EVERY: list[Callable[..., Any]] = [*EXPLORERS, FidelityScatter, generation]
+every = pytest.mark.parametrize("make", EVERY, ids=lambda make: make.__name__)
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    """A session whose instruments are closed in the end."""
+    made, before = Session(REAL), set(_instances)
+    yield made
+    for model_id in set(_instances) - before:
+        if widget := _instances.get(model_id):
+            widget.close()
+    assert made.worker.join(60)
+
+
+BAD = [  # a value that a control refuses
+    (BuildMonitor, "ratio", 1.0),
+    (BuildMonitor, "interaction_strength", -1),
+    *[(LambdaExplorer, "interaction_strength", value) for value in (1.5, float("nan"))],
+    *[(LambdaExplorer, "ratio", value) for value in (0.61, -0.1)],
+    *[(LambdaExplorer, "layer_cap", value) for value in (0.0, 1.2)],
+    (LambdaExplorer, "protect_first", 7),
+    *[(LambdaExplorer, "kinds", value) for value in ([], ["heads"])],
+    (LambdaExplorer, "axis", "log"),
+    *[(LambdaExplorer, "tour_step", value) for value in (0, 6)],
+    *[(LambdaExplorer, "pair", value) for value in ([1, 1], [1, 2, 3], [99], [-1])],
+    (LambdaExplorer, "surrogate", "additive KL"),  # this H has no sketch of shifts
+    *[(BridgeExplorer, "threshold", value) for value in (1.5, float("nan"), "much")],
+    (BridgeExplorer, "saliency_quantile", -0.1),
+    (BridgeExplorer, "connectivity_quantile", 2),
+    (BridgeExplorer, "compared_ratio", 0.7),
+    (BridgeExplorer, "sign", "up"),
+    (BridgeExplorer, "blocks", ["cross", "mlp"]),
+    (BridgeExplorer, "table_of", "nodes"),
+    *[(make, "brushed", value) for make in EXPLORERS for value in ([0, 99], [-1])],
+    *[(make, "selected_unit", value) for make in EVERY for value in (18, -1)],
+    (CurvatureMap, "order", "size"),
+    *[
+        (CurvatureMap, "window", value)
+        for value in ([0, 0, 33], [16, 0, 8], [0, 0, 2], [0, 0, float("nan")], [0, 0])
+    ],
+    *[(CurvatureMap, "step", value) for value in (1, -1)],
+    (CurvatureMap, "playing", True),  # there is no plan
+    (CurvatureMap, "partner", 18),
+    *[(FidelityScatter, "ratio", value) for value in (1.2, 0.0)],
+    *[(FidelityScatter, "strengths", value) for value in ([], [-1.0])],
+    (FidelityScatter, "ratios", [0.2, 7.0]),
+    (FidelityScatter, "rows", 4),  # there is no text
+    (FidelityScatter, "methods", ["magic"]),
+    (FidelityScatter, "surrogate", "Q"),
+]
+
+
+@pytest.mark.parametrize(("make", "name", "value"), BAD)
+def test_a_bad_value_is_refused_by_name_and_changes_nothing(
+    session: Session, make: Callable[..., Any], name: str, value: Any
+) -> None:
+    wrong = (TraitError, cl.InputError)
+    word = {"strengths": "strength", "ratios": "ratio", "surrogate": "."}.get(name, name)
+    if make is BuildMonitor:
+        with pytest.raises(cl.InputError, match=word):
+            BuildMonitor(**{name: value})
+        return
+    instrument = make(REAL, session=session)
+    before = getattr(instrument, name)
+    with pytest.raises(wrong, match=word):
+        setattr(instrument, name, value)
+    assert getattr(instrument, name) == before
+    with pytest.raises(wrong, match=word):
+        make(REAL, session=Session(REAL), **{name: value})
+
+
+@pytest.mark.parametrize("control", ["selected_unti", "preview"])
+@every
+def test_a_misspelt_control_is_refused_and_attaches_nothing(
+    make: Callable[..., Any], control: str
+) -> None:
+    session = Session(REAL)
+    with pytest.raises(cl.InputError, match=control):
+        make(REAL, session=session, model=MODEL, **{control: 0})
+    assert session.model is None
+
+
+@every
+def test_the_chosen_unit_is_the_sessions(make: Callable[..., Any], session: Session) -> None:
+    one, two = make(REAL, session=session), BridgeExplorer(REAL, session=session)
+    one.set_state({"selected_unit": 7})  # as the page does
+    assert two.selected_unit == session.selected_unit == 7
+    session.selected_unit = None
+    assert one.selected_unit is None
+    with pytest.raises(TraitError, match="selected_unit"):
+        session.selected_unit = 18
+
+
+@every
+def test_a_plan_of_other_units_is_an_error_in_the_instrument(
+    make: Callable[..., Any], session: Session
+) -> None:
+    instrument = make(REAL, session=session)
+    session.selection = cl.Selection.from_pruned(make_units(2, 2, 2), [0])
+    said = f"{instrument.error} {instrument.status}"
+    assert "plan" in said or "chosen" in said
+    session.selection = cl.solve_greedy(REAL, 0.1)
+    eventually(lambda: instrument.error == "" or make is generation)
+
+
+@every
+def test_a_preview_is_noted_and_the_real_h_is_not(make: Callable[..., Any]) -> None:
+    for curvature, note in ((PREVIEW, preview_note(PREVIEW)), (REAL, "")):
+        instrument = make(curvature, session=Session(curvature))
+        assert instrument.get_state()["preview"] == note
+        with pytest.raises(TraitError):
+            instrument.preview = "no"
+        instrument.close()
+
+
+@every
+def test_it_joins_the_session_given_or_the_curvatures_own(
+    make: Callable[..., Any], session: Session
+) -> None:
+    made = make(REAL, session=session, model=MODEL, tokenizer=TOKENIZER)
+    assert made.session is session
+    assert (session.model, session.tokenizer) == (MODEL, TOKENIZER)
+    BridgeExplorer(REAL, session=session)  # what is not given stays
+    assert (session.model, session.tokenizer) == (MODEL, TOKENIZER)
+    curvature = random_curvature(UNITS, seed=4)
+    own = make(curvature, model=MODEL)
+    assert own.session is Session.of(curvature)
+    assert own.session.model is MODEL
+
+
+@every
+def test_a_session_or_model_of_another_h_is_refused_and_left_alone(
+    make: Callable[..., Any],
+) -> None:
+    for other in OTHERS:
+        session = Session(other)
+        with pytest.raises(cl.MismatchError):
+            make(REAL, session=session, model=MODEL)
+        assert session.model is None
+    session = Session(REAL)
+    with pytest.raises(cl.MismatchError):
+        make(REAL, session=session, model=tiny_model(layers=2))
+    assert session.model is None
+
+
+@every
+def test_files_hold_the_table_and_the_plan(
+    make: Callable[..., Any], session: Session, tmp_path: Path
+) -> None:
+    instrument = make(REAL, session=session)
+    session.selection = plan = cl.solve_greedy(REAL, 0.3)
+    tables = getattr(type(instrument), "table_of", None)
+    for name in tables.values if tables else ["the table"]:
+        if tables:
+            instrument.table_of = name
+        text = instrument.save(tmp_path / f"{name}.csv").read_text("utf-8")
+        rows, wanted = list(csv.DictReader(StringIO(text))), instrument.table()
+        assert len(rows) == len(wanted)
+        assert not rows or list(rows[0]) == list(wanted[0])
+    saved = instrument.save(tmp_path / "plan.json").read_text("utf-8")
+    assert cl.Selection.from_json(saved).pruned == plan.pruned
+    assert b"<gexf" in instrument.save(tmp_path / "graph.gexf").read_bytes()
+    with pytest.raises(cl.InputError, match=r"\.png"):
+        instrument.save(tmp_path / "picture.png")
+    if make is FidelityScatter:  # its page has links, and asks for nothing
+        return
+    sent: list[dict[str, str]] = []
+    instrument.send = lambda content, buffers=None: sent.append(content)
+    for name in (".csv", ".json", ".gexf", ".exe"):
+        instrument._handle_custom_msg({"want": name}, [])
+    assert sent == [{"file": ".csv"}, {"file": ".json"}, {"file": ".gexf"}]
+    assert "'.exe'" in instrument.error
+
+
+def test_without_a_plan_there_is_none_to_save(session: Session, tmp_path: Path) -> None:
+    with pytest.raises(cl.InputError, match="no plan yet"):
+        CurvatureMap(REAL, session=session).save(tmp_path / "plan.json")
+
+
+@every
+def test_nothing_is_left_of_a_closed_instrument(make: Callable[..., Any]) -> None:
+    session = Session(REAL, MODEL, TOKENIZER)
+    gc.collect()
+    before = set(_instances)
+    instrument = make(REAL, session=session)
+    instrument.selected_unit = 3
+    gone = weakref.ref(instrument)
+    instrument.close()
+    assert session.worker.join(60)
+    session.selection = cl.solve_greedy(REAL, 0.2)  # nobody listens any more
+    del instrument
+
+    def collected() -> bool:  # a redraw that was put off holds the picture for a moment
+        gc.collect()
+        return gone() is None
+
+    eventually(collected)
+    assert set(_instances) <= before  # no model of ours is left in the kernel
+
+
+def test_text_and_held_out_rows_are_checked() -> None:
+    session = Session(REAL)
+    with pytest.raises(cl.InputError, match="no model"):
+        GenerationCompare(None, TOKENIZER, REAL, session=session)  # type: ignore[arg-type]
+    with pytest.raises(cl.InputError, match="no model"):
+        LambdaExplorer(REAL, session=session, held_out=tiny_text())
+    rows = tiny_text()
+    build = cl.estimate_curvature(MODEL, UNITS, rows, 16, progress=False)
+    with pytest.raises(cl.MismatchError):
+        FidelityScatter(build, MODEL, rows)
