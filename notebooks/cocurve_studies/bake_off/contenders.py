@@ -53,8 +53,7 @@ class Contender:
             raise InputError("a contender has no method. Give at least one.")
         if self.repair not in REPAIRS:
             raise InputError(f"repair is {self.repair!r}. Give one of {', '.join(REPAIRS)}.")
-        if as_int(self.evaluations, "evaluations") < 0:
-            raise InputError(f"evaluations is {self.evaluations}. Give 0 or more.")
+        as_int(self.evaluations, "evaluations")
 
     @property
     def honours_guards(self) -> bool:

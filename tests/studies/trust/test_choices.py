@@ -79,20 +79,16 @@ def test_refinement_lies_between_greedy_and_the_bound(problem: Problem) -> None:
 
 
 def test_gains_are_reported_on_other_rows(problem: Problem) -> None:
-    table = gains_study(
-        problem.model, problem.curvature, problem.texts, (0.4,), (1.0,), options=QUIET
-    )
-    candidates = pick(table, role="candidate")
-    assert len(candidates) == 1 + 3 * 2
-    assert candidates[0]["ridge"] is None
-    assert candidates[0]["difference"] == 0
-    (report,) = pick(table, role="report")
-    plan = cl.solve_greedy(problem.curvature, 0.4, 1.0)
-    if report["ridge"] is None:
-        assert report["difference"] == 0
-    else:
-        gains = cl.solve_gains(problem.curvature, plan, report["ridge"], report["clip"])
-        kl = cl.measure_plans(
-            problem.model, [plan, plan.with_gains(gains)], problem.texts.report, progress=False
-        )
-        assert report["difference"] == pytest.approx(kl.paired(1, 0)[0], rel=1e-4)
+    model, curvature, texts = problem.model, problem.curvature, problem.texts
+    table = gains_study(model, curvature, texts, RATIOS, (1.0,), options=QUIET)
+    helpful, useless = (pick(table, requested_ratio=ratio) for ratio in RATIOS)
+    first, *others = pick(helpful, role="candidate")
+    assert (first["ridge"], first["difference"], len(others)) == (None, 0, 3 * 2)
+    (report,) = pick(helpful, role="report")
+    plan = cl.solve_greedy(curvature, RATIOS[0], 1.0)
+    both = [plan, plan.with_gains(cl.solve_gains(curvature, plan, report["ridge"], report["clip"]))]
+    kl = cl.measure_plans(model, both, texts.report, progress=False)
+    assert report["difference"] == pytest.approx(kl.paired(1, 0)[0], rel=1e-4)
+    assert report["difference"] != 0
+    (report,) = pick(useless, role="report")
+    assert (report["ridge"] is None) == (report["difference"] == 0)  # no gains help here
