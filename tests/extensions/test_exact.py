@@ -1,18 +1,15 @@
-"""The exact H* against finite differences and small removals, and the study that compares it."""
+"""The study that compares H with the exact H* and the plans of both."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import cocurve_lab as cl
 from cocurve_lab.estimator.estimate import exact_curvature
-from cocurve_lab.extensions.analysis import exact as infinitesimal
 from cocurve_lab.solver.guards import FREE
 from cocurve_studies.trust.infinitesimal import (
     PlanGrid,
@@ -23,136 +20,15 @@ from cocurve_studies.trust.infinitesimal import (
 )
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import (
-    FAMILIES,
     GROUPS,
-    full_logits,
-    masked_by_hand,
-    relative_error,
     tiny_model,
     tiny_text,
-    units_by_hand,
 )
 
 
 def exact(model: Any, text: cl.CalibrationSet, top_r: int = 13) -> cl.Curvature:
     units = cl.enumerate_units(model, GROUPS)
     return exact_curvature(model, units, text, top_r, progress=False)
-
-
-def wide(model: Any) -> Any:
-    """The same model with its norms in float64: transformers runs them in float32 always."""
-    for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-
-            def norm(x: torch.Tensor, m: Any = module) -> torch.Tensor:
-                square = x.pow(2).mean(-1, keepdim=True)
-                return m.weight * (x * torch.rsqrt(square + m.variance_epsilon))
-
-            module.forward = norm
-    return model
-
-
-def differences(
-    model: Any, text: cl.CalibrationSet, top_r: int, step: float, central: bool = True
-) -> np.ndarray:
-    """Gram [M, M] of (z(1 + step) - z(1 - step)) / (2 step), or of (z(1) - z(1 - step)) / step."""
-    features: list[list[torch.Tensor]] = [[] for _ in units_by_hand(model)]
-    for ids, positions in zip(text.input_ids, text.scored, strict=True):
-        teacher = full_logits(model, ids[None])[0, positions]
-        support = teacher.topk(top_r, dim=-1).indices
-        p = torch.softmax(teacher.gather(-1, support), dim=-1)
-        for index, unit in enumerate(units_by_hand(model)):
-            ends = []
-            for gain in (1 + step if central else 1.0, 1 - step):
-                with masked_by_hand(model, [], {unit: gain}):
-                    ends.append(full_logits(model, ids[None])[0, positions].gather(-1, support))
-            slope = (ends[0] - ends[1]) / (2 * step if central else step)
-            mean = (p * slope).sum(dim=-1, keepdim=True)
-            features[index].append((p.sqrt() * (slope - mean)).flatten())
-    stacked = torch.stack([torch.cat(parts) for parts in features])
-    return (stacked @ stacked.T / text.scored.numel()).numpy()
-
-
-# The matrix -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("family", "heads"),
-    [(family, "gqa") for family in FAMILIES] + [("llama", "mha"), ("llama", "mqa")],
-)
-def test_it_is_the_limit_of_central_differences(family: str, heads: str) -> None:
-    model = wide(tiny_model(family, heads, layers=2, dtype=torch.float64))
-    text = tiny_text(2, 10, scored=4)
-    expected = differences(model, text, 13, step=1e-4)
-    found = exact(model, text)
-    assert relative_error(found.matrix, expected) < 1e-6
-    assert np.allclose(np.diagonal(found.matrix), np.diagonal(expected), rtol=1e-6, atol=0)
-
-
-def test_removing_less_and_less_leads_there() -> None:
-    """Features of a removal by a share, over that share: the distance falls with the share."""
-    model, text = wide(tiny_model(layers=2, dtype=torch.float64)), tiny_text(1, 12)
-    found = exact(model, text).matrix
-    apart = [
-        relative_error(differences(model, text, 13, step, central=False), found)
-        for step in (1.0, 0.1, 0.01)
-    ]
-    assert apart[0] > 0.05  # whole removals are something else
-    assert apart[1] / apart[2] == pytest.approx(10, rel=0.2)  # first order in the share
-
-
-def test_the_plain_attention_is_covered() -> None:
-    fused, plain = (
-        exact(tiny_model(layers=2, dtype=torch.float64, attention=kind), tiny_text(1, 12)).matrix
-        for kind in ("sdpa", "eager")
-    )
-    assert relative_error(plain, fused) < 1e-5  # its softmax is float32
-
-
-def test_a_bias_of_the_head_moves_the_teacher_not_the_derivative() -> None:
-    model, text = wide(tiny_model(layers=2, dtype=torch.float64)), tiny_text(1, 12)
-    without = exact(model, text).matrix
-    generator = torch.Generator().manual_seed(0)
-    bias = torch.randn(model.lm_head.out_features, generator=generator, dtype=torch.float64)
-    model.lm_head.bias = torch.nn.Parameter(bias, requires_grad=False)
-    found = exact(model, text).matrix
-    assert relative_error(found, differences(model, text, 13, step=1e-4)) < 1e-6
-    assert relative_error(found, without) > 0.01
-
-
-def test_batches_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, text = tiny_model(layers=2, dtype=torch.float64), tiny_text(1, 12)
-    whole = exact(model, text).matrix
-    monkeypatch.setattr(infinitesimal, "_BATCH_TOKENS", 1)
-    assert relative_error(exact(model, text).matrix, whole) < 1e-12
-
-
-def test_what_comes_back(tmp_path: Path) -> None:
-    model, text = tiny_model(), tiny_text(3)
-    model.requires_grad_(True)
-    model.train()
-    found = exact(model, text)
-    assert model.training
-    assert all(weight.requires_grad for weight in model.parameters())
-    assert not any(module._forward_pre_hooks for module in model.modules())
-    assert found.provenance["method"] == "infinitesimal"
-    assert not found.is_preview
-    assert found.single_unit_risk is None
-    assert found.group_positions is not None
-    assert found.group_positions.tolist() == [23, 23, 23]
-    again = cl.Curvature.load(found.save(tmp_path / "H.pkl"))
-    assert np.array_equal(again.matrix, found.matrix)
-    assert np.linalg.eigvalsh(found.matrix).min() > -1e-6 * found.saliency.max()
-
-
-def test_attention_without_a_derivative_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(infinitesimal, "sdpa_kernel", lambda _: nullcontext())  # left to be fused
-    model = tiny_model()
-    with pytest.raises(cl.InputError, match="no forward derivative"):
-        exact(model, tiny_text(1))
-    assert not any(module._forward_pre_hooks for module in model.modules())
-    monkeypatch.undo()
-    assert np.isfinite(exact(model, tiny_text(1)).matrix).all()
 
 
 # Two matrices and their plans -------------------------------------------------------------------

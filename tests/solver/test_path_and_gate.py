@@ -113,6 +113,19 @@ def test_a_segments_plan_is_the_solve_at_its_own_lambda() -> None:
     assert f"{path.distinct_sets} distinct plans" in repr(path)
 
 
+@pytest.mark.parametrize("seed", [7, 29])
+def test_the_order_that_holds_longest_stands_for_the_set(seed: int) -> None:
+    """Against solves on a grid: the longest order of a set is neither its first nor its last."""
+    curvature = random_curvature(make_units(3, 2, 3), seed, shared=1.0)
+    segment = lambda_path(curvature, 0.4).segments[0]
+    grid = [float(x) for x in np.linspace(0, 1, 401) if segment.start <= x < segment.stop]
+    orders = [solve_greedy(curvature, 0.4, strength).pruned for strength in grid]
+    longest = max(set(orders), key=orders.count)
+    assert longest not in (orders[0], orders[-1])
+    assert segment.selection is not None
+    assert segment.selection.pruned == longest
+
+
 def test_orders_of_one_set_are_one_segment() -> None:
     """Two units that swap places in the order but are both pruned throughout."""
     units = make_units(1, 0, 4)

@@ -121,6 +121,18 @@ def test_every_plan_keeps_them_and_what_can_go_is_exact(
     assert better.objective <= plan.objective + 1e-15
 
 
+def test_what_can_go_counts_what_must() -> None:
+    """An included unit takes its portion, and so the room of others under the cap."""
+    guards = Guards(tensor_parallel=2, layer_cap=0.62)
+    with pytest.raises(InfeasibleError) as raised:
+        solve_greedy(random_curvature(SMALL), 0.6, guards=guards, include=[3])
+    most = [
+        max(sum(SMALL[u].cost for u in chosen) for chosen in sets if layer or 3 in chosen)
+        for layer, sets in enumerate(admissible(SMALL, layer, guards) for layer in (0, 1))
+    ]
+    assert raised.value.reachable_ratio == pytest.approx(sum(most) / SMALL.total_cost)
+
+
 def by_hand(curvature: cl.Curvature, guards: Guards, ratio: float, strength: float) -> list[int]:
     """The greedy of portions from the objective alone, over all sets one portion larger."""
     H, units = curvature.matrix, curvature.units
