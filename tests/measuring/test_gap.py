@@ -88,21 +88,14 @@ def naive(model: PreTrainedModel, chosen: list[int]) -> dict[str, np.ndarray]:
     return {name: np.array(values) for name, values in out.items()}
 
 
-@pytest.mark.parametrize("factor", [1, 20])
-def test_every_risk_is_that_of_naive_full_passes(factor: float) -> None:
-    model = sharp(factor)
+@pytest.mark.parametrize(
+    "model", [sharp(1), sharp(20), tiny_model("gemma2"), tiny_model("opt", "mha")]
+)
+def test_every_risk_is_that_of_naive_full_passes(model: PreTrainedModel) -> None:
     found, expected = split(model), naive(model, PLAN)
     for name, values in expected.items():
         assert values.shape == (3, 9)
         np.testing.assert_allclose(getattr(found, name), values, rtol=2e-3, atol=2e-5, err_msg=name)
-        assert getattr(found, name).mean() == pytest.approx(values.mean(), rel=1e-4), name
-
-
-@pytest.mark.parametrize("family", ["gemma2", "opt"])
-def test_a_cap_on_the_logits_and_another_family(family: str) -> None:
-    model = tiny_model(family, "mha")
-    found, expected = split(model), naive(model, PLAN)
-    for name, values in expected.items():
         assert getattr(found, name).mean() == pytest.approx(values.mean(), rel=1e-4), name
 
 
@@ -152,16 +145,15 @@ def test_bins_add_up_to_the_whole(by: str) -> None:
         assert row["measured_error"] == pytest.approx(by_row.std(ddof=1) / np.sqrt(3))
 
 
-def test_one_unit_adds_up_and_all_units_split_the_diagonal() -> None:
+def test_one_unit_adds_up_and_none_costs_nothing() -> None:
     one = split(tiny_model(), [4])
     np.testing.assert_allclose(one.quadratic_of_sum, one.quadratic_of_joint, rtol=1e-3, atol=1e-9)
     np.testing.assert_allclose(one.kl_of_sum, one.kl_of_joint, rtol=1e-3, atol=1e-9)
     np.testing.assert_allclose(one.units_measured, one.kl_of_sum, rtol=1e-6)
     assert one.adding_up == pytest.approx(1, rel=1e-4)
-    several = [split(tiny_model(), [u]) for u in (4, 9)]
-    both = split(tiny_model(), [4, 9])
-    total = sum(part.kl_of_joint for part in several)
-    np.testing.assert_allclose(both.units_measured, total, rtol=1e-3, atol=1e-9)
+    empty = split(tiny_model(), [])
+    assert empty.predicted == empty.measured == 0
+    assert all(row["measured_over_predicted"] is None for row in empty.rows())
 
 
 def test_parts_joined_are_the_whole_and_batches_do_not_matter(
@@ -178,7 +170,7 @@ def test_parts_joined_are_the_whole_and_batches_do_not_matter(
     for name in ("p_max", *RISKS):
         np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name))
         np.testing.assert_allclose(getattr(small, name), getattr(whole, name), rtol=1e-3, atol=1e-8)
-    with pytest.raises(cl.InputError, match="not those of one plan"):
+    with pytest.raises(cl.InputError):
         RiskSplit.join([whole, split(model, [3])])
 
 
@@ -188,45 +180,28 @@ def test_the_causes_multiply_to_the_gap_and_are_told_apart() -> None:
     assert found.expansion * found.adding_up == pytest.approx(ratio)
     a, b, c, d = np.full((4, 1, 2), [[[1.0]], [[10.0]], [[1.2]], [[20.0]]])
     names = ("quadratic_of_sum", "kl_of_sum", "quadratic_of_joint", "kl_of_joint")
-    for values, cause, words in (
-        ((a, b, c, d), "expansion", "the parabola fails, the shifts add up"),
-        ((a, c, b, d), "adding up", "the shifts do not add up, the parabola holds"),
-        ((a, b, b, 10 * b), "both", "the parabola fails, and the shifts do not"),
-        ((a, c, c, 1.9 * a), "none", "agree within a factor of two"),
-        ((0 * a, 0 * b, 0 * c, 0 * d), "none", "agree"),
+    for values, cause in (
+        ((a, b, c, d), "expansion"),
+        ((a, c, b, d), "adding up"),
+        ((a, b, b, 10 * b), "both"),
+        ((a, c, c, 1.9 * a), "none"),
+        ((0 * a, 0 * b, 0 * c, 0 * d), "none"),
     ):
         made = replace(found, **dict(zip(names, values, strict=True)))
         made = replace(made, **{n: np.ones((1, 2)) for n in ("p_max", *RISKS[4:])})
         assert made.cause == cause
-        assert words in repr(made)
-
-
-def test_a_sure_teacher_hides_the_risk_from_the_parabola() -> None:
-    """Two tokens, p_max near 1: the form is nearly 0, the KL of an overturned choice is not."""
-    p = torch.tensor([0.999, 0.001], dtype=torch.float64)
-    shift = torch.tensor([0.0, 9.0], dtype=torch.float64)
-    quadratic, kl = gap._both(p, shift)
-    assert float(quadratic) == pytest.approx(0.999 * 0.001 * 81 / 2)
-    assert float(kl) > 40 * float(quadratic)
-
-
-def test_an_empty_plan_costs_nothing() -> None:
-    found = split(tiny_model(), [])
-    assert found.predicted == found.measured == 0
-    assert all(row["measured_over_predicted"] is None for row in found.rows())
-    assert "0 units" in repr(found)
 
 
 def test_what_cannot_be_split_is_refused() -> None:
     model = tiny_model()
     plan = plan_of(model)
-    with pytest.raises(cl.InputError, match="gains for 1 units"):
+    with pytest.raises(cl.InputError):
         cl.split_risk(model, plan.with_gains({3: 1.1}), TEXT)
     with pytest.raises(cl.MismatchError):
         cl.split_risk(tiny_model(layers=2), plan, TEXT)
-    with pytest.raises(cl.InputError, match='Choose "p_max" or "shift"'):
+    with pytest.raises(cl.InputError):
         split(model).rows("layer")  # type: ignore[arg-type]
     with torch.no_grad():
         model.lm_head.weight[0, 0] = torch.nan
-    with pytest.raises(cl.NumericalError, match="sequence 0"):
+    with pytest.raises(cl.NumericalError):
         split(model)

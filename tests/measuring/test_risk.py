@@ -17,7 +17,7 @@ from cocurve_lab.estimator.fisher import kl_divergence, whiten
 from cocurve_lab.measuring import plan_memory, risk
 from cocurve_lab.measuring.lockstep import forced_kl
 from cocurve_lab.measuring.risk import PlanTable
-from helpers.tiny_models import FAMILIES, GROUPS, VOCAB, naive_risk, tiny_model, tiny_text
+from helpers.tiny_models import FAMILIES, GROUPS, naive_risk, tiny_model, tiny_text
 
 PLANS = [[0], [2, 9], [], [1, 4, 5, 12, 17], list(range(18))]
 
@@ -43,20 +43,19 @@ def count_forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 # The number -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_risk_is_the_full_vocabulary_divergence(family: str) -> None:
-    model, text = tiny_model(family), tiny_text(3, 20, 5)
+@pytest.mark.parametrize(
+    ("family", "dtype", "bound"),
+    [*((family, torch.float32, 2e-5) for family in FAMILIES), ("llama", torch.float64, 1e-10)],
+)
+def test_risk_is_the_full_vocabulary_divergence(
+    family: str, dtype: torch.dtype, bound: float
+) -> None:
+    model, text = tiny_model(family, dtype=dtype), tiny_text(3, 20, 5)
     for plan in plans_of(model):
         chosen = [plan.units.units[i] for i in plan.pruned]
         expected = naive_risk(model, chosen, text).mean()
-        assert cl.pruning_risk(model, plan, text) == pytest.approx(expected, rel=2e-5, abs=1e-12)
-
-
-def test_float64_models_are_measured_in_float64() -> None:
-    model, text = tiny_model(dtype=torch.float64), tiny_text(3, 20)
-    for plan in plans_of(model):
-        expected = naive_risk(model, [plan.units.units[i] for i in plan.pruned], text).mean()
-        assert cl.pruning_risk(model, plan, text) == pytest.approx(expected, rel=1e-10, abs=1e-15)
+        assert cl.pruning_risk(model, plan, text) == pytest.approx(expected, rel=bound, abs=1e-12)
+    assert cl.pruning_risk(model, [], text) == 0
 
 
 def test_names_and_indices_are_those_of_the_unit_set() -> None:
@@ -71,12 +70,6 @@ def test_names_and_indices_are_those_of_the_unit_set() -> None:
         assert np.array_equal(
             forced_kl(model, [said], row, unit_set=units), forced_kl(model, [units[place]], row)
         )
-
-
-def test_an_empty_plan_costs_nothing() -> None:
-    model, text = tiny_model(), tiny_text(2, 20)
-    assert cl.pruning_risk(model, [], text) == 0
-    assert cl.measure_plans(model, plans_of(model, [[], [3]]), text, progress=False).mean[0] == 0
 
 
 def test_gains_are_measured() -> None:
@@ -102,7 +95,7 @@ def test_the_risk_of_a_nearly_null_unit_keeps_its_digits(scale: float) -> None:
 # The two formulas -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1e-6, 1e-5, 1e-4, 1e-2, 0.3, 1.0, 10.0])
+@pytest.mark.parametrize("size", [1e-6, 1e-4, 1e-2, 1.0, 10.0])
 def test_divergence_keeps_its_digits_at_every_size(size: float) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(8, 300, generator=generator)
@@ -117,20 +110,18 @@ def test_divergence_keeps_its_digits_at_every_size(size: float) -> None:
     torch.testing.assert_close(kl_divergence(p0, shift).double(), expected, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("size", [40.0, 200.0, 3000.0])
-def test_divergence_survives_enormous_shifts(size: float) -> None:
+def test_divergence_of_odd_shifts() -> None:
     p0 = torch.tensor([[0.7, 0.2, 0.1 - 1e-7, 1e-7]])
-    shift = torch.tensor([[0.0, -1.0, 0.5, size]])
-    log_p, wide = p0.double().log(), shift.double()
-    log_q = torch.log_softmax(log_p + wide, -1)
-    expected = (p0.double() * (log_p - log_q)).sum(-1)
-    torch.testing.assert_close(kl_divergence(p0, shift).double(), expected, rtol=1e-5, atol=0)
-
-
-def test_a_constant_shift_changes_nothing() -> None:
-    p0 = torch.softmax(torch.randn(4, 50), -1)
-    assert (kl_divergence(p0, torch.full((4, 50), 7.0)) < 1e-10).all()
-    assert whiten(p0, torch.full((4, 50), 7.0)).abs().max() < 1e-5
+    for size in (40.0, 3000.0):
+        shift = torch.tensor([[0.0, -1.0, 0.5, size]])
+        log_p = p0.double().log()
+        expected = (p0.double() * (log_p - torch.log_softmax(log_p + shift.double(), -1))).sum(-1)
+        torch.testing.assert_close(kl_divergence(p0, shift).double(), expected, rtol=1e-5, atol=0)
+    assert kl_divergence(p0, torch.full_like(p0, 7.0)) < 1e-10  # a constant changes nothing
+    impossible = torch.tensor([[0.5, 0.5, 0.0]])
+    assert kl_divergence(impossible, torch.tensor([[0.0, 0.0, 100.0]])) == pytest.approx(
+        0, abs=1e-7
+    )
 
 
 def test_whitened_products_are_fisher_products() -> None:
@@ -138,13 +129,6 @@ def test_whitened_products_are_fisher_products() -> None:
     a, b = torch.randn(2, 40, dtype=torch.float64)
     fisher = torch.diag(p0) - torch.outer(p0, p0)
     torch.testing.assert_close(whiten(p0, a) @ whiten(p0, b), a @ fisher @ b)
-
-
-def test_tokens_of_probability_zero_do_not_matter() -> None:
-    p0 = torch.tensor([[0.5, 0.5, 0.0]])
-    for size in (1.0, 100.0):
-        value = kl_divergence(p0, torch.tensor([[0.0, 0.0, size]]))
-        assert value == pytest.approx(0, abs=1e-7)
 
 
 # The engine -------------------------------------------------------------------------------------
@@ -159,20 +143,20 @@ def test_a_table_holds_each_plans_risk_on_each_sequence() -> None:
         chosen = [plan.units.units[i] for i in plan.pruned]
         np.testing.assert_allclose(table.kl[row], naive_risk(model, chosen, text), 2e-5, 1e-12)
         assert table.mean[row] == pytest.approx(cl.pruning_risk(model, plan, text), rel=1e-5)
-    assert len(table) == 5
     assert [row["units"] for row in table.rows()] == [len(plan) for plan in plans]
-    assert "5 plans x 3 sequences" in repr(table)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 5, 50])
+@pytest.mark.parametrize("batch", [1, 2, 50])
 def test_batch_size_does_not_matter(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, text = tiny_model(), tiny_text(3, 20, 5)
-    expected = cl.measure_plans(model, plans_of(model), text, progress=False)
+    plans = plans_of(model, [*PLANS, PLANS[1]])  # one twice
+    expected = cl.measure_plans(model, plans, text, progress=False)
     rows = count_forwards(monkeypatch)
-    found = cl.measure_plans(model, plans_of(model), text, plans_per_batch=batch, progress=False)
+    found = cl.measure_plans(model, plans, text, plans_per_batch=batch, progress=False)
     np.testing.assert_allclose(found.kl, expected.kl, rtol=1e-5, atol=1e-12)
     assert max(rows) == min(batch, 4)
-    assert sum(rows) == 3 * (1 + 4)  # the teacher once per sequence; the empty plan is the teacher
+    # the teacher once per sequence; the empty plan is the teacher, and equal plans are one
+    assert sum(rows) == 3 * (1 + 4)
 
 
 def test_paired_differences_and_errors() -> None:
@@ -188,32 +172,25 @@ def test_paired_differences_and_errors() -> None:
     assert np.isnan(single.standard_error).all()
 
 
-def test_equal_plans_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, text = tiny_model(), tiny_text(2, 20, 5)
-    rows = count_forwards(monkeypatch)
-    table = cl.measure_plans(model, plans_of(model, [[3, 1], [1, 3]]), text, progress=False)
-    assert rows == [1, 1, 1, 1]
-    assert np.array_equal(table.kl[0], table.kl[1])
-
-
 def test_interrupted_measurements_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, text, path = tiny_model(), tiny_text(4, 20, 5), tmp_path / "plans.pkl"
-    plans = plans_of(model, [[0], [2, 9]])
-    expected = cl.measure_plans(model, plans, text, progress=False)
-    real, calls = risk._Engine.measure, []
+    old, new = plans_of(model, [[0], [2, 9]])
+    expected = cl.measure_plans(model, [old, new], text, progress=False)
+    real = risk._Engine.measure
 
     def interrupted(self: Any, number: int, scales: Any) -> np.ndarray:
-        calls.append(number)
-        if calls == [0, 1, 2]:
+        if number == 2:
             raise KeyboardInterrupt
         return real(self, number, scales)
 
-    monkeypatch.setattr(risk._Engine, "measure", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        cl.measure_plans(model, plans, text, checkpoint=path, progress=False)
-    found = cl.measure_plans(model, plans, text, checkpoint=path, progress=False)
-    assert calls == [0, 1, 2, 2, 3]
-    assert np.array_equal(found.kl, expected.kl)
+    with monkeypatch.context() as patch:
+        patch.setattr(risk._Engine, "measure", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cl.measure_plans(model, [old], text, checkpoint=path, progress=False)
+    rows = count_forwards(monkeypatch)
+    found = cl.measure_plans(model, [old, new], text, checkpoint=path, progress=False)
+    assert rows == [1, 1, 1, 1, 1, 2, 1, 2]  # rows 0 and 1 need only the new plan
+    np.testing.assert_allclose(found.kl, expected.kl, rtol=1e-5)
 
 
 def test_adding_plans_measures_only_the_new_ones(
@@ -246,27 +223,6 @@ def test_progress_counts_the_plans_that_are_measured(
         assert bool(shown) == bool(words)
 
 
-def test_half_measured_plans_are_not_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, text, path = tiny_model(), tiny_text(4, 20, 5), tmp_path / "plans.pkl"
-    old, new = plans_of(model, [[0], [3]])
-    real = risk._Engine.measure
-    with monkeypatch.context() as patch:
-
-        def stop(self: Any, number: int, scales: Any) -> np.ndarray:
-            if number == 2:
-                raise KeyboardInterrupt
-            return real(self, number, scales)
-
-        patch.setattr(risk._Engine, "measure", stop)
-        with pytest.raises(KeyboardInterrupt):
-            cl.measure_plans(model, [old], text, checkpoint=path, progress=False)
-    rows = count_forwards(monkeypatch)
-    cl.measure_plans(model, [old, new], text, checkpoint=path, progress=False)
-    assert rows == [1, 1, 1, 1, 1, 2, 1, 2]  # rows 0 and 1 need only the new plan
-
-
 def test_a_full_disk_does_not_stop_the_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -288,14 +244,13 @@ def test_out_of_memory_halves_the_batch_for_good(
 ) -> None:
     model, text = tiny_model(), tiny_text(3, 20, 5)
     expected = cl.measure_plans(model, plans_of(model), text, plans_per_batch=2, progress=False)
-    real = risk._scored_hidden
-    tried: list[int] = []
+    real, tried, most = risk._scored_hidden, [], 2
 
-    def tight(architecture: Any, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def tight(architecture: Any, ids: torch.Tensor, positions: Any, masks: Any) -> torch.Tensor:
         tried.append(len(ids))
-        if len(ids) > 2:
+        if masks and len(ids) > most:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(architecture, ids, *rest)
+        return real(architecture, ids, positions, masks)
 
     monkeypatch.setattr(risk, "_scored_hidden", tight)
     with caplog.at_level(logging.WARNING):
@@ -303,18 +258,7 @@ def test_out_of_memory_halves_the_batch_for_good(
     assert np.array_equal(found.kl, expected.kl)
     assert [rows for rows in tried if rows > 2] == [4]
     assert "measuring 2 plans at a time" in caplog.text
-
-
-def test_one_plan_that_does_not_fit_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, text = tiny_model(), tiny_text(2, 20, 5)
-    real = risk._scored_hidden
-
-    def tight(architecture: Any, ids: torch.Tensor, positions: Any, masks: Any) -> torch.Tensor:
-        if masks:
-            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
-        return real(architecture, ids, positions, masks)
-
-    monkeypatch.setattr(risk, "_scored_hidden", tight)
+    most = 0
     with pytest.raises(cl.InputError, match="one plan on sequence 0"):
         cl.measure_plans(model, plans_of(model), text, progress=False)
 
@@ -324,56 +268,65 @@ def test_one_plan_that_does_not_fit_is_a_clear_error(monkeypatch: pytest.MonkeyP
 
 def test_files_of_other_text_or_models_are_refused(tmp_path: Path) -> None:
     model, text, path = tiny_model(), tiny_text(2, 20, 5), tmp_path / "plans.pkl"
-    plans = plans_of(model, [[0]])
+    other, plans = tiny_model(seed=1), plans_of(model, [[0]])
     cl.measure_plans(model, plans, text, checkpoint=path, progress=False)
-    with pytest.raises(cl.MismatchError, match="another text_fingerprint"):
+    with pytest.raises(cl.MismatchError, match="text_fingerprint"):
         cl.measure_plans(model, plans, tiny_text(2, 20, 6), checkpoint=path, progress=False)
-    other = tiny_model(seed=1)
-    with pytest.raises(cl.MismatchError, match="another model_fingerprint"):
+    with pytest.raises(cl.MismatchError, match="model_fingerprint"):
         cl.measure_plans(other, plans_of(other, [[0]]), text, checkpoint=path, progress=False)
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(cl.FileFormatError, match=r"plans\.pkl"):
         cl.measure_plans(model, plans, text, checkpoint=path, progress=False)
 
 
-def test_text_the_curvature_has_seen_is_refused() -> None:
-    model, text = tiny_model(), tiny_text(4, 20, 5)
-    plans = plans_of(model, [[0]])
-    seen = text.rows(0, 2)
-    curvature = cl.estimate_curvature(model, plans[0].units, seen, 16, progress=False)
-    for calibrated_on in (seen, curvature):
-        with pytest.raises(cl.MismatchError, match="rows are in both sets"):
-            cl.measure_plans(model, plans, text, calibrated_on=calibrated_on, progress=False)
-        cl.measure_plans(model, plans, text.rows(2, 4), calibrated_on=calibrated_on, progress=False)
+MODEL, TEXT = tiny_model(), tiny_text(4, 20, 5)
+PLAN = plans_of(MODEL, [[0]])
+FOREIGN = plans_of(tiny_model("llama", "mha"))[1]
 
 
-def test_plans_of_other_units_are_refused() -> None:
-    model, text = tiny_model(), tiny_text(2, 20, 5)
-    foreign = plans_of(tiny_model("llama", "mha"))[1]
-    for measure in (
-        lambda: cl.pruning_risk(model, foreign, text),
-        lambda: cl.measure_plans(model, [foreign], text, progress=False),
-    ):
-        with pytest.raises(cl.MismatchError, match="differ first at L0"):
-            measure()
-    with pytest.raises(cl.InputError, match="no plan"):
-        cl.measure_plans(model, [], text)
-
-
-def test_text_that_does_not_fit_is_refused() -> None:
-    model = tiny_model()
-    plans = plans_of(model, [[0]])
-    with pytest.raises(cl.InputError, match="context is 64"):
-        cl.pruning_risk(model, plans[0], tiny_text(1, 65))
-    with pytest.raises(cl.InputError, match=f"embedding has {VOCAB} rows"):
-        cl.measure_plans(model, plans, tiny_text(2, 20, vocab=500), progress=False)
-
-
-def test_nan_logits_are_an_error() -> None:
+def broken() -> PreTrainedModel:
     model = tiny_model()
     model.lm_head.weight[3] = float("nan")
-    with pytest.raises(cl.NumericalError, match="sequence 0 gives NaN or infinite logits"):
-        cl.pruning_risk(model, plans_of(model)[0], tiny_text(2, 20, 5))
+    return model
+
+
+def seen(rows: cl.CalibrationSet, built: bool) -> Any:
+    """Rows that H was built on, or that H."""
+    units = PLAN[0].units
+    return cl.estimate_curvature(MODEL, units, rows, 16, progress=False) if built else rows
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: cl.pruning_risk(MODEL, FOREIGN, TEXT), cl.MismatchError),
+        (lambda: cl.measure_plans(MODEL, [FOREIGN], TEXT), cl.MismatchError),
+        (lambda: cl.measure_plans(MODEL, [], TEXT), cl.InputError),
+        (lambda: cl.pruning_risk(MODEL, PLAN[0], tiny_text(1, 65)), cl.InputError),
+        (lambda: cl.measure_plans(MODEL, PLAN, tiny_text(2, 20, vocab=500)), cl.InputError),
+        (lambda: cl.pruning_risk(broken(), PLAN[0], TEXT), cl.NumericalError),
+        (lambda: PlanTable((), np.zeros((0, 2))).perplexity, cl.InputError),
+        (lambda: risk.model_risk(MODEL, tiny_model(vocab_size=98), TEXT), cl.MismatchError),
+        *(
+            (
+                lambda built=built: cl.measure_plans(
+                    MODEL, PLAN, TEXT, calibrated_on=seen(TEXT.rows(0, 2), built)
+                ),
+                cl.MismatchError,
+            )
+            for built in (False, True)
+        ),
+    ],
+)
+def test_bad_input_is_refused(call: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        call()
+
+
+def test_rows_that_h_has_not_seen_are_measured() -> None:
+    plan, rest = PLAN[0], TEXT.rows(2, 4)
+    table = cl.measure_plans(MODEL, [plan], rest, calibrated_on=seen(TEXT.rows(0, 2), True))
+    assert table.kl.shape == (1, 2)
 
 
 # Likelihood of the text itself -------------------------------------------------------------------
@@ -398,12 +351,6 @@ def test_nll_is_the_loss_of_the_masked_model(tmp_path: Path) -> None:
     assert np.array_equal(again.dense_nll, table.dense_nll)
 
 
-def test_a_table_without_nll_says_so() -> None:
-    table = PlanTable((), np.zeros((0, 2)))
-    with pytest.raises(cl.InputError, match="no nll"):
-        _ = table.perplexity
-
-
 # Two models -------------------------------------------------------------------------------------
 
 
@@ -413,9 +360,3 @@ def test_the_risk_of_a_cut_model_is_that_of_its_mask() -> None:
         found = risk.model_risk(model, cl.prune(model, plan), text)
         masked = cl.measure_plans(model, [plan], text, progress=False).kl[0]
         np.testing.assert_allclose(found, masked, rtol=1e-4, atol=1e-10)
-
-
-def test_models_of_other_vocabularies_are_refused() -> None:
-    text = tiny_text(2, 20, 5)
-    with pytest.raises(cl.MismatchError, match="97 and 98 logits"):
-        risk.model_risk(tiny_model(), tiny_model(vocab_size=98), text)

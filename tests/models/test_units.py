@@ -48,18 +48,20 @@ def test_units_are_divided_as_asked() -> None:
     require_units(model, units)
     with pytest.raises(cl.MismatchError):
         require_units(other, units)
+    for different in (cl.enumerate_units(model, 8), cl.UnitSet(units.units[:-1])):
+        with pytest.raises(cl.MismatchError):
+            units.require_same(different, mine="a", theirs="b")
 
 
-def test_write_biases_belong_to_no_unit() -> None:
-    model = tiny_model(attention_bias=True, mlp_bias=True)
-    units = cl.enumerate_units(model, ffn_groups=GROUPS)
-    blocks = sum(parameters(x.self_attn) + parameters(x.mlp) for x in model.model.layers)
-    assert units.total_cost == blocks - 3 * 2 * HIDDEN  # o_proj.bias and down_proj.bias stay
-
-
-@pytest.mark.parametrize("heads", ["mha", "gqa", "mqa"])
-def test_cost_is_what_really_disappears(heads: str) -> None:
-    model = tiny_model("qwen2", heads, layers=1)
+@pytest.mark.parametrize(
+    ("family", "heads", "changes"),
+    [
+        *(("qwen2", heads, {}) for heads in ("mha", "gqa", "mqa")),
+        ("llama", "gqa", {"attention_bias": True, "mlp_bias": True}),  # write biases stay
+    ],
+)
+def test_cost_is_what_really_disappears(family: str, heads: str, changes: dict[str, Any]) -> None:
+    model = tiny_model(family, heads, layers=1, **changes)
     units = cl.enumerate_units(model, ffn_groups=GROUPS)
     for unit in units:
         pruned = cl.prune(model, cl.Selection.from_pruned(units, [unit]))
@@ -103,13 +105,6 @@ def test_head_dim_may_differ_from_hidden_over_heads() -> None:
     assert unit.cost == 5120 * 128 * (4 + 1 + 1 + 4)
 
 
-def test_qwen_biases_are_counted() -> None:
-    with_bias = cl.enumerate_units(tiny_model("qwen2", "gqa"), GROUPS)
-    without = cl.enumerate_units(tiny_model("llama", "gqa"), GROUPS)
-    assert with_bias[0].cost - without[0].cost == 8 * (2 + 1 + 1)  # two queries, a key, a value
-    assert with_bias["L0.ffn[0]"].cost == without["L0.ffn[0]"].cost == 3 * 11 * HIDDEN
-
-
 def test_names_and_indices_find_units() -> None:
     units = cl.enumerate_units(tiny_model("llama", "gqa"), GROUPS)
     assert units[2].name == "L0.ffn[0]"
@@ -126,14 +121,6 @@ def test_arrays_are_frozen_and_plain_form_round_trips() -> None:
         units.costs[0] = 1
     assert cl.UnitSet.from_plain(units.to_plain()) == units
     assert units.costs.dtype == units.layers.dtype == np.int64
-
-
-def test_a_difference_of_two_sets_is_refused() -> None:
-    model = tiny_model()
-    four, eight = cl.enumerate_units(model, 4), cl.enumerate_units(model, 8)
-    for other in (eight, cl.UnitSet(four.units[:-1])):
-        with pytest.raises(cl.MismatchError):
-            four.require_same(other, mine="a", theirs="b")
 
 
 UNITS = cl.enumerate_units(tiny_model(), GROUPS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.models import identity
-from cocurve_lab.models.identity import MANIFEST
 from cocurve_lab.pruner.cutting import cut
 from helpers.tiny_models import (
     EVERY,
@@ -71,8 +68,10 @@ def masked_greedy(
 # Mask = physical removal ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize(("family", "heads"), EVERY)
+@pytest.mark.parametrize(
+    ("family", "heads", "name"),
+    [*((*each, "random 2") for each in EVERY), *(("llama", "gqa", name) for name in PLANS)],
+)
 def test_removal_is_masking(family: str, heads: str, name: str) -> None:
     model = tiny_model(family, heads)
     units = cl.enumerate_units(model, GROUPS)
@@ -144,15 +143,6 @@ def test_the_source_model_is_untouched(family: str) -> None:
     assert not hasattr(model, "cocurve_manifest")
 
 
-def test_nothing_pruned_is_the_same_model() -> None:
-    model = tiny_model(tie_word_embeddings=True)
-    pruned = cl.prune(model, plan_of(model, []))
-    assert torch.equal(
-        full_logits(pruned, tiny_text(1).input_ids), full_logits(model, tiny_text(1).input_ids)
-    )
-    assert pruned.lm_head.weight is pruned.model.embed_tokens.weight
-
-
 def test_in_place() -> None:
     model = tiny_model("phi3", "mqa")
     plan = plan_of(model, [0, 2, 6])
@@ -165,14 +155,16 @@ def test_in_place() -> None:
     assert torch.equal(full_logits(found, ids), full_logits(expected, ids))
 
 
-def test_verification_refuses_before_anything_is_cut() -> None:
+def test_bad_input_is_refused_before_anything_is_cut() -> None:
     model, other = tiny_model("llama", "gqa"), tiny_model("llama", "mha")
-    before = model.num_parameters()
-    with pytest.raises(cl.MismatchError):
-        cl.prune(model, plan_of(other, [0]), inplace=True)
-    too_long = tiny_text(1, 65)
+    before, plan = model.num_parameters(), plan_of(model, [0])
+    for call in (cl.prune, cut):
+        with pytest.raises(cl.MismatchError):
+            call(model, plan_of(other, [0]), inplace=True)
     with pytest.raises(cl.InputError):
-        cl.prune(model, plan_of(model, [0]), inplace=True, verify=too_long)
+        cl.prune(model, plan, inplace=True, verify=tiny_text(1, 65))
+    with pytest.raises(cl.InputError):
+        cl.prune(model, [0, 1])  # type: ignore[arg-type]
     assert model.num_parameters() == before
 
 
@@ -189,58 +181,24 @@ def test_a_cut_is_the_pruned_model_without_a_manifest() -> None:
     assert once.cocurve_manifest["pruned_units"] == ["L0.attention[0]", "L0.ffn[3]"]
 
 
-def test_a_plan_of_another_model_is_never_cut() -> None:
-    model, other = tiny_model("llama", "gqa"), tiny_model("llama", "mha")
-    before = model.num_parameters()
-    with pytest.raises(cl.MismatchError):
-        cut(model, plan_of(other, [0]), inplace=True)
-    assert model.num_parameters() == before
-
-
-def test_weights_are_read_once_for_both_fingerprints(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model()
-    once = cl.prune(model, plan_of(model, [0]))
-    seen: list[int] = []
-    original = identity.fingerprint_tensor
-    monkeypatch.setattr(
-        identity, "fingerprint_tensor", lambda tensor: seen.append(0) or original(tensor)
-    )
-    twice = cl.prune(once, plan_of(once, [0]))
-    assert len(seen) == len(once.state_dict()) + len(twice.state_dict())
-    assert twice.cocurve_manifest["earlier_rounds"][0]["weights_since_pruning"] == "unchanged"
-
-
-def test_gains_are_folded_into_the_kept_columns() -> None:
-    model = tiny_model()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gains_are_folded_into_the_kept_columns(dtype: torch.dtype) -> None:
+    model = tiny_model(dtype=dtype)
     plan = plan_of(model, [0, 3], _2=1.25, _10=0.5)
-    units = plan.units
     pruned = cl.prune(model, plan, verify=tiny_text(2))
-    with masked_by_hand(model, [units[0], units[3]], {units[2]: 1.25, units[10]: 0.5}):
-        expected = full_logits(model, tiny_text(1).input_ids)
-    found = full_logits(pruned, tiny_text(1).input_ids)
-    assert (found - expected).abs().max() < 2e-5
-    # a layer that loses nothing may still have gains
-    gained = cl.prune(model, plan_of(model, [], _2=2.0))
+    if dtype == torch.float32:
+        units, ids = plan.units, tiny_text(1).input_ids
+        with masked_by_hand(model, [units[0], units[3]], {units[2]: 1.25, units[10]: 0.5}):
+            expected = full_logits(model, ids)
+        assert (full_logits(pruned, ids) - expected).abs().max() < 2e-5
+    # a layer that loses nothing may still have gains; they are rounded once
+    gained = cl.prune(model, plan_of(model, [], _2=1.1))
     down, dense = (m.model.layers[0].mlp.down_proj.weight for m in (gained, model))
-    assert torch.equal(down[:, :11], 2 * dense[:, :11])
+    assert torch.equal(down[:, :11], (dense[:, :11].double() * 1.1).to(dtype))
     assert torch.equal(down[:, 11:], dense[:, 11:])
 
 
 # Generation -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["random 1", "all attention of the first layer", "a whole layer"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_generation_with_a_cache_is_the_masked_models(family: str, name: str) -> None:
-    model = tiny_model(family)
-    plan = plan_of(model, PLANS[name](cl.enumerate_units(model, GROUPS)))
-    pruned = cl.prune(model, plan)
-    for length, seed in ((1, 0), (5, 1), (9, 2)):
-        ids = tiny_text(1, max(2, length), seed=seed).input_ids[:, :length]
-        mask = torch.ones_like(ids)
-        settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-        found = pruned.generate(ids, attention_mask=mask, use_cache=True, **settings)
-        assert torch.equal(found, masked_greedy(model, plan, ids, mask, 12))
 
 
 @pytest.mark.parametrize("name", ["random 2", "all attention of the first layer"])
@@ -264,15 +222,13 @@ def test_generation_in_a_padded_batch(family: str, name: str) -> None:
 # The check itself -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "spoiled",
     [
         "model.layers.0.self_attn.q_proj.weight",
-        "model.layers.1.mlp.down_proj.weight",
         "model.layers.2.input_layernorm.weight",
         "model.embed_tokens.weight",
-        "model.norm.weight",
         "lm_head.weight",
     ],
 )
@@ -287,7 +243,7 @@ def test_a_changed_weight_is_noticed(dtype: torch.dtype, spoiled: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_another_plan_is_noticed(dtype: torch.dtype) -> None:
+def test_another_plan_and_nan_are_noticed(dtype: torch.dtype) -> None:
     model = tiny_model(dtype=dtype)
     ours, theirs = plan_of(model, [0, 3]), plan_of(model, [0, 5])
     pruned = cl.prune(model, theirs)
@@ -296,22 +252,20 @@ def test_another_plan_is_noticed(dtype: torch.dtype) -> None:
             cl.check_equivalence(model, pruned, wrong, tiny_text(2))
     with pytest.raises(cl.EquivalenceError):
         cl.check_equivalence(model, model, ours, tiny_text(2))
-
-
-def test_nan_is_not_equivalent() -> None:
-    model = tiny_model()
-    plan = plan_of(model, [0])
-    pruned = cl.prune(model, plan)
     pruned.lm_head.weight[:] = float("nan")
     with pytest.raises(cl.EquivalenceError):
-        cl.check_equivalence(model, pruned, plan, tiny_text(2))
+        cl.check_equivalence(model, pruned, theirs, tiny_text(2))
     with pytest.raises(cl.InputError):
-        cl.check_equivalence(model, pruned, plan, tiny_text(2), sequences=0)
+        cl.check_equivalence(model, pruned, theirs, tiny_text(2), sequences=0)
 
 
-@pytest.mark.parametrize("name", ["random 1", "a whole layer", "the whole model"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "dtype", "name"),
+    [
+        *((family, torch.bfloat16, "random 1") for family in FAMILIES),
+        *(("llama", torch.float16, name) for name in ("a whole layer", "the whole model")),
+    ],
+)
 def test_half_precision_is_judged_layer_by_layer(
     family: str, dtype: torch.dtype, name: str
 ) -> None:
@@ -333,22 +287,19 @@ def test_half_precision_is_judged_layer_by_layer(
     assert next(pruned.parameters()).dtype == dtype
 
 
-def test_half_precision_gains_are_rounded_once() -> None:
-    model = tiny_model(dtype=torch.bfloat16)
-    plan = plan_of(model, [0, 9], _2=1.1, _3=0.87)
-    pruned = cl.prune(model, plan, verify=tiny_text(2))
-    exact = model.model.layers[0].mlp.down_proj.weight[:, :11].double() * 1.1
-    assert torch.equal(pruned.model.layers[0].mlp.down_proj.weight[:, :11], exact.bfloat16())
-
-
 # Files ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
-    "name", ["random 2", "all attention of the first layer", "the whole model"]
+    ("family", "name", "tied"),
+    [
+        *((family, "random 2", True) for family in FAMILIES),
+        *(
+            ("llama", name, False)
+            for name in ("all attention of the first layer", "the whole model")
+        ),
+    ],
 )
-@pytest.mark.parametrize("family", FAMILIES)
 def test_saving_and_loading(tmp_path: Path, family: str, name: str, tied: bool) -> None:
     model = tiny_model(family, tie_word_embeddings=tied)
     plan = plan_of(model, PLANS[name](cl.enumerate_units(model, GROUPS)))
@@ -377,26 +328,18 @@ def test_saving_and_loading(tmp_path: Path, family: str, name: str, tied: bool) 
 
 def test_loading_in_another_precision(tmp_path: Path) -> None:
     model = tiny_model()
+    model.generation_config.max_new_tokens = 7
     pruned = cl.prune(model, plan_of(model, [0, 3]))
     folder = cl.save_pruned(pruned, tmp_path / "small")
     half = cl.load_pruned(folder, dtype=torch.bfloat16)
     assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+    assert half.generation_config.max_new_tokens == 7
     assert half.model.rotary_emb.inv_freq.dtype == torch.float32
     assert torch.equal(half.model.rotary_emb.inv_freq, pruned.model.rotary_emb.inv_freq)
     assert half.lm_head.weight.equal(pruned.lm_head.weight.bfloat16())
     back = cl.load_pruned(cl.save_pruned(half, tmp_path / "half"))
     assert {p.dtype for p in back.parameters()} == {torch.bfloat16}
     assert back.cocurve_manifest["dtype"] == "bfloat16"
-
-
-def test_generation_settings_travel_along(tmp_path: Path) -> None:
-    model = tiny_model()
-    model.generation_config.eos_token_id = 5
-    model.generation_config.max_new_tokens = 7
-    pruned = cl.prune(model, plan_of(model, [0]))
-    loaded = cl.load_pruned(cl.save_pruned(pruned, tmp_path / "small"))
-    assert loaded.generation_config.eos_token_id == 5
-    assert loaded.generation_config.max_new_tokens == 7
 
 
 def test_folders_are_not_overwritten_by_accident(tmp_path: Path) -> None:
@@ -420,83 +363,6 @@ def test_folders_are_not_overwritten_by_accident(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "notes", "small"]
 
 
-def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    manifest = json.loads((folder / MANIFEST).read_text())
-    change(manifest)
-    (folder / MANIFEST).write_text(json.dumps(manifest))
-
-
-def cut_weights(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1000])
-
-
-MISUSE: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no manifest": (lambda f: (f / MANIFEST).unlink(), "has no cocurve_manifest.json.*load_model"),
-    "not JSON": (lambda f: (f / MANIFEST).write_text("{"), "is damaged"),
-    "not a dict": (lambda f: (f / MANIFEST).write_text("[]"), "is damaged"),
-    "other version": (lambda f: edit(f, lambda m: m.update(version=9)), "version 9"),
-    "other format": (lambda f: edit(f, lambda m: m.update(format="gguf")), "'gguf'"),
-    "no layers": (lambda f: edit(f, lambda m: m.pop("layers")), "layers"),
-    "no width": (lambda f: edit(f, lambda m: m["layers"][1].pop("ffn_columns")), "ffn_columns"),
-    "a layer less": (lambda f: edit(f, lambda m: m["layers"].pop()), "2 layers.* 3"),
-    "odd dtype": (lambda f: edit(f, lambda m: m.update(dtype="load")), "dtype"),
-    "too wide": (
-        lambda f: edit(f, lambda m: m["layers"][0].update(ffn_columns=999)),
-        "layer 0 999 ffn columns",
-    ),
-    "half a head": (
-        lambda f: edit(f, lambda m: m["layers"][0].update(attention_columns=9)),
-        "layer 0 9 attention columns",
-    ),
-    "wrong shapes": (
-        lambda f: edit(f, lambda m: m["layers"][2].update(ffn_columns=40)),
-        r"model\.layers\.2\.mlp\..*has shape .* the configuration beside it says",
-    ),
-    "truncated weights": (cut_weights, "model.safetensors cannot be read"),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds neither"),
-}
-
-
-@pytest.mark.parametrize("name", MISUSE)
-def test_misuse_of_a_saved_folder_is_a_clear_error(tmp_path: Path, name: str) -> None:
-    spoil, message = MISUSE[name]
-    model = tiny_model()
-    folder = cl.save_pruned(cl.prune(model, plan_of(model, [0, 3])), tmp_path / "small")
-    spoil(folder)
-    with pytest.raises(cl.FileFormatError, match=message):
-        cl.load_pruned(folder)
-
-
-def test_extra_and_missing_weights_are_named(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    model = tiny_model()
-    folder = cl.save_pruned(cl.prune(model, plan_of(model, [0])), tmp_path / "small")
-    file = folder / "model.safetensors"
-    weights = load_file(file)
-    save_file(weights | {"stray": torch.zeros(2)}, file)
-    with pytest.raises(cl.FileFormatError):
-        cl.load_pruned(folder)
-    weights.pop("lm_head.weight")
-    save_file(weights, file)
-    with pytest.raises(cl.FileFormatError):
-        cl.load_pruned(folder)
-
-
-def test_a_failed_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model()
-    pruned = cl.prune(model, plan_of(model, [0]))
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(pruned, "save_pretrained", full)
-    with pytest.raises(OSError, match="No space left"):
-        cl.save_pruned(pruned, tmp_path / "small")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_pruned_models_can_be_measured_and_copied() -> None:
     """What later steps do with a pruned model works where layers are empty, too."""
     model = tiny_model()
@@ -511,8 +377,3 @@ def test_pruned_models_can_be_measured_and_copied() -> None:
     assert len(curvature.units) == len(units) - len(plan)
     with cl.ablate(again, [curvature.units["L1.ffn[0]"]]):
         assert torch.isfinite(full_logits(again, text.input_ids)).all()
-
-
-def test_a_list_of_units_is_no_plan() -> None:
-    with pytest.raises(cl.InputError):
-        cl.prune(tiny_model(), [0, 1])  # type: ignore[arg-type]

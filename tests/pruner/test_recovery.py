@@ -45,14 +45,19 @@ def require_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
         assert torch.equal(weight, other[name]), name
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3", "gemma3_text", "gpt2", "opt"])
-def test_the_kl_falls_and_the_size_stays(family: str) -> None:
-    model, pruned = pair(family)
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("llama", torch.float32), ("gpt2", torch.float32), ("gemma3_text", torch.bfloat16)],
+)
+def test_the_kl_falls_and_the_size_stays(family: str, dtype: torch.dtype) -> None:
+    model, pruned = pair(family, dtype=dtype)
     dense, before = state(model), state(pruned)
     trained = cl.recover(model, pruned, TEXT, options=QUICK)
     require_equal(state(model), dense)
     require_equal(state(pruned), before)
-    assert model_risk(model, trained, TEXT).mean() < 0.8 * model_risk(model, pruned, TEXT).mean()
+    bound = 0.8 if dtype == torch.float32 else 1.0
+    risks = [model_risk(model, each, TEXT).mean() for each in (trained, pruned)]
+    assert risks[0] < bound * risks[1]
     after = state(trained)
     assert {k: (w.shape, w.dtype) for k, w in after.items()} == {
         k: (w.shape, w.dtype) for k, w in before.items()
@@ -61,12 +66,7 @@ def test_the_kl_falls_and_the_size_stays(family: str) -> None:
     assert [w.requires_grad for w in trained.parameters()] == [
         w.requires_grad for w in pruned.parameters()
     ]
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_only_the_linear_layers_of_the_decoder_change_and_by_the_rank(family: str) -> None:
-    model, pruned = pair(family)
-    trained = cl.recover(model, pruned, TEXT, options=QUICK)
+    # only the linear layers of the decoder change, and by the rank
     inside = describe(pruned).stack
     linear = {
         f"{name}.weight"
@@ -76,12 +76,12 @@ def test_only_the_linear_layers_of_the_decoder_change_and_by_the_rank(family: st
         and module.weight.numel()
     }
     assert len(linear) > 6
-    for name, before in pruned.state_dict().items():
-        update = trained.state_dict()[name] - before
-        if name in linear:
-            assert 1 <= int(torch.linalg.matrix_rank(update, rtol=1e-4)) <= QUICK.rank, name
-        else:
+    for name, weight in before.items():
+        update = after[name] - weight
+        if name not in linear:
             assert not update.any(), name
+        elif dtype == torch.float32:  # rounding adds to the rank
+            assert 1 <= int(torch.linalg.matrix_rank(update, rtol=1e-4)) <= QUICK.rank, name
 
 
 def test_the_loss_is_the_measured_kl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,18 +115,10 @@ def test_held_out_rows_choose_the_epoch() -> None:
     assert model_risk(model, worse, OTHER).mean() > model_risk(model, pruned, OTHER).mean()
 
 
-def test_half_precision_stays_and_improves() -> None:
-    model, pruned = pair(dtype=torch.bfloat16)
-    trained = cl.recover(model, pruned, TEXT, options=QUICK)
-    assert {weight.dtype for weight in trained.parameters()} == {torch.bfloat16}
-    assert model_risk(model, trained, TEXT).mean() < model_risk(model, pruned, TEXT).mean()
-
-
-@pytest.mark.parametrize("held_out", [None, OTHER])
 def test_a_stopped_run_goes_on_to_the_same_bits(
-    held_out: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, pruned = pair()
+    (model, pruned), held_out = pair(), OTHER
     whole = cl.recover(model, pruned, TEXT, held_out, options=QUICK)
     real, count = Trainer.training_step, 0
 
@@ -188,43 +180,34 @@ def test_saved_and_loaded_with_its_record(tmp_path: Path) -> None:
     assert more.cocurve_manifest["recovery"] is None  # type: ignore[union-attr, index]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        *({"rank": 0}, {"epochs": 0}, {"rows_per_step": -1}, {"seed": -1}),
-        *({"learning_rate": 0.0}, {"learning_rate": math.nan}, {"learning_rate": "fast"}),
-    ],
-)
-def test_bad_options(changes: dict[str, Any]) -> None:
-    with pytest.raises(cl.InputError):
-        RecoverOptions(**changes)
-
-
-def test_bad_models_and_texts() -> None:
-    model, pruned = pair()
-    with pytest.raises(cl.InputError):
-        cl.recover(model, pruned, ["text"])  # type: ignore[arg-type]
-    with pytest.raises(cl.InputError):
-        cl.recover(model, pruned, TEXT, options={"rank": 4})  # type: ignore[arg-type]
-    with pytest.raises(cl.MismatchError):
-        cl.recover(model, pruned, TEXT, TEXT, options=QUICK)
-    with pytest.raises(cl.MismatchError):
-        cl.recover(tiny_model("llama", "gqa", vocab_size=98), pruned, TEXT, options=QUICK)
-    with pytest.raises(cl.InputError):
-        cl.recover(model, copy.deepcopy(pruned).to("meta"), TEXT, options=QUICK)
-
-
-def test_a_loss_that_is_not_finite() -> None:
-    model, pruned = pair()
+def test_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    (model, pruned), other = pair(), tiny_model("llama", "gqa", vocab_size=98)
+    broken, call = copy.deepcopy(pruned), cl.recover
     with torch.no_grad():
-        broken = copy.deepcopy(pruned)
         describe(broken).output_weight(1, "ffn").fill_(math.nan)
-    with pytest.raises(cl.NumericalError):
-        cl.recover(model, broken, TEXT, options=QUICK)
-
-
-def test_without_peft(monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = copy.deepcopy(pruned).to("meta")
+    calls: list[tuple[Any, type[Exception]]] = [
+        (lambda: call(model, pruned, ["text"]), cl.InputError),  # type: ignore[arg-type]
+        (lambda: call(model, pruned, TEXT, options={"rank": 4}), cl.InputError),  # type: ignore[arg-type]
+        (lambda: call(model, pruned, TEXT, TEXT, options=QUICK), cl.MismatchError),
+        (lambda: call(other, pruned, TEXT, options=QUICK), cl.MismatchError),
+        (lambda: call(model, nowhere, TEXT, options=QUICK), cl.InputError),
+        (lambda: call(model, broken, TEXT, options=QUICK), cl.NumericalError),
+        *(
+            (lambda name=name, value=value: RecoverOptions(**{name: value}), cl.InputError)
+            for name, values in {
+                "rank": [0],
+                "epochs": [0],
+                "rows_per_step": [-1],
+                "seed": [-1],
+                "learning_rate": [0.0, math.nan, "fast"],
+            }.items()
+            for value in values
+        ),
+    ]
+    for refused, error in calls:
+        with pytest.raises(error):
+            refused()
     monkeypatch.setitem(sys.modules, "peft", None)
-    model, pruned = pair()
     with pytest.raises(cl.InputError):
         cl.recover(model, pruned, TEXT, options=QUICK)

@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +44,6 @@ def whole(layer: int, kind: str, heads: int = 2) -> list[str]:
 
 # name: (family, heads, units, changes of the configuration, whose class reads it)
 CASES: dict[str, tuple[str, str, list[str], dict[str, Any], str]] = {
-    "grouped": ("llama", "gqa", UNEVEN, {}, "CocurveLlama"),
-    "multi-head": ("llama", "mha", UNEVEN, {}, "CocurveLlama"),
     "one key head": ("llama", "mqa", [*UNEVEN[1:], *whole(1, "attention", 1)], {}, "CocurveLlama"),
     "no heads": ("llama", "gqa", whole(0, "attention") + UNEVEN[1:], {}, "CocurveLlama"),
     "no heads, bias": (
@@ -67,9 +64,7 @@ CASES: dict[str, tuple[str, str, list[str], dict[str, Any], str]] = {
     # 32 is no multiple of 3 heads: Llama refuses, Mistral computes the same but has no biases
     "uniform as mistral": ("llama", "mha", EVEN, {"rope_parameters": LLAMA_3}, "Mistral"),
     "uniform refused": ("llama", "mha", EVEN, {"attention_bias": True}, "CocurveLlama"),
-    "uniform mistral": ("mistral", "mha", EVEN, {}, "Mistral"),
     "uniform qwen2": ("qwen2", "mha", EVEN, {}, "Qwen2"),
-    "uniform phi3": ("phi3", "mha", EVEN, {}, "Phi3"),
 }
 GAINS = {"L0.ffn[2]": 1.25, "L1.ffn[0]": 0.8}  # kept in every case but where a block is gone
 
@@ -177,15 +172,8 @@ def test_our_loader_reads_the_same_folder(seen: dict[str, Any], name: str) -> No
 
 
 def test_the_modeling_file_imports_only_what_every_user_has() -> None:
-    code = ast.parse(Path(modeling_cocurve.__file__).read_text(encoding="utf-8"))
-    imported = {
-        name.partition(".")[0]
-        for node in ast.walk(code)
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for name in (
-            [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
-        )
-    }
+    code = Path(modeling_cocurve.__file__).read_text(encoding="utf-8")
+    imported = set(re.findall(r"^ *(?:from|import) (\w+)", code, re.MULTILINE))
     assert imported == {"__future__", "torch", "transformers", "typing", "warnings"}
 
 
@@ -260,27 +248,15 @@ def test_the_card_states_what_was_given_and_no_more(tmp_path: Path) -> None:
     assert front["pipeline_tag"] == "text-generation"
     assert not {"base_model", "license"} & set(front)
     assert text.count("not measured") >= 3
-    assert "must be evaluated again" in text
-    assert "none was saved here" in text
     facts = CardFacts(
-        base_model="someone/a-model",
-        license="mit",
-        kl=0.125,
-        kl_error=0.03,
-        kl_text="8 rows of a test text.",
+        *("someone/a-model", "mit", 0.125, 0.03, "8 rows of a test text."),
         dense_perplexity=measured(4.5),
         pruned_perplexity=measured(9.25),
     )
     front, text = card_of(tmp_path / "small", facts)
     assert (front["base_model"], front["license"]) == ("someone/a-model", "mit")
-    for words in (
-        "0.125 ± 0.03 nats",
-        "8 rows of a test text.",
-        "| 9.25 (",
-        "| 4.5 (",
-        "One text.",
-    ):
-        assert words in text
+    said = ("0.125 ± 0.03 nats", "8 rows of a test text.", "| 9.25 (", "| 4.5 (", "One text.")
+    assert all(words in text for words in said)
     assert "not measured" not in text
 
 
@@ -302,12 +278,13 @@ def test_the_card_counts_what_was_removed(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("base", ['a/"b\nlicense: evil', "../elsewhere", "a: b/c", "demo"])
+@pytest.mark.parametrize("base", ['a/"b\nlicense: evil', "../elsewhere", "demo"])
 def test_odd_names_do_not_break_the_front_matter(tmp_path: Path, base: str) -> None:
     front, text = card_of(tmp_path / "small", CardFacts(base_model=base, license="a: [b"))
     assert "base_model" not in front
     assert front["license"] == "a: [b"
     assert f"# {' '.join(base.split())}, pruned\n" in text
+    assert "requested" not in text  # a ratio that nobody asked for
 
 
 def test_what_a_manifest_holds_stays_a_literal_in_the_code(tmp_path: Path) -> None:
@@ -403,7 +380,6 @@ def test_a_conversion_says_what_it_hides(tmp_path: Path) -> None:
     manifest, card = saved_as(pruned, tmp_path / "half")
     assert manifest["weights_since_pruning"] == "converted"
     assert "converted to bfloat16" in card
-    assert "would not be recorded" in card
     assert "nothing was trained" not in card
     loaded: Any = load_pruned(tmp_path / "half")
     assert saved_as(loaded, tmp_path / "same")[0]["weights_since_pruning"] == "converted"
@@ -433,17 +409,6 @@ def test_a_second_round_is_told(tmp_path: Path, trained: bool) -> None:
     assert "load_model(" not in card.partition("## How to repeat")[2]
 
 
-def test_a_ratio_nobody_asked_for_is_not_named(tmp_path: Path) -> None:
-    _, text = card_of(tmp_path / "small")
-    assert "requested" not in text
-    assert "units chosen by hand or by another method" in text
-    model = tiny_model()
-    plan = replace(plan_of(model, UNEVEN), requested_ratio=0.1234, interaction_strength=1.0)
-    _, text = saved_as(cl.prune(model, plan), tmp_path / "solved")
-    assert "requested: 12.34% of the removable" in text
-    assert "by hand" not in text
-
-
 # Folders one should not trust, or that are not whole --------------------------------------------
 
 
@@ -470,70 +435,73 @@ def edited(name: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Path
     return spoil
 
 
-def test_a_dtype_is_given_by_its_name_too(folder: Path) -> None:
-    half = load_pruned(folder, dtype="bfloat16")
-    assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
-    for wrong in ("float31", "nn", "auto"):
-        with pytest.raises(cl.InputError):
-            load_pruned(folder, dtype=wrong)
+def rewritten(name: str, change: Callable[[str], str]) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_text(change((folder / name).read_text()))
 
 
-HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "truncated manifest": (
-        lambda f: (f / MANIFEST).write_text((f / MANIFEST).read_text()[:-40]),
-        "is damaged",
-    ),
-    "nested manifest": (lambda f: (f / MANIFEST).write_text("[" * 100_000), "is damaged"),
-    "not text": (lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe\x00"), "is damaged"),
-    "infinite width": (
-        lambda f: (f / MANIFEST).write_text(
-            (f / MANIFEST).read_text().replace('"ffn_columns": 42', '"ffn_columns": 1e400')
-        ),
+def layer(number: int, **widths: Any) -> Callable[[Path], None]:
+    return edited(MANIFEST, lambda m: m["layers"][number].update(widths))
+
+
+def reweighed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    from safetensors.torch import load_file, save_file
+
+    def spoil(folder: Path) -> None:
+        weights = load_file(folder / WEIGHTS)
+        change(weights)
+        save_file(weights, folder / WEIGHTS)
+
+    return spoil
+
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+# what is done to a folder, and what the message must name
+HOSTILE: list[tuple[Callable[[Path], Any], str]] = [
+    (lambda f: (f / MANIFEST).unlink(), MANIFEST),
+    *((rewritten(MANIFEST, lambda _, c=c: c), "small") for c in ("{", "[]", "[" * 100_000)),
+    (rewritten(MANIFEST, lambda text: text[:-40]), "small"),
+    (lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe\x00"), "small"),
+    (edited(MANIFEST, lambda m: m.update(version=9)), "version 9"),
+    (edited(MANIFEST, lambda m: m.update(format="gguf")), "'gguf'"),
+    (edited(MANIFEST, lambda m: m.pop("layers")), "layers"),
+    (edited(MANIFEST, lambda m: m["layers"][1].pop("ffn_columns")), "ffn_columns"),
+    (edited(MANIFEST, lambda m: m["layers"].pop()), "2 layers.* 3"),
+    *((edited(MANIFEST, lambda m, d=d: m.update(dtype=d)), "dtype") for d in ("load", "nn")),
+    (edited(MANIFEST, lambda m: m.update(dtype=["float32"])), "small"),
+    (layer(0, ffn_columns=999), "layer 0 999 ffn columns"),
+    (layer(0, ffn_columns="42"), "ffn_columns is '42'"),
+    (
+        rewritten(MANIFEST, lambda t: t.replace('"ffn_columns": 42', '"ffn_columns": 1e400')),
         "ffn_columns is inf",
     ),
-    "width as text": (
-        edited(MANIFEST, lambda m: m["layers"][0].update(ffn_columns="42")),
-        "ffn_columns is '42'",
-    ),
-    "unknown dtype": (
-        edited(MANIFEST, lambda m: m.update(dtype="nn")),
-        "dtype is 'nn'.*is damaged",
-    ),
-    "dtype as a list": (edited(MANIFEST, lambda m: m.update(dtype=["float32"])), "is damaged"),
-    "no configuration": (lambda f: (f / "config.json").unlink(), "config.json cannot be read"),
-    "unknown family": (
-        edited("config.json", lambda c: c.update(model_type="../evil")),
-        "config.json cannot be read",
-    ),
-    "impossible configuration": (
-        edited("config.json", lambda c: c.update(hidden_size="many")),
-        "config.json cannot be read",
-    ),
-    "configuration that cannot be built": (
-        edited("config.json", lambda c: c.update(hidden_act="nope")),
-        "config.json describes no model",
-    ),
-    "endless configuration": (
-        edited("config.json", lambda c: c.update(num_hidden_layers=10**7)),
-        "at most 1,000 are built",
-    ),
-    "attention kernel of the hub": (
-        edited("config.json", lambda c: c.update(_attn_implementation="org/kernel")),
-        "'org/kernel', which may be code from the hub",
-    ),
-    "generation settings of a wrong type": (
-        lambda f: (f / "generation_config.json").write_text("[1]"),
-        "generation_config.json cannot be read",
-    ),
-}
+    (layer(0, attention_columns=9), "layer 0 9 attention columns"),
+    (layer(2, ffn_columns=40), r"model\.layers\.2\.mlp\."),
+    (lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:-1000]), WEIGHTS),
+    (lambda f: (f / WEIGHTS).unlink(), "small"),
+    (reweighed(lambda w: w.update(stray=torch.zeros(2))), "stray"),
+    (reweighed(lambda w: w.pop("lm_head.weight")), "lm_head"),
+    (lambda f: (f / CONFIG).unlink(), CONFIG),
+    (edited(CONFIG, lambda c: c.update(model_type="../evil")), CONFIG),
+    (edited(CONFIG, lambda c: c.update(hidden_size="many")), CONFIG),
+    (edited(CONFIG, lambda c: c.update(hidden_act="nope")), CONFIG),
+    (edited(CONFIG, lambda c: c.update(num_hidden_layers=10**7)), "1,000"),
+    (edited(CONFIG, lambda c: c.update(_attn_implementation="org/kernel")), "'org/kernel'"),
+    (lambda f: (f / "generation_config.json").write_text("[1]"), "generation_config.json"),
+]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_folders_are_refused(folder: Path, name: str) -> None:
-    spoil, message = HOSTILE[name]
+@pytest.mark.parametrize("case", range(len(HOSTILE)))
+def test_hostile_folders_are_refused(folder: Path, case: int) -> None:
+    spoil, named = HOSTILE[case]
     spoil(folder)
-    with pytest.raises(cl.FileFormatError, match=message):
+    with pytest.raises(cl.FileFormatError, match=named):
         load_pruned(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float31", "nn", "auto", "int8", torch.int64, "float8_e4m3fn"])
+def test_other_dtypes_are_refused(folder: Path, dtype: Any) -> None:
+    with pytest.raises(cl.InputError):
+        load_pruned(folder, dtype=dtype)
 
 
 @pytest.mark.parametrize("stage", ["card", "tokenizer", "configuration"])
@@ -628,20 +596,3 @@ def test_files_have_the_permissions_of_the_umask(tmp_path: Path, mask: int) -> N
         os.umask(earlier)
     assert folder.stat().st_mode & 0o777 == 0o777 & ~mask
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & ~mask}
-
-
-def test_a_file_in_the_way_is_called_a_file(tmp_path: Path) -> None:
-    (tmp_path / "kept.txt").write_text("precious")
-    model = tiny_model()
-    pruned = cl.prune(model, plan_of(model, [0]))
-    with pytest.raises(cl.InputError):
-        cl.save_pruned(pruned, tmp_path / "kept.txt", overwrite=True)
-    assert (tmp_path / "kept.txt").read_text() == "precious"
-
-
-def test_integers_are_no_dtype_of_weights(tmp_path: Path) -> None:
-    model = tiny_model()
-    cl.save_pruned(cl.prune(model, plan_of(model, [0])), tmp_path / "smaller")
-    for dtype in ("int8", torch.int64, "float8_e4m3fn"):
-        with pytest.raises(cl.InputError):
-            cl.load_pruned(tmp_path / "smaller", dtype=dtype)
