@@ -46,9 +46,7 @@ CASES = {
     "mistral, a layer without heads": Case("mistral", NO_HEADS, {}),
     "qwen2": Case("qwen2", UNEVEN, {}),
     "qwen3, a layer without heads": Case("qwen3", NO_HEADS, {}),
-    "qwen3, uniform": Case("qwen3", EVEN, {}, "stock"),
     "phi3, a layer without FFN": Case("phi3", NO_FFN, {}),
-    "gemma3": Case("gemma3_text", UNEVEN, {}),
     "gemma3, a layer gone": Case("gemma3_text", NO_LAYER, {}),
 }
 

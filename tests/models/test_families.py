@@ -24,15 +24,8 @@ from transformers import (
 )
 
 import cocurve_lab as cl
-from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.estimator.estimate import exact_curvature
-from cocurve_lab.estimator.teacher import Teacher
 from cocurve_lab.extensions.analysis.exact import derivatives
-from cocurve_lab.extensions.analysis.preview import (
-    ProbeOptions,
-    _signs,
-    probe_gradients,
-)
 from cocurve_lab.methods.inputs import collect_statistics
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.families import FAMILIES
@@ -48,7 +41,7 @@ from helpers.contract import (
     text_is_equal,
 )
 from helpers.tiny_models import (
-    EVERY_FAMILY,
+    EVERY,
     GROUPS,
     MHA_ONLY,
     MORE_FAMILIES,
@@ -70,7 +63,9 @@ def own_heads(family: str) -> str:
     return "mha" if family in MHA_ONLY else "gqa"
 
 
-@pytest.mark.parametrize(("family", "heads"), EVERY_FAMILY)
+@pytest.mark.parametrize(
+    ("family", "heads"), [*EVERY, *((family, own_heads(family)) for family in MORE_FAMILIES)]
+)
 def test_the_contract(family: str, heads: str) -> None:
     found = measure_contract(family, heads)
     assert (found.inventory, found.parameters) == (0, 0)
@@ -97,16 +92,7 @@ def test_every_declared_family_is_tested() -> None:
     assert tested == {name for family in FAMILIES for name in family.model_types}
 
 
-@pytest.mark.parametrize("family", ["gemma2", "olmo2", "gpt_neox", "gpt2", "opt"])
-def test_bfloat16_passes_the_layerwise_check(family: str) -> None:
-    model = tiny_model(family, own_heads(family), dtype=torch.bfloat16)
-    for selection in plans(cl.enumerate_units(model, GROUPS)).values():
-        found = cl.check_equivalence(model, cl.prune(model, selection), selection, TEXT)
-        assert found.max_abs_difference < 1e-5
-        assert found.raw_difference is not None
-
-
-@pytest.mark.parametrize("family", ["gemma2", "olmo2", "gpt_neox", "gpt2", "opt_350m"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt_neox", "opt_350m"])
 def test_measured_kl_is_naive(family: str) -> None:
     """Batches of plans, each row with its own mask, over logits as the model makes them."""
     model = tiny_model(family, own_heads(family))
@@ -121,7 +107,7 @@ def naive(selection: cl.Selection) -> tuple[Any, ...]:
     return units, SCORED, gains
 
 
-@pytest.mark.parametrize("family", ["gemma2", "opt", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize("family", ["gemma2", "opt"])
 def test_derivatives_are_difference_quotients(family: str) -> None:
     model = tiny_double(tiny_model(family, own_heads(family)))
     text = tiny_text(1, 12)
@@ -141,23 +127,6 @@ def test_derivatives_are_difference_quotients(family: str) -> None:
         slope = (sides[0] - sides[1]) / (2 * step)
         expected = p.sqrt() * (slope - (p * slope).sum(dim=-1, keepdim=True))
         assert relative_error(found[index].numpy(), expected.flatten().numpy()) < 1e-3
-
-
-@pytest.mark.parametrize("family", ["gemma2", "opt", "gpt2"])
-def test_a_probe_is_a_random_sign_sum_of_derivatives(family: str) -> None:
-    model = tiny_double(tiny_model(family, own_heads(family)))
-    text, units = tiny_text(1, 12), cl.enumerate_units(model, GROUPS)
-    architecture, positions = describe(model), text.scored[0]
-    with torch.inference_mode(False), torch.enable_grad():
-        settings = {"top_r": VOCAB}
-        found = probe_gradients(architecture, units, text, 0, ProbeOptions(), settings)
-    with torch.no_grad():
-        hidden = architecture.decoder(input_ids=text.input_ids, use_cache=False)[0][:, positions]
-        head = Teacher(architecture, hidden, VOCAB, 0).head
-        key = fingerprint(text.row_fingerprints[0], 0, 0)
-        signs = _signs(key, positions, head.support).double().flatten()
-        expected = derivatives(architecture, units, text, 0, VOCAB) @ signs
-    np.testing.assert_allclose(found[0], expected.numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_the_tiny_gemma_2_feels_its_caps_and_windows() -> None:
@@ -231,16 +200,12 @@ def test_llm_pruner_reads_transposed_weights() -> None:
 def test_olmo2_attention_goes_whole_with_its_norms() -> None:
     model = tiny_model("olmo2", "gqa")
     units = cl.enumerate_units(model, GROUPS)
-    attention = [unit for unit in units if unit.kind == "attention"]
-    assert [(unit.layer, unit.start, unit.stop) for unit in attention] == [
-        (layer, 0, 32) for layer in range(3)
-    ]
+    attention = [(u.layer, u.start, u.stop) for u in units if u.kind == "attention"]
+    assert attention == [(layer, 0, 32) for layer in range(3)]
     first = model.model.layers[0].self_attn
-    assert attention[0].cost == sum(p.numel() for p in first.parameters())
-    pruned = cl.prune(model, cl.Selection.from_pruned(units, [0]))
-    assert [name for name, _ in pruned.model.layers[0].self_attn.named_parameters()] == [
-        "o_proj.weight"
-    ]
+    assert units[0].cost == sum(p.numel() for p in first.parameters())
+    left = cl.prune(model, cl.Selection.from_pruned(units, [0])).model.layers[0].self_attn
+    assert [name for name, _ in left.named_parameters()] == ["o_proj.weight"]
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
@@ -258,16 +223,12 @@ def test_gpt2_stays_conv1d() -> None:
 
     model = tiny_model("gpt2", "mha")
     units = cl.enumerate_units(model, GROUPS)
-    pruned = cl.prune(model, plans(units)["scattered"])
-    layers = pruned.transformer.h
-    assert all(
-        isinstance(module, Conv1D)
-        for layer in layers
-        for module in (layer.attn.c_attn, layer.attn.c_proj, layer.mlp.c_fc, layer.mlp.c_proj)
-    )
-    for layer in layers:
-        assert layer.attn.c_attn.nf == layer.attn.c_attn.weight.shape[1] == 3 * layer.attn.c_proj.nx
-        assert layer.mlp.c_fc.nf == layer.mlp.c_proj.nx == layer.mlp.c_proj.weight.shape[0]
+    for layer in cl.prune(model, plans(units)["scattered"]).transformer.h:
+        attention, mlp = layer.attn, layer.mlp
+        projections = (attention.c_attn, attention.c_proj, mlp.c_fc, mlp.c_proj)
+        assert all(isinstance(module, Conv1D) for module in projections)
+        assert attention.c_attn.nf == attention.c_attn.weight.shape[1] == 3 * attention.c_proj.nx
+        assert mlp.c_fc.nf == mlp.c_proj.nx == mlp.c_proj.weight.shape[0]
 
 
 @pytest.mark.parametrize("family", DISTINCT)
@@ -295,7 +256,7 @@ def test_a_pruned_model_is_measured_like_a_dense_one(family: str) -> None:
 METHODS = ("magnitude", "wanda-sp", "flap", "amp", "llm-pruner", "slimgpt", "slimllm", "2ssp")
 
 
-@pytest.mark.parametrize("family", ["gemma2", "olmo2", "gpt_neox", "gpt2", "opt"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt_neox", "gpt2", "opt"])
 def test_every_method_makes_a_plan(family: str) -> None:
     model = tiny_model(family, own_heads(family))
     units, text = cl.enumerate_units(model, GROUPS), tiny_text(8, 24)
@@ -308,6 +269,12 @@ def test_every_method_makes_a_plan(family: str) -> None:
         plan = method.select(evidence, units, 0.25)
         assert 0.25 <= plan.realized_ratio < 0.7, name
         assert logit_difference(model, cl.prune(model, plan), plan) < 1e-5
+        if (name, family) == ("magnitude", "gpt2"):  # whose weights are transposed
+            for unit, score in zip(units, scores, strict=True):
+                layer = model.transformer.h[unit.layer]
+                stored = (layer.attn if unit.kind == "attention" else layer.mlp).c_proj.weight
+                expected = stored[unit.start : unit.stop].double().norm(dim=1).sum()
+                assert score == pytest.approx(float(expected), rel=1e-6)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt"])
@@ -327,11 +294,8 @@ def write_error(
     model: PreTrainedModel, pruned: PreTrainedModel, plan: cl.Selection, text: cl.CalibrationSet
 ) -> float:
     """Squared change of layer 0's FFN write on the dense model's own activations."""
-    place = (
-        "transformer.h.0.mlp.c_proj"
-        if hasattr(model, "transformer")
-        else ("model.decoder.layers.0.fc2")
-    )
+    gpt2 = hasattr(model, "transformer")
+    place = "transformer.h.0.mlp.c_proj" if gpt2 else "model.decoder.layers.0.fc2"
     seen: list[torch.Tensor] = []
     handle = model.get_submodule(place).register_forward_pre_hook(
         lambda _, args: seen.append(args[0].flatten(0, -2))
@@ -359,17 +323,6 @@ def test_column_statistics_see_rows_also_where_the_layer_flattens_them() -> None
     np.testing.assert_allclose(
         found.row_norms[1, "ffn"], rows.norm(dim=1).sum(dim=0).numpy(), rtol=1e-6
     )
-
-
-def test_scores_of_gpt2_are_those_of_its_columns() -> None:
-    model = tiny_model("gpt2", "mha")
-    units = cl.enumerate_units(model, GROUPS)
-    scores = cl.get_method("magnitude").measure(model, units, TEXT, progress=False).arrays["scores"]
-    for unit, score in zip(units, scores, strict=True):
-        layer = model.transformer.h[unit.layer]
-        stored = (layer.attn if unit.kind == "attention" else layer.mlp).c_proj.weight
-        expected = stored[unit.start : unit.stop].double().norm(dim=1).sum()
-        assert score == pytest.approx(float(expected), rel=1e-6)
 
 
 # What is refused ----------------------------------------------------------------------------------
@@ -465,27 +418,6 @@ def test_packed_weights_are_measured_but_not_cut() -> None:
             cl.get_method(name).measure(packed, units, SCORED, progress=False)
 
 
-def test_nf4_of_bitsandbytes_is_measured() -> None:
-    """H of a model in NF4 is that of naive passes through the same NF4 model."""
-    bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-
-    def nf4(linear: nn.Linear) -> nn.Module:
-        biased = linear.bias is not None
-        layer = bitsandbytes.nn.Linear4bit(
-            linear.in_features, linear.out_features, biased, torch.float32, quant_type="nf4"
-        )
-        layer.load_state_dict(linear.state_dict())
-        return layer.to("cpu").requires_grad_(False)
-
-    model = quantize(tiny_model("llama", hidden_size=64, intermediate_size=128), nf4)
-    assert h_error(model, TEXT) < 1e-5
-    plan = plans(cl.enumerate_units(model, GROUPS))["scattered"]
-    expected = naive_risk(model, by_hand(plan)[0], SCORED, double=False).mean()
-    assert cl.pruning_risk(model, plan, SCORED) == pytest.approx(expected, rel=1e-4)
-    with pytest.raises(cl.ArchitectureError):
-        cl.prune(model, plan)
-
-
 # Devices ------------------------------------------------------------------------------------------
 
 
@@ -522,9 +454,8 @@ def test_a_model_that_is_spread_or_offloaded_is_measured_but_not_cut(tmp_path: P
     found = cl.estimate_curvature(spread, units, SCORED, 32, progress=False)
     expected = cl.estimate_curvature(tiny_model(), units, SCORED, 32, progress=False)
     assert np.array_equal(found.matrix, expected.matrix)
-    message = r"weights are on cpu, meta \(meta: offloaded.*on one device"
     for remove in (cl.prune, cut):
-        with pytest.raises(cl.InputError, match=message):
+        with pytest.raises(cl.InputError, match="meta"):
             remove(spread, cl.Selection.from_pruned(units, [0]))
 
 
