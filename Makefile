@@ -18,10 +18,10 @@ RUN := $(VENV)/bin/python -m
 INSTALLED := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help lab demo test vllm check format lock clean
+.PHONY: help lab demo test smollm2 vllm check format lock clean
 
 help: ## print this list
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | \
+	@sed -n 's/^\([a-z0-9]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | \
 	    while IFS='|' read -r target text; do printf '%-12s %s\n' "$$target" "$$text"; done
 
 $(INSTALLED): pyproject.toml constraints.txt .ci/requirements.txt .ci/build.txt
@@ -38,6 +38,9 @@ demo: $(INSTALLED) ## build H of the embedded model, prune it and compare, in th
 # thread that sleeps while it waits, so that kernels and browsers get their share of the cores.
 test: $(INSTALLED) ## run the tests that need neither a GPU nor the network
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(RUN) pytest -n $(WORKERS) --dist loadfile -m "$(MARKERS)" $(ARGS)
+
+smollm2: $(INSTALLED) ## fetch SmolLM2-135M, a real model (93 MB; becomes 0.5 GB in data/models)
+	@$(RUN) cocurve_lab fetch smollm2 $(ARGS)
 
 vllm: ## install vLLM for the tests that serve folders with it (3.5 GB, not in .venv)
 	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" sh .ci/vllm

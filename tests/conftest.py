@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -52,6 +52,16 @@ def prose() -> ModuleType:
 def measure() -> ModuleType:
     """What the training script scores the model with."""
     return data_script("measure")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> tuple[Any, Any]:
+    """The real model with its tokenizer; for tests marked `real`."""
+    from cocurve_lab import load_model
+    from helpers.real import require_fetched
+
+    require_fetched()
+    return load_model("smollm2", device="cpu")
 
 
 @pytest.fixture(scope="session")

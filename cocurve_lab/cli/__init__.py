@@ -11,6 +11,7 @@ In the order of the flow:
     recovering.py  `recover`: a little training
     evaluating.py  `evaluate`: perplexity, KL and tasks
     compressing.py `compress`: all of it in a given time
+    fetching.py    `fetch`: a real language model
     (`paper` is in cocurve_studies, and a verb where that is installed)
     common.py      options and checks that several verbs share
     options.py     flags from dataclasses
@@ -103,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     from .building import Build, Merge
     from .compressing import Compress
     from .evaluating import Evaluate
+    from .fetching import Fetch
     from .inventory import Inventory
     from .planning import Solve
     from .pruning import Export, Prune
@@ -119,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"cocurve-lab {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     kinds: list[type[Verb]] = [Inventory, Build, Merge, Solve, Search, Prune, Export, Recover]
-    kinds += [Evaluate, Compress]
+    kinds += [Evaluate, Compress, Fetch]
     if find_spec("cocurve_studies") is not None:
         from cocurve_studies.paper.command import Paper
 

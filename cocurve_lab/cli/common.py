@@ -70,7 +70,7 @@ class Device:
 class Model(Device):
     """The model of a verb that needs the whole of it."""
 
-    place: str = argument("MODEL", '"demo", a folder, or a hub id')
+    place: str = argument("MODEL", '"demo", "smollm2" (see fetch), a folder, or a hub id')
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ repairing/    least-squares refit of what remains, and training after it
 interactions/ edges measured between blocks, layers or given parts, and plans of whole parts
 analysis/     stability of plans, bounds, local refinement, infinitesimal and preview H
 gguf/         one file for llama.cpp
+pretrained/   a real language model under a short name, fetched by one command
 """
 
 from ..base.seams import offer
@@ -30,3 +31,4 @@ offer("refit-aware ablations", f"{_SURROGATES}.refit_aware:leftovers")
 offer("refit-aware preparation", f"{_SURROGATES}.refit_aware:preparation")
 offer("probe options", f"{_ANALYSIS}.preview:ProbeOptions")
 offer("exact options", f"{_ANALYSIS}.exact:ExactOptions")
+offer("model smollm2", f"{__name__}.pretrained.smollm2:require_smollm2")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ..base.errors import ArchitectureError, CocurveError, FileFormatError, InputError, shown
-from ..base.seams import require_extension
+from ..base.seams import extension, require_extension
 from .architectures import describe
 from .identity import DEMO as DEMO
 from .identity import MANIFEST
@@ -44,13 +44,24 @@ _HUB_OPTIONS = (*_PLACE_OPTIONS, "trust_remote_code")
 
 
 def place_of(model_id: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Resolve a model id: "demo" becomes the embedded model's folder, and ~ the home folder."""
+    """Resolve a model id: "demo", or an extension's name, becomes a folder; ~ the home folder."""
     if not isinstance(model_id, (str, os.PathLike)):
         raise InputError(
             f"the model is {shown(model_id)}. Give its name as text: a hub id, a folder, or "
             f"{DEMO!r}."
         )
-    return demo_folder() if str(model_id) == DEMO else os.path.expanduser(model_id)
+    if str(model_id) == DEMO:
+        return demo_folder()
+    named = extension(f"model {model_id}") if isinstance(model_id, str) else None
+    if named is None:
+        return os.path.expanduser(model_id)
+    if os.path.isdir(model_id):
+        raise InputError(
+            f"{model_id!r} is the name of a model of the lab and of a folder here. Give "
+            f"'./{model_id}' for the folder, or move it away."
+        )
+    place: Path = named()
+    return place
 
 
 # Devices ------------------------------------------------------------------------------------------
@@ -136,7 +147,8 @@ def load_model(
     """Load a causal language model and its tokenizer, ready to measure.
 
     Args:
-        model_id: "demo" for the embedded model, a hub id, or a folder.
+        model_id: "demo" for the embedded model, "smollm2" (see `cocurve fetch`), a hub id, or a
+            folder; "./smollm2" is always a folder.
         device: by default CUDA if torch can use it, else the CPU. "mps" and "xpu" are untested.
         dtype: by default float32 on the CPU and for the embedded model, else the checkpoint's own.
         stream: load only what stands around the layers (embedding, final norm, head). A layer is

@@ -109,5 +109,5 @@ def test_conda_environment_adds_nothing() -> None:
         "- pip",
         "- pip:",
         "- -c constraints.txt",
-        "- -e .[lab,hub,eval,gguf,ray,test]",
+        "- -e .[lab,hub,eval,gguf,pretrained,ray,test]",
     ]

@@ -1,0 +1,1 @@
+"""A pretrained language model under a short name, fetched by one command."""

