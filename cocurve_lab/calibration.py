@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from torch import Tensor
 from .base.arguments import as_int
 from .base.errors import InputError, MismatchError, one_line, shown
 from .base.records import TABLES, kind_of, read_records, read_text
+from .base.seams import extension
 from .base.storage import fingerprint
 from .models.identity import demo_folder, is_demo
 
@@ -264,8 +265,8 @@ def default_calibration(
 ) -> tuple[CalibrationSet, CalibrationSet]:
     """Choose calibration and held-out rows for a model.
 
-    The embedded model has its own texts for both. Any other model gets C4 (allenai/c4, en,
-    streamed), or the documents of `text_file`.
+    The embedded model has its own texts for both, and so has "smollm2": Python's manual, in rows of
+    256 tokens. Any other model gets C4 (allenai/c4, en, streamed), or the documents of `text_file`.
 
     Args:
         model_id, tokenizer: as from `load_model`.
@@ -276,9 +277,10 @@ def default_calibration(
     Returns:
         (calibration, held-out): sets that share no document.
     """
-    if text_file is None and is_demo(model_id):
-        built = _own_rows("calibration", tokenizer, num_sequences, options)
-        judge = _own_rows("held_out", tokenizer, held_out, options)
+    own, options = own_text(model_id), row_options(model_id, options)
+    if text_file is None and own is not None:
+        built = _next_rows(*own("calibration"), tokenizer, num_sequences, options)
+        judge = _next_rows(*own("held_out"), tokenizer, held_out, options)
     else:  # both sets read on in one stream, so no document is in both
         stream, source = _default_text(text_file, tokenizer, options)
         built = _next_rows(stream, source, tokenizer, num_sequences, options)
@@ -302,20 +304,33 @@ def default_rows(
     **options: Any,
 ) -> CalibrationSet:
     """Choose the calibration rows of `default_calibration` alone, with nothing held out."""
-    if text_file is None and is_demo(model_id):
-        return _own_rows("calibration", tokenizer, num_sequences, options)
+    own, options = own_text(model_id), row_options(model_id, options)
+    if text_file is None and own is not None:
+        return _next_rows(*own("calibration"), tokenizer, num_sequences, options)
     stream, source = _default_text(text_file, tokenizer, options)
     return _next_rows(stream, source, tokenizer, num_sequences, options)
 
 
-def _own_rows(
-    name: str, tokenizer: PreTrainedTokenizerBase, count: int, options: dict[str, Any]
-) -> CalibrationSet:
-    """Read rows of one of the embedded model's texts, "calibration" or "held_out"."""
+def own_text(model_id: str) -> Callable[[str], tuple[list[str], str]] | None:
+    """Return what reads a model's own documents and their source, or None if it has no text.
+
+    Its argument is "calibration" or "held_out".
+    """
+    found = extension("own text")
+    return _demo_text if is_demo(model_id) else found(model_id) if found else None
+
+
+def row_options(model_id: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return options of `from_texts`: those given, else what an extension knows of the model."""
+    found = extension("row options")
+    known: dict[str, Any] = found(model_id) if found else {}
+    return known | {name: value for name, value in options.items() if value is not None}
+
+
+def _demo_text(name: str) -> tuple[list[str], str]:
+    """Read one of the embedded model's texts, "calibration" or "held_out"."""
     file = demo_folder().parent / "texts" / f"{name}.jsonl"
-    source = f"{name.replace('_', '-')} text of the demo model"
-    named = {"source": source, "num_sequences": count}
-    return CalibrationSet.from_file(file, tokenizer, **options, **named)
+    return read_documents(file), f"{name.replace('_', '-')} text of the demo model"
 
 
 def _default_text(
@@ -333,7 +348,7 @@ def _default_text(
 
 
 def _next_rows(
-    stream: Iterator[str],
+    stream: Iterable[str],
     source: str,
     tokenizer: PreTrainedTokenizerBase,
     count: int,

@@ -13,12 +13,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..base.atomic import write_atomically
 from ..base.errors import FileFormatError, InputError
 from ..base.progress import Progress
-from ..calibration import CalibrationSet, default_calibration, default_rows
+from ..calibration import (
+    CalibrationSet,
+    default_calibration,
+    default_rows,
+    own_text,
+    row_options,
+)
 from ..curvature.matrix import Curvature
 from ..curvature.release import MASK, REGISTRY
 from ..estimator.files import files_in
 from ..models.identity import MANIFEST
-from ..models.loading import is_demo, load_model, load_tokenizer, place_of
+from ..models.loading import load_model, load_tokenizer, place_of
 from ..pruner.saving import load_pruned
 from ..solver.selection import Selection
 from .options import argument, as_path, flag, part
@@ -207,11 +213,11 @@ def rows_of(name: str, sequences: int, what: str, otherwise: str) -> Any:
         name: "calibration" or "text", the flag that names the file.
         sequences: default number of rows.
         what: what the text is for.
-        otherwise: the text of models other than the demo model, if no file is given.
+        otherwise: the text of models without a text of their own, if no file is given.
     """
     text = (
         f'{what}: .jsonl with a "text" field, or plain text split at blank lines. Default: '
-        f"the demo model's own text; {otherwise} for other models"
+        f"the own text of demo and smollm2; {otherwise} for other models"
     )
     return part(
         file=flag(text, None, name=name, metavar="FILE"),
@@ -282,10 +288,9 @@ class Rows:
         """Make the rows to measure on."""
         count = self.sequences
         if self.file is not None:
-            return CalibrationSet.from_file(
-                self.file, tokenizer, num_sequences=count, **self._cut()
-            )
-        if not is_demo(model):
+            options = row_options(model, self._cut())
+            return CalibrationSet.from_file(self.file, tokenizer, num_sequences=count, **options)
+        if own_text(model) is None:
             raise InputError(f"there is no text for {model!r}. Give --text FILE.")
         return default_calibration(model, tokenizer, 1, count, **self._cut())[1]
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError
-from ..calibration import read_documents
+from ..calibration import own_text, read_documents
 from ..evaluation.tasks import TaskOptions, evaluate_tasks
 from ..measuring.perplexity import PerplexityOptions, perplexity
 from ..measuring.risk import model_risk, standard_error
-from ..models.loading import demo_folder, is_demo
 from .common import (
     Rows,
     StreamedModel,
@@ -104,11 +103,12 @@ class Evaluate(Verb):
         self.text.require()
 
     def _documents(self, tokenizer: PreTrainedTokenizerBase) -> list[str] | None:
-        """The text for the perplexity: --text, the demo model's held-out text, or None."""
+        """The text for the perplexity: --text, the model's own held-out text, or None."""
         if self.text.file is not None:
             return read_documents(self.text.file, tokenizer)
-        if is_demo(self.model.place) or is_demo(self.against or ""):
-            return read_documents(demo_folder().parent / "texts" / "held_out.jsonl")
+        own = own_text(self.model.place) or own_text(self.against or "")
+        if own is not None:
+            return own("held_out")[0]
         if self.suite.name is None:
             raise InputError("there is nothing to measure on. Give --text FILE, or --suite.")
         return None

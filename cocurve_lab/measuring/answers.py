@@ -30,8 +30,8 @@ from ..models.identity import model_device
 from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
 from ..models.runtime import measuring
 from ..solver.selection import Selection
-from .generation import Question, token_pieces
-from .lockstep import encode_prompt, end_tokens
+from .generation import Question, encode_prompt, token_pieces, uses_chat
+from .lockstep import end_tokens
 from .logits import log_likelihood, pieces, require_numbers, too_large, unless_too_large
 from .plan_memory import FileKind, PlanMemory, model_settings
 from .risk import standard_error
@@ -56,11 +56,13 @@ class AnswerOptions:
         max_new_tokens: the most tokens of a reply, as in `continue_text`.
         batch_tokens: tokens per forward pass; halved when memory runs out.
         checkpoint: file to resume from and write to; it remembers plans measured earlier.
+        chat: whether questions are asked through the chat template, as in `continue_text`.
     """
 
     max_new_tokens: int = 32
     batch_tokens: int = 8192
     checkpoint: str | os.PathLike[str] | None = None
+    chat: bool | None = None
 
     def __post_init__(self) -> None:
         if min(self.max_new_tokens, self.batch_tokens) < 1:
@@ -242,8 +244,13 @@ class Asker:
                 "Question(..., answer=...)."
             )
         architecture, length = describe(model), options.max_new_tokens
-        cases = [Case.encode(model, tokenizer, question) for question in self.questions]
-        texts = [[case.prompt, case.answer, case.question.answer] for case in cases]
+        cases = [
+            Case.encode(model, tokenizer, question, options.chat) for question in self.questions
+        ]
+        texts = [
+            [case.prompt, case.answer, case.question.answer, *[True] * case.question.within]
+            for case in cases
+        ]
         self.memory = PlanMemory.open(
             KIND,
             options.checkpoint,
@@ -316,7 +323,11 @@ class Case:
 
     @classmethod
     def encode(
-        cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question: Question
+        cls,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        question: Question,
+        chat: bool | None = None,
     ) -> Case:
         """Encode a question."""
         answer = question.answer or ""
@@ -325,9 +336,12 @@ class Case:
                 f"no reply can match the answer {answer!r}: a reply is judged up to its first full "
                 "stop or line end, without white space around it. Give an answer of that form."
             )
-        prompt = encode_prompt(model, tokenizer, question.prompt)
+        prompt = encode_prompt(model, tokenizer, question.prompt, chat)
+        if uses_chat(tokenizer, chat):  # the template ends where the reply begins
+            ids = list(tokenizer(answer, add_special_tokens=False)["input_ids"])
+            return cls(question, prompt, ids)
         spaced = answer if question.prompt[-1].isspace() else f" {answer}"
-        joint = encode_prompt(model, tokenizer, question.prompt + spaced)
+        joint = encode_prompt(model, tokenizer, question.prompt + spaced, chat)
         ids = joint[len(prompt) :]
         # where prompt and answer would merge into other tokens, the answer is encoded by itself
         if joint[: len(prompt)] != prompt or not ids:
@@ -480,6 +494,8 @@ def judge(question: Question, said: str, ended: bool) -> bool | None:
     spoken, answer = said.lstrip(" "), question.answer or ""
     if ended or "." in spoken or "\n" in spoken:
         return bool(question.is_right(said))
+    if question.within:
+        return None
     spoken = spoken.lstrip()
     # still open: the reply is a beginning of the answer, or the answer with only white space after
     rest = spoken[len(answer) :]

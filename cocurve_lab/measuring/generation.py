@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import Counter
@@ -10,12 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..base.arguments import as_int
-from ..base.errors import InputError
+from ..base.errors import InputError, one_line
 from ..base.records import read_objects
+from ..base.seams import extension
 from ..calibration import CalibrationSet, require_tokenizable
 from ..models.loading import demo_folder, is_demo
 from ..models.runtime import exclusive
+from .logits import require_known_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,7 +30,12 @@ if TYPE_CHECKING:
 
 
 def continue_text(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, max_new_tokens: int = 32
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str,
+    max_new_tokens: int = 32,
+    *,
+    chat: bool | None = None,
 ) -> str:
     """Continue a prompt greedily, up to the end token; the prompt itself is not returned.
 
@@ -34,20 +44,21 @@ def continue_text(
         tokenizer: its tokenizer.
         text: the prompt.
         max_new_tokens: the most new tokens.
+        chat: whether the prompt is asked as a turn of a chat, see `encode_prompt`.
     """
     max_new_tokens = as_int(max_new_tokens, "max_new_tokens", 1)
-    encoded = tokenizer(require_tokenizable(text), return_tensors="pt").to(model.device)
+    prompt = encode_prompt(model, tokenizer, text, chat)
+    input_ids = torch.tensor([prompt], device=model.device)
     generate: Any = model.generate  # from a mixin whose types the checker cannot resolve
     with exclusive(model):
         output = generate(
-            input_ids=encoded["input_ids"],
-            attention_mask=encoded["attention_mask"],
+            input_ids=input_ids,
+            attention_mask=torch.ones_like(input_ids),
             max_new_tokens=max_new_tokens,
             do_sample=False,
             repetition_penalty=1.0,  # some checkpoints set another one
             pad_token_id=tokenizer.eos_token_id,
         )
-    prompt = encoded["input_ids"][0].tolist()
     return "".join(token_pieces(tokenizer, prompt, output[0, len(prompt) :].tolist()))
 
 
@@ -109,6 +120,59 @@ class GrowingText:
 # Prompts ----------------------------------------------------------------------------------------
 
 
+def encode_prompt(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    chat: bool | None = None,
+) -> list[int]:
+    """Return the token ids of a prompt; all prompts of the lab are encoded here.
+
+    Args:
+        model, tokenizer: the model that will read it, and its tokenizer.
+        prompt: the text.
+        chat: True asks it as the user's turn in the tokenizer's chat template, False continues it
+            as it is; None asks where the tokenizer has a template.
+    """
+    if not require_tokenizable(prompt).strip():
+        raise InputError("the prompt is empty. Write a few words to continue.")
+    if uses_chat(tokenizer, chat):
+        turn = [{"role": "user", "content": prompt}]
+        try:
+            prompt = str(
+                tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+            )
+        except Exception as error:  # a template is a program of the model's maker
+            raise InputError(
+                f"the tokenizer's chat template fails ({one_line(error)}). Give chat=False."
+            ) from error
+        ids = list(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+    else:
+        ids = list(tokenizer(prompt)["input_ids"])
+    if not ids:
+        raise InputError(f"the prompt {prompt!r} has no tokens. Write a few words to continue.")
+    require_known_ids(model, max(ids), "prompt")
+    if len(ids) >= context_of(model):
+        raise InputError(
+            f"the prompt has {len(ids)} tokens, the model's context {int(context_of(model))}. "
+            "Leave room for at least one more."
+        )
+    return ids
+
+
+def uses_chat(tokenizer: PreTrainedTokenizerBase, chat: bool | None = None) -> bool:
+    """Whether prompts are asked through the chat template; see `encode_prompt`."""
+    known = bool(getattr(tokenizer, "chat_template", None))
+    if chat and not known:
+        raise InputError("chat is True, but the tokenizer has no chat template. Give chat=False.")
+    return known if chat is None else chat
+
+
+def context_of(model: PreTrainedModel) -> float:
+    """Return the longest text that the model reads, in tokens; inf if its config names none."""
+    return getattr(model.config, "max_position_embeddings", None) or math.inf
+
+
 @dataclass(frozen=True)
 class Question:
     """A prompt with its right continuation, if it has one.
@@ -117,17 +181,24 @@ class Question:
         capability: the capability it tests, such as "arithmetic".
         prompt: the text to continue.
         answer: the right reply; None if there is none.
+        within: whether a reply is also right that has the answer among other words, in any case:
+            "The capital of France is Paris."
     """
 
     capability: str
     prompt: str
     answer: str | None = None
+    within: bool = False
 
     def is_right(self, reply: str) -> bool | None:
         """Judge a reply by its text up to the first "." or line end; None without an answer."""
         if self.answer is None:
             return None
-        return re.split(r"[.\n]", reply.lstrip(" "))[0].strip() == self.answer
+        said = re.split(r"[.\n]", reply.lstrip(" "))[0].strip()
+        if self.within:
+            words = rf"(?<!\w){re.escape(self.answer)}(?!\w)"
+            return re.search(words, said, re.IGNORECASE) is not None
+        return said == self.answer
 
 
 def demo_questions(per_capability: int = 8) -> list[Question]:
@@ -141,10 +212,20 @@ def demo_questions(per_capability: int = 8) -> list[Question]:
     return read_questions(folder, per_capability)
 
 
+def own_questions(model_id: str | os.PathLike[str], per_capability: int = 8) -> list[Question]:
+    """Return questions made for a model: the embedded one, or one of an extension; else none."""
+    if is_demo(model_id):
+        return demo_questions(per_capability)
+    found = extension("own questions")
+    return found(model_id, per_capability) if found else []
+
+
 def read_questions(
     place: str | os.PathLike[str], per_capability: int | None = None
 ) -> list[Question]:
     """Read questions: records with the texts "family", "prompt" and "answer".
+
+    With `"within": true`, a reply is also right that has the answer among other words.
 
     Args:
         place: a file of records, such as .jsonl (`base/records.py`), or a folder of .jsonl files.
@@ -172,19 +253,19 @@ def _question(record: dict[str, Any], where: str) -> Question:
     values: list[Any] = [record.get(name) for name in names]
     if not all(isinstance(value, str) and value for value in values):
         raise InputError(f"{where} is no question. Give an object with the texts {names}.")
-    return Question(*values)
+    family, prompt, answer = values
+    return Question(family, prompt, answer, record.get("within") is True)
 
 
 def example_prompts(
     model_id: str | os.PathLike[str], text: CalibrationSet, tokenizer: PreTrainedTokenizerBase
 ) -> list[str]:
-    """Return prompts to continue: one per capability for the demo model, else row beginnings.
+    """Return prompts to continue: a model's own questions, one per capability, or row beginnings.
 
     Args:
         model_id: name or folder of the model.
         text: held-out rows; the first 24 tokens of three rows are the prompts of other models.
         tokenizer: the tokenizer of the model.
     """
-    if not is_demo(model_id):
-        return [str(tokenizer.decode(row[:24])) for row in text.input_ids[:3]]
-    return [question.prompt for question in demo_questions(1)]
+    own = [question.prompt for question in own_questions(model_id, 1)]
+    return own or [str(tokenizer.decode(row[:24])) for row in text.input_ids[:3]]

@@ -26,8 +26,8 @@ from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
 from ..models.runtime import in_double, measuring, require_measurable
 from ..models.units import Unit, UnitSet
 from ..solver.selection import Selection
-from .generation import GrowingText
-from .logits import pieces, require_known_ids, require_numbers
+from .generation import GrowingText, context_of, encode_prompt, uses_chat
+from .logits import pieces, require_numbers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -79,6 +79,7 @@ class TextPair:
     Attributes:
         prompt_ids, dense_ids, pruned_ids: token ids; a row that ended has its end token last.
         dense, pruned: the two texts, without prompt and special tokens.
+        chat: whether the prompt was asked through the chat template.
     """
 
     prompt_ids: tuple[int, ...]
@@ -86,6 +87,7 @@ class TextPair:
     pruned_ids: tuple[int, ...]
     dense: str
     pruned: str
+    chat: bool = False
 
     @property
     def divergence(self) -> int | None:
@@ -110,20 +112,30 @@ def compare_text(
     sampling: Sampling = GREEDY,
     *,
     unit_set: UnitSet | None = None,
+    chat: bool | None = None,
 ) -> TextPair:
     """Continue a prompt with the dense model and under a plan, in lockstep.
 
     Arguments and errors are those of `generate_lockstep`.
     """
-    prompt_ids = encode_prompt(model, tokenizer, prompt)
+    prompt_ids = encode_prompt(model, tokenizer, prompt, chat)
     texts = (GrowingText(tokenizer, prompt_ids), GrowingText(tokenizer, prompt_ids))
-    pairs = generate_lockstep(model, tokenizer, prompt, selection, sampling, unit_set=unit_set)
+    pairs = generate_lockstep(
+        model, tokenizer, prompt, selection, sampling, unit_set=unit_set, chat=chat
+    )
     for pair in pairs:
         for text, token in zip(texts, pair, strict=True):
             if token is not None:
                 text.add(token)
     dense, pruned = texts
-    return TextPair(tuple(prompt_ids), tuple(dense.ids), tuple(pruned.ids), dense.text, pruned.text)
+    return TextPair(
+        tuple(prompt_ids),
+        tuple(dense.ids),
+        tuple(pruned.ids),
+        dense.text,
+        pruned.text,
+        uses_chat(tokenizer, chat),
+    )
 
 
 def generate_lockstep(
@@ -134,6 +146,7 @@ def generate_lockstep(
     sampling: Sampling = GREEDY,
     *,
     unit_set: UnitSet | None = None,
+    chat: bool | None = None,
 ) -> Iterator[TokenPair]:
     """Yield the next token of both texts until both have ended.
 
@@ -147,26 +160,11 @@ def generate_lockstep(
         prompt: the text to continue.
         selection, unit_set: as for `pruning_risk`; the gains of a Selection apply.
         sampling: length, temperature and seed.
+        chat: as for `continue_text`.
     """
     architecture = describe(model)
     scales = column_scales(architecture, *resolve(model, selection, unit_set))
-    return _steps(architecture, encode_prompt(model, tokenizer, prompt), scales, sampling)
-
-
-def encode_prompt(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str
-) -> list[int]:
-    """Return the token ids of a prompt."""
-    ids: list[int] = list(tokenizer(prompt)["input_ids"]) if prompt.strip() else []
-    if not ids:
-        raise InputError("the prompt is empty. Write a few words to continue.")
-    require_known_ids(model, max(ids), "prompt")
-    if len(ids) >= _context(model):
-        raise InputError(
-            f"the prompt has {len(ids)} tokens, the model's context {int(_context(model))}. Leave "
-            "room for at least one more."
-        )
-    return ids
+    return _steps(architecture, encode_prompt(model, tokenizer, prompt, chat), scales, sampling)
 
 
 # A given text -----------------------------------------------------------------------------------
@@ -220,6 +218,8 @@ def next_token_probabilities(
     tokenizer: PreTrainedTokenizerBase,
     selections: Sequence[Selection],
     prompt: str,
+    *,
+    chat: bool | None = None,
 ) -> np.ndarray:
     """Measure how likely each token is after a prompt under each plan, in one batch.
 
@@ -228,6 +228,7 @@ def next_token_probabilities(
         tokenizer: its tokenizer.
         selections: plans over the model's units; an empty plan is the dense model.
         prompt: the text to continue.
+        chat: as for `continue_text`.
 
     Returns:
         [plans, V] float64; each row sums to 1.
@@ -235,7 +236,7 @@ def next_token_probabilities(
     if not selections:
         raise InputError("next_token_probabilities got no plan. Give at least one Selection.")
     architecture = describe(model)
-    ids = torch.tensor([encode_prompt(model, tokenizer, prompt)], device=model_device(model))
+    ids = torch.tensor([encode_prompt(model, tokenizer, prompt, chat)], device=model_device(model))
     masks = [column_scales(architecture, *resolve(model, plan)) for plan in selections]
     with measuring(model, torch.get_num_threads()):
         with scaled(architecture, stack_rows(architecture, masks)):
@@ -264,7 +265,7 @@ def _steps(
     # attention mask; a row that has ended runs on until the other ends, and its tokens are dropped
     inputs, cache = torch.tensor([prompt_ids] * rows, device=weight.device), None
     running, ends = [True, True], end_tokens(model)
-    for _ in range(int(min(sampling.max_new_tokens, _context(model) - len(prompt_ids)))):
+    for _ in range(int(min(sampling.max_new_tokens, context_of(model) - len(prompt_ids)))):
         with measuring(model, torch.get_num_threads()), scaled(architecture, masks):
             output = model(
                 input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1
@@ -294,11 +295,6 @@ def _choose(logits: Tensor, temperature: float, uniform: float) -> list[int]:
     # scaled by the last entry, which rounding leaves beside 1
     place = torch.searchsorted(reached, uniform * reached[:, -1:], right=True)
     return ids.gather(-1, place.clamp(max=logits.shape[-1] - 1)).squeeze(-1).tolist()
-
-
-def _context(model: PreTrainedModel) -> float:
-    """The longest text that the model reads, in tokens; inf if its config names none."""
-    return getattr(model.config, "max_position_embeddings", None) or math.inf
 
 
 def end_tokens(model: PreTrainedModel) -> set[int]:

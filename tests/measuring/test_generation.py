@@ -14,10 +14,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import cocurve_lab as cl
 from cocurve_lab.measuring import logits
+from cocurve_lab.measuring.answers import AnswerOptions
 from cocurve_lab.measuring.generation import (
     GrowingText,
     Question,
     demo_questions,
+    encode_prompt,
     read_questions,
     token_pieces,
 )
@@ -25,7 +27,6 @@ from cocurve_lab.measuring.lockstep import (
     Sampling,
     TokenPair,
     compare_text,
-    encode_prompt,
     first_divergence,
     forced_kl,
     generate_lockstep,
@@ -109,6 +110,51 @@ def test_next_token_probabilities_are_those_of_the_ablated_model(tokenizer: Any)
             expected = model(input_ids=ids).logits[0, -1].double().softmax(-1)
         np.testing.assert_allclose(row, expected, rtol=1e-4)
     assert not np.allclose(found[0], found[1])
+
+
+def test_a_prompt_is_a_turn_of_a_chat_where_there_is_a_template(tokenizer: Any) -> None:
+    model, chatting = tiny_model(), word_tokenizer()
+    chatting.chat_template = (
+        "{% for message in messages %}w90 {{ message['content'] }} w91{% endfor %}"
+        "{% if add_generation_prompt %} w92{% endif %}"
+    )
+    plan, asked = plan_of(model), f"w90 {PROMPT} w91 w92"
+    for chat, prompt in ((None, asked), (True, asked), (False, PROMPT)):
+        ids = tuple(tokenizer(prompt)["input_ids"])
+        assert tuple(encode_prompt(model, chatting, PROMPT, chat)) == ids
+        said = cl.continue_text(model, tokenizer, prompt, 6)
+        assert cl.continue_text(model, chatting, PROMPT, 6, chat=chat) == said
+        pair = compare_text(model, chatting, PROMPT, plan, Sampling(6), chat=chat)
+        assert (pair.prompt_ids, pair.dense, pair.chat) == (ids, said, chat is not False)
+        np.testing.assert_array_equal(
+            next_token_probabilities(model, chatting, [plan], PROMPT, chat=chat),
+            next_token_probabilities(model, tokenizer, [plan], prompt),
+        )
+        questions = [Question("a", PROMPT, text.strip()) for text in (said, said + " w1")]
+        words = said.split()  # the last of them ends the reply
+        questions += [Question("a", PROMPT, text, within=True) for text in (words[-1], "w999")]
+        table = cl.answer_accuracy(
+            model,
+            chatting,
+            [plan_of(model, ())],
+            questions,
+            options=AnswerOptions(6, chat=chat),
+            progress=False,
+        )
+        assert table.right.tolist() == [[True, False, True, False]]
+    assert compare_text(model, tokenizer, PROMPT, plan, Sampling(2)).chat is False
+    with pytest.raises(cl.InputError, match="chat"):
+        cl.continue_text(model, tokenizer, PROMPT, chat=True)
+    chatting.chat_template = "{{ raise_exception('no users') }}"
+    with pytest.raises(cl.InputError, match="no users"):
+        cl.continue_text(model, chatting, PROMPT)
+
+
+def test_an_answer_may_stand_within_a_reply() -> None:
+    question = Question("capitals", "?", "Paris", within=True)
+    replies = {"Paris": True, "The capital is PARIS.": True, "It is Rome. Paris": False}
+    replies |= {"Parisian": False, "": False, "\nParis": False}
+    assert {reply: question.is_right(reply) for reply in replies} == replies
 
 
 def test_half_precision(tokenizer: Any) -> None:

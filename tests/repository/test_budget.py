@@ -12,22 +12,22 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOT_LINES = {".md", ".png", ".npz", ".pyc"}
 BUDGETS = {
-    "cocurve_lab": 31_340,
+    "cocurve_lab": 31_545,
     "cocurve_lab/base": 1_400,
     "cocurve_lab/models": 2_375,
     "cocurve_lab/curvature": 1_860,
     "cocurve_lab/estimator": 2_410,
     "cocurve_lab/solver": 2_790,
-    "cocurve_lab/measuring": 2_630,
+    "cocurve_lab/measuring": 2_740,
     "cocurve_lab/pruner": 1_850,
-    "cocurve_lab/extensions": 8_195,
-    "cocurve_lab/extensions/pretrained": 225,
+    "cocurve_lab/extensions": 8_265,
+    "cocurve_lab/extensions/pretrained": 295,
     "cocurve_lab/methods": 2_140,
     "cocurve_lab/evaluation": 2_470,
     "cocurve_lab/cli": 2_250,
     "notebooks/cocurve_studies": 10_810,
     "widgets/cocurve_widgets": 11_010,
-    "tests": 45_840,
+    "tests": 45_990,
 }
 CORE_PATH = (
     *("models/units", "models/masking", "estimator/algorithm1", "estimator/teacher"),

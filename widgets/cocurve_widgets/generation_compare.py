@@ -13,15 +13,14 @@ from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, Unicode, obs
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import as_html
-from cocurve_lab.measuring.generation import GrowingText, Question, token_pieces
-from cocurve_lab.measuring.lockstep import (
-    Sampling,
+from cocurve_lab.measuring.generation import (
+    GrowingText,
+    Question,
     encode_prompt,
-    first_divergence,
-    forced_kl,
-    generate_lockstep,
+    own_questions,
+    token_pieces,
 )
-from cocurve_lab.models.loading import is_demo
+from cocurve_lab.measuring.lockstep import Sampling, first_divergence, forced_kl, generate_lockstep
 
 from .instrument import KIT, Instrument, counted, front, guarded, plan_code
 from .session import Cancelled, CancelToken, Session
@@ -519,7 +518,7 @@ def _menu_questions(
         own = (p if isinstance(p, Question) else Question("your prompts", p) for p in prompts)
         return list(own)
     source = model.config.name_or_path
-    return cl.demo_questions() if source and is_demo(source) else []
+    return own_questions(source) if source else []
 
 
 def _same_plan(left: cl.Selection, right: cl.Selection) -> bool:

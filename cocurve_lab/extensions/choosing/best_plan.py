@@ -27,11 +27,10 @@ from ...curvature.settings import BuildOptions
 from ...estimator.build import Build
 from ...estimator.estimate import estimate_curvature
 from ...measuring.answers import ALL, AnswerTable, answer_accuracy
-from ...measuring.generation import Question, demo_questions
+from ...measuring.generation import Question, own_questions
 from ...measuring.plan_memory import plans_file
 from ...measuring.risk import Side, compare_models, measure_plans
 from ...models.identity import model_device, model_name
-from ...models.loading import is_demo
 from ...models.runtime import require_one_device
 from ...models.units import UnitSet, enumerate_units
 from ...pruner.cutting import prune
@@ -190,7 +189,7 @@ def best_plan(
         text_file: the text for all of it; None takes the model's default (C4 from the hub).
         seq_len: tokens per row; None = min(2048, the context).
         questions: asked of the dense model and of the result (`read_questions`); None takes 40 of
-            each ability for the demo model, and none for another.
+            each ability for the demo model, a few for smollm2, and none for another.
         checkpoint: a folder for what is measured; the same call with more minutes goes on from it.
         progress: show progress.
 
@@ -221,8 +220,8 @@ def best_plan(
     units = enumerate_units(model)
     # before hours of work: whether the target can be reached at all
     solve_greedy(Curvature(np.eye(len(units)), units), target, 0.0, guards)
-    if questions is None and is_demo(model_name(model)):
-        questions = demo_questions(_QUESTIONS)
+    if questions is None:
+        questions = own_questions(model_name(model), _QUESTIONS) or None
     # the dense replies first, because they tell whether the questions can be judged
     dense = None if questions is None else _answers(model, tokenizer, questions, progress)
     with clock.step("H"):

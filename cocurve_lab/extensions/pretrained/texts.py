@@ -1,0 +1,68 @@
+"""Text and questions for a fetched model on every machine, without a corpus in the repository.
+
+English prose of that size is in every Python: the language reference, `pydoc_data.topics`. It is
+read from there and not copied. It differs between versions of Python, so its hash is told.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from ...base.errors import InputError
+from ...base.storage import fingerprint
+from ...measuring.generation import Question, read_questions
+from ...models.loading import demo_folder
+from .smollm2 import NAME, smollm2_folder
+
+Part = Literal["calibration", "held_out"]
+HELD_OUT = 4  # every fourth topic, in alphabetical order
+END = "<|endoftext|>"  # what its documents were joined by; its eos ends a turn of a chat
+
+
+def is_smollm2(model_id: str | os.PathLike[str]) -> bool:
+    """Return whether a model id means SmolLM2, by name or by folder."""
+    return model_id == NAME or Path(model_id).absolute() == smollm2_folder()
+
+
+def own_text(
+    model_id: str | os.PathLike[str],
+) -> Callable[[Part], tuple[list[str], str]] | None:
+    """Return the default text of a fetched model; None for any other model."""
+    return python_manual if is_smollm2(model_id) else None
+
+
+def own_questions(model_id: str | os.PathLike[str], per_capability: int) -> list[Question]:
+    """Read questions that anyone can judge and SmolLM2 answers, asked through its chat template."""
+    if not is_smollm2(model_id):
+        return []
+    return read_questions(demo_folder().parent / NAME / "questions.jsonl", per_capability)
+
+
+def row_options(model_id: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return how rows of a fetched model are cut: options of `CalibrationSet.from_texts`."""
+    return {"eos": END, "bos": END, "seq_len": 256} if is_smollm2(model_id) else {}
+
+
+def python_manual(part: Part) -> tuple[list[str], str]:
+    """Return documents of Python's language reference, and their source with its hash.
+
+    The parts share no document, whatever the number of rows.
+    """
+    try:
+        topics: dict[str, str] = import_module("pydoc_data.topics").topics
+    except ImportError as error:
+        raise InputError(
+            f"this Python has no pydoc_data.topics ({error}), the default text of {NAME}. Give a "
+            "file: --text or --calibration FILE, or text_file=."
+        ) from None
+    names = sorted(topics)
+    chosen = [name for n, name in enumerate(names) if (n % HELD_OUT == 0) == (part == "held_out")]
+    mark = fingerprint([[name, topics[name]] for name in names])
+    version = ".".join(map(str, sys.version_info[:2]))
+    source = f"{part.replace('_', '-')} part of pydoc_data.topics, Python {version} ({mark[:12]})"
+    return [topics[name] for name in chosen], source
