@@ -129,5 +129,7 @@ def _parquet(path: Path) -> list[Any]:
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, FileNotFoundError):
             raise
-        raise InputError(f"{path} cannot be read as .parquet ({one_line(error)}).") from None
+        raise InputError(
+            f"{path} cannot be read as .parquet ({one_line(error)}). Write the file again."
+        ) from None
     return found

@@ -23,7 +23,7 @@ from .identity import is_demo as is_demo
 from .layers import source_of
 from .load_errors import explain, require_own_files, require_place, require_usable
 from .runtime import device_name, sums_on, transient_bars
-from .weights import require_sound_files
+from .weights import require_floats, require_sound_files, require_used_scales
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -192,6 +192,7 @@ def load_model(
             raise InputError(str(error)) from error
     placing: AbstractContextManager[dict[str, Any]] = nullcontext({})
     if stream:
+        require_floats(source, shapes)
         if "device_map" in options:
             raise InputError(
                 f"device_map is {shown(options['device_map'])}, but stream=True decides where "
@@ -213,6 +214,7 @@ def load_model(
             f"the files of {str(model_id)!r} hold no {', '.join(missing[:3])}{more}, for which "
             "transformers would draw random numbers. Get the whole model, and load it again."
         )
+    require_used_scales(source, shapes, loaded[1]["unexpected_keys"])
     describe(model)
     keep_score_cap(model)
     if "device_map" not in options and not stream:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_SCALE = re.compile(r"(_scales?|_scale_inv|\.scales|\.qweight|\.qzeros|_packed|\.absmax)$")
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -79,6 +80,54 @@ def require_shape(stored: Any, name: str, shape: Sequence[int], file: Path) -> N
             f"it says {tuple(shape)}. The folder mixes two models: download or save the model "
             "again."
         )
+
+
+def require_floats(place: str, shapes: PreTrainedModel) -> None:
+    """Raise InputError if the configuration says that the weights are quantized."""
+    settings = getattr(shapes.config, "quantization_config", None)
+    if settings is not None:
+        method = dict(settings).get("quant_method") if isinstance(settings, dict) else settings
+        raise InputError(
+            f"{place} is quantized ({method}), and its weights would be read as they are in the "
+            "files. Load it as a whole (cl.load_model), or give an unquantized one, for example in "
+            "bfloat16."
+        )
+
+
+def require_used_scales(place: str, shapes: PreTrainedModel, unused: Iterable[str]) -> None:
+    """Raise InputError if quantized weights were loaded as if they were the numbers themselves.
+
+    `unused` are the names in the files that the model has no place for. A quantizer takes scales
+    and packed weights; without one, transformers leaves out the scales and only warns.
+    """
+    scales = sorted(name for name in unused if _SCALE.search(name))
+    packed = None if _is_known(shapes) or not Path(place).is_dir() else _packed(place)
+    if scales or packed:
+        what = f"a scale, {scales[0]}" if scales else f"{packed}"
+        raise InputError(
+            f"{place} holds quantized weights with {what}, which transformers did not use, so the "
+            "loaded numbers would not be the model's. Give an unquantized model, for example in "
+            "bfloat16."
+        )
+
+
+def _is_known(shapes: PreTrainedModel) -> bool:
+    """Return whether transformers has a quantizer for the configuration, which it then used."""
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+
+    settings = getattr(shapes.config, "quantization_config", None)
+    return isinstance(settings, dict) and settings.get("quant_method") in AUTO_QUANTIZER_MAPPING
+
+
+def _packed(place: str) -> str | None:
+    """Return the first weight in a folder that is no number of 16 to 64 bits, if any."""
+    for file in weight_files(place):
+        handle = open_weights(file)
+        for name in handle.keys():  # noqa: SIM118, a handle is no mapping
+            kind = handle.get_slice(name).get_dtype()
+            if name.endswith("weight") and kind not in _DTYPES:
+                return f"{name} as {kind}"
+    return None
 
 
 def open_weights(file: Path, *, mapped: bool = False) -> Any:
@@ -162,6 +211,11 @@ class StoredWeights:
         except (SafetensorError, OSError) as error:
             raise damaged(file, error) from None
         return tensor
+
+    def separate(self) -> list[str]:
+        """Return the names in `tied` whose weight the files hold, other than its twin's."""
+        there = [name for name in self.tied if name in self._places]
+        return [n for n in there if not torch.equal(self.read(n), self.read(self.tied[n]))]
 
     def __deepcopy__(self, _: Any) -> StoredWeights:
         return self  # nothing in it changes, and open files cannot be copied

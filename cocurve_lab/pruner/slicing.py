@@ -44,6 +44,7 @@ def cut_model(model: PreTrainedModel, selection: Selection, *, inplace: bool) ->
         memo = {id(getattr(parent, name)): module for parent, name, module in replacements}
         model = copy.deepcopy(model, memo)
     settle_heads(describe(model))
+    settle_ties(model)
     vars(model).pop("cocurve_manifest", None)  # that of an earlier round has other widths
     return model
 
@@ -261,6 +262,16 @@ class OwnCounts:
         if name == "whole":  # not set yet while deepcopy rebuilds the object: no recursion
             raise AttributeError(name)
         return getattr(self.whole, name)
+
+
+def settle_ties(model: PreTrainedModel) -> None:
+    """Let the configuration say whether the head is the embedding, as it is in this model.
+
+    A checkpoint may hold two weights although its configuration ties them; transformers loads both.
+    """
+    head = model.get_output_embeddings()
+    if head is not None and head.weight is not model.get_input_embeddings().weight:
+        model.config.tie_word_embeddings = False
 
 
 def settle_heads(architecture: Architecture) -> None:

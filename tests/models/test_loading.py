@@ -246,7 +246,39 @@ def index(place: Any) -> Any:
     return change
 
 
+def weights(change: Any) -> Any:
+    """Change the weights in the file, by name."""
+
+    def changed(folder: Path) -> None:
+        found = load_file(folder / WEIGHTS)
+        change(found)
+        save_file(found, folder / WEIGHTS, {"format": "pt"})
+
+    return changed
+
+
+def packed(dtype: torch.dtype, scale: str = "") -> Any:
+    """A checkpoint whose quantization transformers does not know, and so does not undo."""
+
+    def change(found: dict[str, Any]) -> None:
+        found[DOWN] = found[DOWN].to(dtype)
+        if scale:
+            found[DOWN.replace("weight", scale)] = torch.ones(())
+
+    return weights(change)
+
+
+DOWN = "model.layers.0.mlp.down_proj.weight"
 DAMAGED: list[tuple[Any, str]] = [
+    (packed(torch.float32, "weight_scale"), "weight_scale"),
+    (packed(torch.float8_e4m3fn, "input_scale"), "input_scale"),
+    (packed(torch.float8_e4m3fn), f"{DOWN} as F8_E4M3"),
+    (packed(torch.int8), f"{DOWN} as I8"),
+    (file("adapter_config.json", "{}"), "merge_and_unload"),
+    (
+        lambda folder: (file("adapter_config.json", "{}")(folder), (folder / CONFIG).unlink()),
+        "merge_and_unload",
+    ),
     (config(num_hidden_layers=10**7), "num_hidden_layers = 10000000"),
     (config(n_layer=10**7, model_type="gpt2"), "n_layer = 10000000"),
     (config(num_hidden_layers=0), "no layers"),

@@ -277,7 +277,7 @@ def test_a_second_round_is_recorded(tmp_path: Path) -> None:
     assert len(json.loads((found / "cocurve_manifest.json").read_text())["earlier_rounds"]) == 1
 
 
-def test_two_weights_that_should_be_one_are_refused(tmp_path: Path) -> None:
+def test_a_head_in_the_files_is_kept_where_it_differs_from_the_embedding(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     dense(folder, tie_word_embeddings=True)
     weights = load_file(folder / "model.safetensors")
@@ -285,11 +285,12 @@ def test_two_weights_that_should_be_one_are_refused(tmp_path: Path) -> None:
     save_file(weights, folder / "model.safetensors")
     plan = ragged(tiny_model())
     cl.prune(open_model(folder), plan, out=tmp_path / "equal")
+    assert "lm_head.weight" not in load_file(tmp_path / "equal" / "model.safetensors")
     weights["lm_head.weight"][0, 0] += 1
     save_file(weights, folder / "model.safetensors")
-    with pytest.raises(cl.FileFormatError):
-        cl.prune(open_model(folder), plan, out=tmp_path / "small")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["equal", "model"]
+    cl.prune(open_model(folder), plan, out=tmp_path / "small")
+    kept = load_file(tmp_path / "small" / "model.safetensors")["lm_head.weight"]
+    assert torch.equal(kept, weights["lm_head.weight"])
 
 
 # What must leave nothing behind ------------------------------------------------------------------
@@ -450,3 +451,32 @@ def test_a_model_four_times_the_memory_is_cut_and_read_again(tmp_path: Path) -> 
     weights = [w for name, w in loaded.state_dict().items() if ".layers.1." in name]
     assert float(ran.stdout) == pytest.approx(sum(float(w.double().sum()) for w in weights))
     assert loaded.num_parameters() > model.num_parameters() / 2
+
+
+@pytest.mark.parametrize("road", ["memory", "out", "disk"])
+def test_a_head_of_its_own_survives_though_the_configuration_ties_it(
+    road: str, tmp_path: Path
+) -> None:
+    separate = tiny_model("llama", tie_word_embeddings=False)
+    separate.save_pretrained(tmp_path / "dense")
+    word_tokenizer().save_pretrained(tmp_path / "dense")
+    config = json.loads((tmp_path / "dense" / "config.json").read_text())
+    config["tie_word_embeddings"] = True
+    (tmp_path / "dense" / "config.json").write_text(json.dumps(config))
+    model, _ = cl.load_model(tmp_path / "dense", device="cpu")
+    ids = torch.arange(12)[None]
+    assert torch.allclose(model(ids).logits, separate(ids).logits)  # transformers reads both
+    plan = cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), [0, 3])
+    with cl.ablate(model, plan), torch.no_grad():
+        expected = model(ids).logits
+    if road == "memory":
+        cl.save_pruned(cl.prune(model, plan), tmp_path / "small")
+    else:
+        dense = model if road == "out" else open_model(tmp_path / "dense")
+        cl.prune(dense, plan, out=tmp_path / "small")
+
+    def by_transformers(folder: Path) -> Any:
+        return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+
+    for found in (cl.load_pruned(tmp_path / "small"), by_transformers(tmp_path / "small")):
+        torch.testing.assert_close(found(ids).logits, expected)

@@ -21,7 +21,14 @@ split start take train try unpin update use wait widen write
 """
 # `with reading(path, remedy):` adds the file and the next step to what these files raise
 COMPLETED = ("base/schema", "curvature/", "solver/", "pruner/manifest", "evaluation/report")
-COMPLETED = (*COMPLETED, "estimator/build", "base/tables", "surrogates/shifts", "base/storage")
+COMPLETED = (
+    *COMPLETED,
+    "estimator/build",
+    "base/tables",
+    "surrogates/shifts",
+    "base/storage",
+    "interactions/",
+)
 
 
 def template(node: ast.expr) -> str | None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ...base.arguments import as_path
 from ...base.atomic import room_for
-from ...base.errors import FileFormatError, InputError
+from ...base.errors import InputError
 from ...base.progress import Progress, open_bar
 from ...models.architectures import describe
 from ...models.identity import MANIFEST, fingerprint_tensor
@@ -30,6 +30,7 @@ from ...models.loading import DEMO, is_demo, place_of, read_dtype, shapes_only
 from ...models.weights import (
     StoredWeights,
     reader_of,
+    require_floats,
     tied_names,
     weight_files,
     with_stored,
@@ -99,7 +100,12 @@ def open_model(
         )
     require_place(model_id if place == str(model_id) else place)
     model: Any = shapes_only(place, **options)
+    require_floats(place, model)
     weights = StoredWeights(model, weight_files(place, **options))
+    if weights.separate():  # two weights that the configuration ties: transformers loads both
+        model.config.tie_word_embeddings = False
+        model = shapes_only(model.config)
+        weights = StoredWeights(model, weight_files(place, **options))
     default = torch.float32 if is_demo(place) else model.config.dtype or weights.dtype
     with suppress(OSError):  # there is none: the one made of the configuration stays
         model.generation_config = GenerationConfig.from_pretrained(place, **options)
@@ -228,11 +234,6 @@ class _Weights:
             if name not in self._before:
                 self._before[name] = fingerprint_tensor(self._read(name))
         for name, same in tied_names(pruned).items():
-            if self._before[name] != self._before[same]:
-                raise FileFormatError(
-                    f"the configuration ties {name} to {same}, but the files hold two different "
-                    "weights. Set tie_word_embeddings in config.json as the model was trained."
-                )
             self._after[name] = self._after[same]
         return _sorted(self._before), _sorted(self._after)
 
