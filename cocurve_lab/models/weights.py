@@ -231,6 +231,16 @@ def tied_names(model: PreTrainedModel) -> dict[str, str]:
     return tied
 
 
+def settle_ties(model: PreTrainedModel) -> None:
+    """Let the configuration say whether the head is the embedding, as it is in this model.
+
+    A checkpoint may hold two weights although its configuration ties them; transformers loads both.
+    """
+    head = model.get_output_embeddings()
+    if head is not None and head.weight is not model.get_input_embeddings().weight:
+        model.config.tie_word_embeddings = False
+
+
 def with_stored(model: Any, weights: StoredWeights) -> PreTrainedModel:
     """Attach stored weights to a model on the meta device."""
     model.cocurve_stored = weights

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..models.architectures import Architecture, describe, is_transposed, weight_of, widths
 from ..models.families import KINDS, Kind
+from ..models.weights import settle_ties
 from ..solver.selection import Selection
 
 if TYPE_CHECKING:
@@ -262,16 +263,6 @@ class OwnCounts:
         if name == "whole":  # not set yet while deepcopy rebuilds the object: no recursion
             raise AttributeError(name)
         return getattr(self.whole, name)
-
-
-def settle_ties(model: PreTrainedModel) -> None:
-    """Let the configuration say whether the head is the embedding, as it is in this model.
-
-    A checkpoint may hold two weights although its configuration ties them; transformers loads both.
-    """
-    head = model.get_output_embeddings()
-    if head is not None and head.weight is not model.get_input_embeddings().weight:
-        model.config.tie_word_embeddings = False
 
 
 def settle_heads(architecture: Architecture) -> None:
