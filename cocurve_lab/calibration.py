@@ -160,7 +160,7 @@ class CalibrationSet:
         field_name: str = "text",
         **options: Any,
     ) -> CalibrationSet:
-        """Stream documents from a hub dataset; needs `pip install cocurve-lab[hub]` and a network.
+        """Stream documents from a hub dataset; needs the extra `hub` and a network.
 
         Args:
             dataset, name: its hub id, and its configuration if it has several.
@@ -543,7 +543,7 @@ def stream_hub(dataset: str, *, name: str | None, split: str, field_name: str) -
         from datasets import load_dataset
     except ImportError:
         raise InputError(
-            f"reading {dataset} needs the `datasets` package. Run `pip install cocurve-lab[hub]`, "
+            f"reading {dataset} needs the package datasets. Run `pip install 'cocurve-lab[hub]'`, "
             "or give a text file: CalibrationSet.from_file(path, tokenizer)."
         ) from None
     try:

@@ -15,6 +15,7 @@ In the order of the flow:
     (`paper` is in cocurve_studies, and a verb where that is installed)
     common.py      options and checks that several verbs share
     options.py     flags from dataclasses
+    terminal.py    output that cannot end a verb
     demo.py        the whole flow in one command (`make demo`)
 
 Exit codes: 0 done, or the result was there already; 1 an error, described on stderr; 2 a wrong
@@ -38,6 +39,7 @@ from typing import Any
 
 from ..base.errors import CocurveError, one_line
 from .options import Verb, add_verb, made
+from .terminal import steady_output
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 _DESCRIPTION = """\
@@ -66,7 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments; None means those of the process.
     """
-    arguments = sys.argv[1:] if argv is None else list(argv)
+    with steady_output():
+        return _run(sys.argv[1:] if argv is None else list(argv))
+
+
+def _run(arguments: list[str]) -> int:
     try:
         options = _parser().parse_args(arguments)
     except SystemExit as stop:  # --help, or a command line that cannot be read

@@ -19,7 +19,7 @@ from ..base.records import read_objects
 from ..base.seams import extension
 from ..calibration import CalibrationSet, require_tokenizable
 from ..models.loading import demo_folder, is_demo
-from ..models.runtime import exclusive
+from ..models.runtime import measuring
 from .logits import require_known_ids
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def continue_text(
     prompt = encode_prompt(model, tokenizer, text, chat)
     input_ids = torch.tensor([prompt], device=model.device)
     generate: Any = model.generate  # from a mixin whose types the checker cannot resolve
-    with exclusive(model):
+    with measuring(model, torch.get_num_threads()):
         output = generate(
             input_ids=input_ids,
             attention_mask=torch.ones_like(input_ids),

@@ -443,3 +443,13 @@ def test_questions_are_read_from_a_file_or_a_folder(tmp_path: Path) -> None:
         file.write_text(line, encoding="utf-8")
         with pytest.raises(cl.InputError, match=r"one\.jsonl"):
             read_questions(file)
+
+
+def test_a_model_left_in_training_writes_as_in_eval_mode_and_stays_as_it_was() -> None:
+    model = tiny_model("gpt2", "mha", attn_pdrop=0.5, resid_pdrop=0.5)
+    expected = cl.continue_text(model, word_tokenizer(), "w1 w2", 8)
+    model.train()
+    assert [cl.continue_text(model, word_tokenizer(), "w1 w2", 8) for _ in range(3)] == [
+        expected
+    ] * 3
+    assert model.training

@@ -150,7 +150,7 @@ def _import_ray() -> Any:
     except ImportError:
         raise InputError(
             "building on a cluster needs Ray, which is not installed. Run "
-            "`pip install cocurve-lab[ray]`, or omit executor."
+            "`pip install 'cocurve-lab[ray]'`, or omit executor."
         ) from None
     return ray
 

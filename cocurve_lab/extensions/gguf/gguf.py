@@ -130,7 +130,7 @@ def require_target(path: str | os.PathLike[str], overwrite: bool) -> Path:
     except ImportError:
         raise InputError(
             "writing GGUF needs the package gguf, which is not installed. Run "
-            "`pip install cocurve-lab[gguf]`."
+            "`pip install 'cocurve-lab[gguf]'`."
         ) from None
     target.parent.mkdir(parents=True, exist_ok=True)
     return target

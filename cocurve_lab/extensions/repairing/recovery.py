@@ -140,7 +140,7 @@ def _train(teacher: Any, student: Any, texts: Any, options: RecoverOptions, fold
             report_to="none",
         )
     except ImportError as error:
-        raise InputError(f"{error}. Run `pip install cocurve-lab[recover]`.") from None
+        raise InputError(f"{error}. Run `pip install 'cocurve-lab[recover]'`.") from None
 
     class Distillation(Trainer):
         def compute_loss(  # type: ignore[override]
