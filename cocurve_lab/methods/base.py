@@ -25,7 +25,7 @@ from ..base.storage import dump_plain, load_plain
 from ..calibration import CalibrationSet
 from ..models.architectures import Architecture, describe
 from ..models.identity import fingerprint_model, model_dtype
-from ..models.runtime import require_measurable
+from ..models.runtime import require_measurable, require_one_device
 from ..models.units import UnitSet, require_units
 from ..pruner.cutting import prune
 from ..solver.guards import FREE, Guards
@@ -220,6 +220,8 @@ class Scored(Method):
     ) -> Evidence:
         """Score all units of the dense model. See `Method.measure`."""
         require_units(model, units)
+        if self.needs_gradients:  # they need the weights after the forward too
+            require_one_device(model)
         if self.reads_text:  # before any hook is there, because it may run the model
             require_measurable(model, calibration.input_ids)
         found = self.scores(Subject(model, describe(model), units, calibration, seed, progress))

@@ -38,7 +38,7 @@ from ..base.progress import Bar
 from ..models.architectures import Architecture, is_transposed
 from ..models.families import KINDS, Kind
 from ..models.identity import model_device
-from ..models.runtime import measuring, require_one_device
+from ..models.runtime import measuring
 from ..models.units import Unit, UnitSet
 from .base import Scored, Subject
 from .inputs import layer_passes, require_passes
@@ -76,9 +76,8 @@ class LlmPruner(Scored):
         Rows go through one by one, because their gradients are squared one by one. `backward()` is
         not called, so gradients a caller has stored stay as they are.
         """
-        model, architecture = subject.model, subject.architecture
+        architecture = subject.architecture
         units, calibration = subject.units, subject.calibration
-        require_one_device(model)  # gradients need the weights after the forward too
         architecture.require_unpacked()
         scores = np.zeros(len(units))
         for layers in layer_passes(architecture, self.layers_per_pass):

@@ -13,7 +13,7 @@ from cocurve_lab.base.errors import MismatchError
 from cocurve_lab.estimator.estimate import build_settings
 from cocurve_lab.models.loading import demo_folder
 from conftest import data_script
-from helpers.notebooks import NOTEBOOK
+from helpers.notebooks import NOTEBOOKS
 from helpers.tiny_models import naive_build
 
 FILE = demo_folder() / "H_16_rows.npz"
@@ -53,5 +53,5 @@ def test_it_is_small_and_no_digit_is_lost_in_its_file(tmp_path: Path) -> None:
 
 
 def test_notebook_01_shows_it_before_it_loads_a_model() -> None:
-    text = NOTEBOOK.read_text(encoding="utf-8")
+    text = NOTEBOOKS[0].read_text(encoding="utf-8")
     assert 0 < text.index(FILE.name) < text.index("cl.load_model(")

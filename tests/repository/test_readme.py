@@ -17,7 +17,7 @@ PAGES = sorted(
     path
     for pattern in ("*.md", ".ci/*.md", "[a-z]*/**/*.md")
     for path in ROOT.glob(pattern)
-    if path.name != "CHANGELOG.md"
+    if path.name != "CHANGELOG.md" and not path.is_relative_to(ROOT / "data/models")
 )
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
