@@ -20,7 +20,7 @@ BUDGETS = {
     "cocurve_lab/solver": 2_790,
     "cocurve_lab/measuring": 2_740,
     "cocurve_lab/pruner": 1_845,
-    "cocurve_lab/extensions": 8_610,
+    "cocurve_lab/extensions": 8_620,
     "cocurve_lab/extensions/pretrained": 295,
     "cocurve_lab/methods": 2_105,
     "cocurve_lab/evaluation": 2_310,
