@@ -397,9 +397,8 @@ def text_start(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]
     starts = range(len(whole) - len(bare) + 1)
-    return list(
-        whole[: max((at for at in starts if whole[at : at + len(bare)] == bare), default=0)]
-    )
+    fits = [at for at in starts if whole[at : at + len(bare)] == bare]
+    return list(whole[: max(fits, default=0)])
 
 
 def _begin(tokenizer: PreTrainedTokenizerBase, bos: str | int) -> list[int]:
@@ -520,7 +519,7 @@ def _document(record: Any, where: str, tokenizer: PreTrainedTokenizerBase | None
             found = pair[0] + pair[1]
     if isinstance(found, list) and found and all(map(_is_message, found)):
         if tokenizer is not None and tokenizer.chat_template is not None:
-            return str(tokenizer.apply_chat_template(found, tokenize=False))
+            return written_chat(tokenizer, found, "Give its text in a field text")
         found = "\n\n".join(message["content"] for message in found)
     if not isinstance(found, str):
         fields = f"the fields {', '.join(map(str, record))}" if isinstance(record, dict) else "none"
@@ -529,6 +528,19 @@ def _document(record: Any, where: str, tokenizer: PreTrainedTokenizerBase | None
             "role and content, or prompt and completion."
         )
     return found
+
+
+def written_chat(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Any], remedy: str, *, answer: bool = False
+) -> str:
+    """Write messages by the tokenizer's chat template, up to where an `answer` would begin."""
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
+    except Exception as error:  # a template is a program of the model's maker
+        raise InputError(
+            f"the tokenizer's chat template fails ({one_line(error)}). {remedy}."
+        ) from error
+    return str(text)
 
 
 def _is_message(value: Any) -> bool:

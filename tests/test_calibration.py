@@ -17,7 +17,7 @@ from tokenizers.processors import TemplateProcessing
 
 import cocurve_lab as cl
 from cocurve_lab.calibration import default_rows, read_documents
-from cocurve_lab.models.loading import demo_folder
+from cocurve_lab.models.identity import demo_folder
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
 TEXTS = [" ".join(f"w{(7 * d + k) % 90}" for k in range(3 + d % 5)) for d in range(60)]

@@ -22,7 +22,8 @@ from ..estimator.estimate import estimate_curvature, load_or_estimate
 from ..measuring.agreement import random_set
 from ..measuring.generation import continue_text, example_prompts
 from ..measuring.risk import PlanTable, measure_plans
-from ..models.loading import DEMO, load_model, report_device
+from ..models.identity import DEMO
+from ..models.loading import load_model, report_device
 from ..models.units import UnitSet, enumerate_units
 from ..pruner.cutting import prune
 from ..pruner.equivalence import check_equivalence

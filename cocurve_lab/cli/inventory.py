@@ -13,9 +13,9 @@ import numpy as np
 from ..base.errors import InputError
 from ..models import loading
 from ..models.families import KINDS
-from ..models.identity import MANIFEST
+from ..models.identity import MANIFEST, demo_folder
 from ..models.load_errors import require_place
-from ..models.loading import demo_folder, place_of
+from ..models.loading import place_of
 from ..models.units import enumerate_units
 from ..pruner.saving import empty_pruned
 from .forecast import Forecast

@@ -23,7 +23,7 @@ from typing import Any
 from ..base.errors import InputError
 from ..base.records import read_objects
 from ..calibration import read_documents
-from ..models.loading import demo_folder
+from ..models.identity import demo_folder
 from .task_files import (
     HarnessTask,
     TaskFile,

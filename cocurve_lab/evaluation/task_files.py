@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ..base.atomic import write_atomically
 from ..base.errors import InputError
 from ..base.records import read_objects
-from ..models.loading import demo_folder
+from ..models.identity import demo_folder
 
 Record = dict[str, Any]
 Program = Callable[[Record, str], str]  # (record, reply) -> Python source

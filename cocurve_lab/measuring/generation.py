@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..base.arguments import as_int
-from ..base.errors import InputError, one_line
+from ..base.errors import InputError
 from ..base.records import read_objects
 from ..base.seams import extension
-from ..calibration import CalibrationSet, require_tokenizable
-from ..models.loading import demo_folder, is_demo
+from ..calibration import CalibrationSet, require_tokenizable, written_chat
+from ..models.identity import demo_folder, is_demo
 from ..models.runtime import measuring
 from .logits import require_known_ids
 
@@ -138,14 +138,7 @@ def encode_prompt(
         raise InputError("the prompt is empty. Write a few words to continue.")
     if uses_chat(tokenizer, chat):
         turn = [{"role": "user", "content": prompt}]
-        try:
-            prompt = str(
-                tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-            )
-        except Exception as error:  # a template is a program of the model's maker
-            raise InputError(
-                f"the tokenizer's chat template fails ({one_line(error)}). Give chat=False."
-            ) from error
+        prompt = written_chat(tokenizer, turn, "Give chat=False", answer=True)
         ids = list(tokenizer(prompt, add_special_tokens=False)["input_ids"])
     else:
         ids = list(tokenizer(prompt)["input_ids"])

@@ -27,7 +27,7 @@ from ..estimator.fisher import kl_divergence
 from ..estimator.replay import widen
 from ..models.architectures import Architecture, describe
 from ..models.identity import model_device
-from ..models.layer_calls import capture_calls, first_output
+from ..models.layer_calls import capture_calls, run_from
 from ..models.layers import source_of
 from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
 from ..models.runtime import in_double, measuring, require_measurable, sums_on
@@ -289,8 +289,8 @@ class Meter:
         checkpoint, plans_per_batch: as for `measure_plans`.
         keep_teacher: keep the dense model's final hidden states of every row seen [P, d], for calls
             that come back to a row.
-        replay: run plans from the first layer that a batch of them touches. Plans should then come
-            sorted by it. Results may differ in the last bits from those of whole passes.
+        replay: run plans from the first layer that a batch of them touches. Results may differ in
+            the last bits from those of whole passes.
 
     Attributes:
         memory: KL and nll of each plan by row, nats per token; on disk if there is a checkpoint.
@@ -409,6 +409,8 @@ class _Engine:
         ids, positions = self._row(number)
         # a plan that changes nothing is the dense model: KL 0 and its nll, without its own pass
         changed = [at for at, scales in enumerate(plans) if scales]
+        if self.replay:  # a batch starts at the first layer of all its plans
+            changed.sort(key=lambda at: -_first_layer(plans[at]))
         size, done = self._together(), list[Tensor]()
         # where weights come from elsewhere, the dense model runs along with the plans
         teacher = self.teacher(number) if self.layerwise is None else None
@@ -505,26 +507,24 @@ class _Engine:
             batches = [rows[at : at + self.batch] for at in range(0, len(rows), self.batch)]
             teacher, *masked = self.layerwise.run(ids, positions, batches)
         else:
-            masks = stack_rows(self.architecture, rows)
-            if self.replay:
-                masked = [self._from_first_touched(positions, masks, len(rows))]
-            else:
-                repeated = ids.expand(len(rows), -1)
-                masked = [_scored_hidden(self.architecture, repeated, positions, masks)]
+            masked = [self._masked(ids, positions, rows)]
         pair, labels = (self.architecture, self.architecture), ids[0, positions + 1]
         found = [_mean_kl_and_nll(pair, (teacher, hidden), labels) for hidden in masked]
         return teacher, [values for batch in found for values in batch]
 
-    def _from_first_touched(self, positions: Tensor, masks: Scales, rows: int) -> Tensor:
-        """Final hidden states [B, P, d]; what precedes the first masked layer is the teacher's."""
-        first = min(layer for layer, _ in masks)
-        hidden = self.calls[first].hidden.expand(rows, -1, -1)
+    def _masked(self, ids: Tensor, positions: Tensor, rows: list[Scales]) -> Tensor:
+        """Final hidden states [B, P, d] of B plans."""
+        masks = stack_rows(self.architecture, rows)
+        if not self.replay:
+            repeated = ids.expand(len(rows), -1)
+            return _scored_hidden(self.architecture, repeated, positions, masks)
         with scaled(self.architecture, masks):
-            for layer, call in zip(
-                self.architecture.layers[first:], self.calls[first:], strict=True
-            ):
-                hidden = first_output(layer(hidden, *call.args, **call.kwargs))
+            hidden = run_from(self.architecture, self.calls, _first_layer(masks), len(rows))
         return self.architecture.final(hidden)[:, positions]
+
+
+def _first_layer(scales: Scales) -> int:
+    return min(layer for layer, _ in scales)
 
 
 def _scored_hidden(

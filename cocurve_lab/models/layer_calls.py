@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -83,6 +83,19 @@ def capture_calls(architecture: Architecture, input_ids: Tensor) -> tuple[Tensor
         return nullcontext()
 
     return run_decoder(architecture, input_ids, remember), calls
+
+
+def run_from(
+    architecture: Architecture, calls: Sequence[LayerCall], first: int, rows: int
+) -> Tensor:
+    """Run the layers from `first` on, as they were called, on B `rows` of its input [B, T, d].
+
+    The model may be under masks by now; `calls` are those of the teacher pass (`capture_calls`).
+    """
+    hidden = calls[first].hidden.expand(rows, -1, -1)
+    for layer, call in zip(architecture.layers[first:], calls[first:], strict=True):
+        hidden = first_output(layer(hidden, *call.args, **call.kwargs))
+    return hidden
 
 
 class _Stop(Exception):

@@ -84,10 +84,9 @@ def require_place(model_id: str | os.PathLike[str]) -> None:
     if path.is_dir():
         if (path / "adapter_config.json").exists():
             raise InputError(
-                f"the folder {text!r} holds an adapter, as PEFT saves it. Merge it into its base "
-                "first: PeftModel.from_pretrained(base, folder).merge_and_unload(), then "
-                "save_pretrained to a new folder, and give that. To use the base alone, move the "
-                "adapter away."
+                f"the folder {text!r} holds an adapter, as PEFT saves it. Merge it first: "
+                "PeftModel.from_pretrained(base, folder).merge_and_unload(), save_pretrained to a "
+                "new folder, and give that. To use the base alone, move the adapter away."
             )
         if not (path / "config.json").exists():
             held = ", ".join(sorted(entry.name for entry in path.iterdir())[:8])

@@ -16,10 +16,7 @@ import torch
 from ..base.errors import ArchitectureError, CocurveError, FileFormatError, InputError, shown
 from ..base.seams import extension, require_extension
 from .architectures import describe
-from .identity import DEMO as DEMO
-from .identity import MANIFEST
-from .identity import demo_folder as demo_folder
-from .identity import is_demo as is_demo
+from .identity import DEMO, MANIFEST, demo_folder, is_demo
 from .layers import source_of
 from .load_errors import explain, require_own_files, require_place, require_usable
 from .runtime import device_name, sums_on, transient_bars
@@ -60,8 +57,7 @@ def place_of(model_id: str | os.PathLike[str]) -> str | os.PathLike[str]:
             f"{model_id!r} is the name of a model of the lab and of a folder here. Give "
             f"'./{model_id}' for the folder, or move it away."
         )
-    place: Path = named()
-    return place
+    return Path(named())
 
 
 # Devices ------------------------------------------------------------------------------------------

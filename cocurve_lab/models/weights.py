@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,11 +65,17 @@ def require_sound_files(folder: str, shapes: Mapping[str, Sequence[int]]) -> Non
     Weights are not read. `shapes` are those of the configuration, by name; weights that a file
     names otherwise are not compared.
     """
+    for name, stored, file in _headers(folder):
+        if name in shapes:
+            require_shape(stored, name, shapes[name], file)
+
+
+def _headers(folder: str) -> Iterator[tuple[str, Any, Path]]:
+    """Yield what is stored in a folder: the name of a weight, its header, and the file."""
     for file in weight_files(folder):
         handle = open_weights(file)
         for name in handle.keys():  # noqa: SIM118, a handle is no mapping
-            if name in shapes:
-                require_shape(handle.get_slice(name), name, shapes[name], file)
+            yield name, handle.get_slice(name), file
 
 
 def require_shape(stored: Any, name: str, shape: Sequence[int], file: Path) -> None:
@@ -82,11 +88,16 @@ def require_shape(stored: Any, name: str, shape: Sequence[int], file: Path) -> N
         )
 
 
+def quantization(shapes: PreTrainedModel) -> str | None:
+    """Return the kind of quantization that the configuration of a model names, if any."""
+    settings = getattr(shapes.config, "quantization_config", None)
+    return str(settings.get("quant_method")) if isinstance(settings, dict) else settings
+
+
 def require_floats(place: str, shapes: PreTrainedModel) -> None:
     """Raise InputError if the configuration says that the weights are quantized."""
-    settings = getattr(shapes.config, "quantization_config", None)
-    if settings is not None:
-        method = dict(settings).get("quant_method") if isinstance(settings, dict) else settings
+    method = quantization(shapes)
+    if method is not None:
         raise InputError(
             f"{place} is quantized ({method}), and its weights would be read as they are in the "
             "files. Load it as a whole (cl.load_model), or give an unquantized one, for example in "
@@ -95,39 +106,25 @@ def require_floats(place: str, shapes: PreTrainedModel) -> None:
 
 
 def require_used_scales(place: str, shapes: PreTrainedModel, unused: Iterable[str]) -> None:
-    """Raise InputError if quantized weights were loaded as if they were the numbers themselves.
+    """Raise InputError if packed weights were loaded as numbers, or scales are among the `unused`.
 
-    `unused` are the names in the files that the model has no place for. A quantizer takes scales
-    and packed weights; without one, transformers leaves out the scales and only warns.
+    Without a quantizer, transformers leaves out scales that the model has no place for, and warns.
     """
-    scales = sorted(name for name in unused if _SCALE.search(name))
-    packed = None if _is_known(shapes) or not Path(place).is_dir() else _packed(place)
-    if scales or packed:
-        what = f"a scale, {scales[0]}" if scales else f"{packed}"
-        raise InputError(
-            f"{place} holds quantized weights with {what}, which transformers did not use, so the "
-            "loaded numbers would not be the model's. Give an unquantized model, for example in "
-            "bfloat16."
-        )
-
-
-def _is_known(shapes: PreTrainedModel) -> bool:
-    """Return whether transformers has a quantizer for the configuration, which it then used."""
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
-    settings = getattr(shapes.config, "quantization_config", None)
-    return isinstance(settings, dict) and settings.get("quant_method") in AUTO_QUANTIZER_MAPPING
-
-
-def _packed(place: str) -> str | None:
-    """Return the first weight in a folder that is no number of 16 to 64 bits, if any."""
-    for file in weight_files(place):
-        handle = open_weights(file)
-        for name in handle.keys():  # noqa: SIM118, a handle is no mapping
-            kind = handle.get_slice(name).get_dtype()
-            if name.endswith("weight") and kind not in _DTYPES:
-                return f"{name} as {kind}"
-    return None
+    found = sorted(f"a scale, {name}" for name in unused if _SCALE.search(name))
+    known = quantization(shapes) in AUTO_QUANTIZER_MAPPING  # and so unpacked
+    if not (found or known) and Path(place).is_dir():
+        kinds = ((n, stored.get_dtype()) for n, stored, _ in _headers(place))
+        found = [
+            f"{n} as {kind}" for n, kind in kinds if n.endswith("weight") and kind not in _DTYPES
+        ]
+    if found:
+        raise InputError(
+            f"{place} holds quantized weights with {found[0]}, which transformers did not use, so "
+            "the loaded numbers would not be the model's. Give an unquantized model, for example "
+            "in bfloat16."
+        )
 
 
 def open_weights(file: Path, *, mapped: bool = False) -> Any:

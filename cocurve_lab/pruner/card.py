@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError, MismatchError
 from ..base.tables import as_markdown
-from ..models.loading import DEMO
+from ..models.identity import DEMO
 from .manifest import KNOWN
 
 if TYPE_CHECKING:

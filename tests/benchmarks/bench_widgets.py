@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
 from cocurve_lab.measuring.generation import Question
-from cocurve_lab.models.loading import demo_folder
+from cocurve_lab.models.identity import demo_folder
 from cocurve_widgets import LambdaExplorer, Session
 from helpers.benchmarks import arguments, flag, seconds
 from helpers.lab import Lab, Visit, running_lab

@@ -28,8 +28,7 @@ from cocurve_lab.estimator.files import build_path
 from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.measuring import risk
 from cocurve_lab.measuring.risk import compare_models
-from cocurve_lab.models.identity import MANIFEST
-from cocurve_lab.models.loading import demo_folder
+from cocurve_lab.models.identity import MANIFEST, demo_folder
 from helpers.problems import interrupt_at
 from helpers.release import Shape, write_release
 from helpers.tiny_models import CONTEXT, GROUPS, tiny_model, word_tokenizer

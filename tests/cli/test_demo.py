@@ -12,7 +12,7 @@ import torch
 
 import cocurve_lab as cl
 from cocurve_lab.cli import demo
-from cocurve_lab.models.loading import demo_folder
+from cocurve_lab.models.identity import demo_folder
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 BAR = {"stories": 0.90, "knowledge": 0.95, "code": 0.95, "commonsense": 0.90, "arithmetic": 0.90}

@@ -11,7 +11,7 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.base.errors import MismatchError
 from cocurve_lab.estimator.estimate import build_settings
-from cocurve_lab.models.loading import demo_folder
+from cocurve_lab.models.identity import demo_folder
 from conftest import data_script
 from helpers.notebooks import NOTEBOOKS
 from helpers.tiny_models import naive_build

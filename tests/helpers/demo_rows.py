@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import PreTrainedTokenizerBase
 
 import cocurve_lab as cl
-from cocurve_lab.models.loading import demo_folder
+from cocurve_lab.models.identity import demo_folder
 
 
 def demo_rows(

@@ -10,7 +10,7 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import pick, plus_minus
-from cocurve_lab.models.loading import demo_folder
+from cocurve_lab.models.identity import demo_folder
 from cocurve_studies.shared import resampled
 from helpers.lab import SMALL
 from helpers.notebooks import (

@@ -32,7 +32,7 @@ MADE = """
 import cocurve_lab as cl
 from cocurve_widgets import BridgeExplorer, CurvatureMap, GenerationCompare, LambdaExplorer
 from cocurve_widgets import FidelityScatter
-from cocurve_lab.models.loading import demo_folder
+from cocurve_lab.models.identity import demo_folder
 H = cl.Curvature.load(demo_folder() / "H_16_rows.npz")
 model, tokenizer = cl.load_model("demo")
 _, held_out = cl.default_calibration(

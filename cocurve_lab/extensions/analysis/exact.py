@@ -31,7 +31,7 @@ from ...estimator.sums import sum_derivatives
 from ...estimator.teacher import Teacher, row
 from ...models.architectures import Architecture, describe, is_packed
 from ...models.identity import model_name
-from ...models.layer_calls import LayerCall, capture_calls, first_output
+from ...models.layer_calls import LayerCall, capture_calls, run_from
 from ...models.masking import Scales, column_scales, like_columns, scaled, stack_rows
 from ...models.runtime import differentiable, measuring
 from ...models.units import Unit, UnitSet
@@ -130,13 +130,10 @@ def hidden_tangents(
     """
     # rows of a batch do not see each other, so B masks with one moving unit each give B derivatives
     # at once; nothing below the units' layer moves, so the pass starts there (see replay.py)
-    first = units[0].layer
-    hidden = calls[first].hidden.expand(len(units), -1, -1)
     with sdpa_kernel(SDPBackend.MATH), forward_ad.dual_level():
         with scaled(architecture, _dual_masks(architecture, units)):
             try:
-                for layer, call in zip(architecture.layers[first:], calls[first:], strict=True):
-                    hidden = first_output(layer(hidden, *call.args, **call.kwargs))
+                hidden = run_from(architecture, calls, units[0].layer, len(units))
             except NotImplementedError as error:
                 raise InputError(
                     f"this model's attention has no forward derivative ({error}). Load it with "

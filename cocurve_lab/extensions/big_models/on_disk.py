@@ -23,10 +23,10 @@ from ...base.atomic import room_for
 from ...base.errors import InputError
 from ...base.progress import Progress, open_bar
 from ...models.architectures import describe
-from ...models.identity import MANIFEST, fingerprint_tensor
+from ...models.identity import DEMO, MANIFEST, fingerprint_tensor, is_demo
 from ...models.layers import held
 from ...models.load_errors import require_place
-from ...models.loading import DEMO, is_demo, place_of, read_dtype, shapes_only
+from ...models.loading import place_of, read_dtype, shapes_only
 from ...models.weights import (
     StoredWeights,
     reader_of,

@@ -157,8 +157,7 @@ class Interactions:
     @cached_property
     def _ordered(self) -> list[int]:
         """The parts of the pool in the order of their stand-ins."""
-        keys = {part: self._place(part) for part in self.pool}
-        return sorted(self.pool, key=lambda part: (*keys[part], part))
+        return sorted(self.pool, key=lambda part: (*self._place(part), part))
 
     def _place(self, part: int) -> tuple[int, int]:
         """Return the first layer of a part, and the number of the kind with most parameters."""
@@ -217,9 +216,7 @@ class Interactions:
                 f"parameters, and ratio is {ratio:.0%}. Measure more parts, or ask for less."
             )
         found = solve_greedy(self.curvature, own, interaction_strength, guards)
-        return replace(
-            self.expand(refine(found, self.curvature)), requested_ratio=ratio, guards=Guards()
-        )
+        return replace(self.expand(refine(found, self.curvature)), requested_ratio=ratio)
 
     def expand(self, selection: Selection) -> Selection:
         """Turn a plan of stand-ins (a solve or path of `curvature`) into one of the model's units.
@@ -377,13 +374,9 @@ def measure_interactions(
 def _measure(
     meter: Meter, units: UnitSet, sets: Sequence[tuple[int, ...]], progress: Progress
 ) -> np.ndarray:
-    """KL of removing each set of units [rows, sets]; sets of one first layer run together."""
+    """KL of removing each set of units [rows, sets]."""
     plans = [Selection.from_pruned(units, sorted(chosen)) for chosen in sets]
-    order = sorted(range(len(sets)), key=lambda at: -units.layers[list(sets[at])].min())
-    found = np.empty((len(meter.text), len(sets)))
-    values = meter.measure([plans[at] for at in order], progress=progress)
-    found[:, order] = values[..., 0].T
-    return found
+    return meter.measure(plans, progress=progress)[..., 0].T
 
 
 def _parts_of(units: UnitSet, parts: Parts) -> tuple[tuple[tuple[int, ...], ...], str]:

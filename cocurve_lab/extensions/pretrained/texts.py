@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ...base.errors import InputError
 from ...base.storage import fingerprint
 from ...measuring.generation import Question, read_questions
-from ...models.loading import demo_folder
+from ...models.identity import demo_folder
 from .smollm2 import NAME, smollm2_folder
 
 Part = Literal["calibration", "held_out"]

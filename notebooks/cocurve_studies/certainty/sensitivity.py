@@ -20,7 +20,7 @@ from cocurve_lab.base.tables import Columns, Folder, Row, Table, column, pick
 from cocurve_lab.calibration import CalibrationSet, read_documents, stream_hub
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.models.architectures import describe
-from cocurve_lab.models.loading import demo_folder, is_demo
+from cocurve_lab.models.identity import demo_folder, is_demo
 from cocurve_lab.models.units import enumerate_units
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.solve import solve_greedy

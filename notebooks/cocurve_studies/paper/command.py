@@ -18,7 +18,7 @@ from cocurve_lab.cli.common import (
     rows_of,
 )
 from cocurve_lab.cli.options import Verb, flag, part
-from cocurve_lab.models.loading import is_demo
+from cocurve_lab.models.identity import is_demo
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -12,7 +12,7 @@ from cocurve_lab.base.schema import parse_json, reading
 from cocurve_lab.base.tables import Row, Table
 from cocurve_lab.evaluation.suites import PAPER_METRICS
 from cocurve_lab.extensions.choosing.settings import RELEASE_GUARDS
-from cocurve_lab.models.loading import demo_folder
+from cocurve_lab.models.identity import demo_folder
 from cocurve_lab.solver.guards import FREE, Guards
 
 METRICS = "reference_metrics.json"

@@ -26,7 +26,7 @@ from cocurve_lab.figures import GUIDE, finish, graph_objects, look
 from cocurve_lab.measuring.answers import ALL, AnswerOptions, AnswerTable, answer_accuracy
 from cocurve_lab.measuring.generation import Question
 from cocurve_lab.measuring.risk import PlanTable, measure_plans, standard_error
-from cocurve_lab.models.loading import demo_folder
+from cocurve_lab.models.identity import demo_folder
 from cocurve_lab.solver.selection import Selection
 
 from ..shared import marks
