@@ -20,14 +20,10 @@ prune put quantize raise remove repair return run save scale search separate set
 split start take train try unpin update use wait widen write
 """
 # `with reading(path, remedy):` adds the file and the next step to what these files raise
-COMPLETED = ("base/schema", "curvature/", "solver/", "pruner/manifest", "evaluation/report")
 COMPLETED = (
-    *COMPLETED,
-    "estimator/build",
-    "base/tables",
-    "surrogates/shifts",
-    "base/storage",
-    "interactions/",
+    *("base/schema", "curvature/", "solver/", "pruner/manifest", "evaluation/report"),
+    *("estimator/build", "base/tables", "surrogates/shifts", "base/storage", "interactions/"),
+    "pretrained/kept",
 )
 
 

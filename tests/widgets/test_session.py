@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.pretrained import kept
+from cocurve_lab.extensions.pretrained.kept import write_plans
 from cocurve_lab.models.runtime import exclusive
 from cocurve_widgets import Measured, Session
 from cocurve_widgets.session import CancelToken, Mailbox
@@ -149,3 +152,21 @@ def test_a_plan_measured_again_replaces_the_old_record() -> None:
     session.add_measured(Measured(plan, 0.3, 0.01, "text"))
     assert sorted(record.risk for record in session.measured) == [0.2, 0.3]
     assert seen == [2]
+
+
+def test_what_ships_with_a_model_is_known_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curvature = CURVATURE.with_provenance(kept="smollm2", model_fingerprint="f")
+    plans = [
+        {"name": "x", "requested_ratio": None, "interaction_strength": None, "pruned": pruned}
+        | {"kl": {"c4": kl}, "nll": {}, "right": {"sums": [1, 2]}, "replies": []}
+        for pruned, kl in (([1], [0.25, 0.5]), ([2], [0.5, 0.5]), ([1, 2], [1.0, 2.0]))
+    ]
+    write_plans(tmp_path / "plans.json", "f", {"c4": {"source": "C4"}}, [], plans)
+    monkeypatch.setattr(kept, "kept_folder", lambda: tmp_path)
+    one, _, both = Session(curvature).measured
+    assert (one.risk, one.standard_error, one.rows) == (0.375, 0.125, 2)
+    assert one.abilities == {"sums": (1, 2)}
+    assert both.edge == pytest.approx((0.625, 0.375))
+    assert Session(CURVATURE).measured == ()

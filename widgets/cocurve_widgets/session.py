@@ -14,6 +14,7 @@ import numpy as np
 from traitlets import All, HasTraits, Instance, Int, List, TraitError, Tuple, validate
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.pretrained.kept import kept_plans
 from cocurve_lab.models.units import units_like
 
 if TYPE_CHECKING:
@@ -240,6 +241,7 @@ class Session(HasTraits):
         self.worker = Mailbox()
         # one for all its instruments: with one each, two that follow each other could deadlock
         self.lock = threading.RLock()
+        self.add_measured(*_kept(curvature))
         if model is not None:
             self.attach(model, tokenizer)
 
@@ -345,6 +347,30 @@ class Session(HasTraits):
     def __repr__(self) -> str:
         model = "no model" if self.model is None else type(self.model).__name__
         return f"Session on {self.curvature!r}, {model}, plans measured: {len(self.measured)}"
+
+
+def _kept(curvature: cl.Curvature) -> Iterator[Measured]:
+    """What was measured once and ships with the model of a kept H; nothing for any other H."""
+    kept = kept_plans(curvature)
+    if kept is None:
+        return
+    for name, facts in kept.texts.items():
+        kl = {frozenset(plan.selection.pruned): plan.kl.get(name) for plan in kept.plans}
+        for plan in kept.plans:
+            rows, edge = plan.kl.get(name), None
+            if rows is None:
+                continue
+            alone = [kl.get(frozenset([unit])) for unit in plan.selection.pruned]
+            if len(alone) == 2 and alone[0] is not None and alone[1] is not None:
+                edge = _mean_and_error(rows - alone[0] - alone[1])
+            source = f"{facts['source']}, {len(rows)} rows (kept)"
+            yield Measured(
+                plan.selection, *_mean_and_error(rows), source, plan.right, len(rows), edge=edge
+            )
+
+
+def _mean_and_error(rows: np.ndarray) -> tuple[float, float]:
+    return float(rows.mean()), float(rows.std(ddof=1) / np.sqrt(len(rows)))
 
 
 def require_unit(curvature: cl.Curvature, unit: Any, where: str) -> None:

@@ -10,23 +10,17 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Literal
 
 from ...base.errors import InputError
 from ...base.storage import fingerprint
 from ...measuring.generation import Question, read_questions
 from ...models.identity import demo_folder
-from .smollm2 import NAME, smollm2_folder
+from .smollm2 import NAME, is_smollm2
 
 Part = Literal["calibration", "held_out"]
 HELD_OUT = 4  # every fourth topic, in alphabetical order
 END = "<|endoftext|>"  # what its documents were joined by; its eos ends a turn of a chat
-
-
-def is_smollm2(model_id: str | os.PathLike[str]) -> bool:
-    """Return whether a model id means SmolLM2, by name or by folder."""
-    return model_id == NAME or Path(model_id).absolute() == smollm2_folder()
 
 
 def own_text(

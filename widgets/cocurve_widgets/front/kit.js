@@ -394,11 +394,15 @@ export function frame(model, el, cleaner, options) {
  * that asks for one, and calls `otherwise` where no answer comes.
  */
 export function receiveFiles(model, cleaner, name) {
+  const asked = new Set(); // by this view: the answer reaches every view of the model
   cleaner.on(model, "msg:custom", (content, buffers) => {
-    if (!content || !content.file) return;
+    if (!asked.delete(content?.file)) return;
     offer(stemOf(model, name) + content.file, buffers[0], "application/octet-stream");
   });
-  return (want, otherwise) => ask(model, cleaner, { want }, ["msg:custom"], otherwise);
+  return (want, otherwise) => {
+    asked.add(want);
+    ask(model, cleaner, { want }, ["msg:custom"], otherwise);
+  };
 }
 
 const SHEET = 1000; // width of a saved picture, CSS pixels

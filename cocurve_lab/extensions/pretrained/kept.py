@@ -1,0 +1,250 @@
+"""What ships with a fetched model: its H, built once, and plans, measured once.
+
+H takes a few megabytes: its upper triangle in float32, and for each group of rows how far its own
+H is from the whole, in 8 bits. So H has its error bars, and the gate its doubts. Errors are within
+one percent of those of the build. `data/measure_smollm2.py` makes these files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...base.atomic import write_atomically
+from ...base.errors import FileFormatError, MismatchError
+from ...base.schema import (
+    COUNT,
+    OBJECT,
+    TEXT,
+    TEXTS,
+    Field,
+    Schema,
+    array_of,
+    dict_of,
+    is_count,
+    is_number,
+    is_object,
+    is_text,
+    list_of,
+    parse_json,
+    reading,
+    require_fields,
+)
+from ...base.storage import dump_npz, load_npz
+from ...curvature.matrix import Curvature
+from ...models.units import UnitSet
+from ...solver.selection import Selection
+from .smollm2 import NAME, is_smollm2
+
+FORMAT, VERSION = "cocurve-kept-curvature", 1
+PLANS = "cocurve-kept-plans"
+STEPS = 255  # between the two groups that are farthest from H at an entry, on either side of it
+_REMEDY = "Use the file of the release, or make it again: data/measure_smollm2.py."
+_FILE: Schema = {
+    "format": TEXT,
+    "version": COUNT,
+    "units": OBJECT,
+    "provenance": OBJECT,
+    "matrix": Field("finite float32 [M (M + 1) / 2]", array_of("float32", 1)),
+    "reach": Field("finite float32 [M (M + 1) / 2]", array_of("float32", 1)),
+    "apart": Field("uint8 [groups, M (M + 1) / 2]", array_of("uint8", 2)),
+    "positions": Field("int64 [groups]", array_of("int64", 1)),
+    "risks": Field("finite float32 [groups, M]", array_of("float32", 2)),
+    "sure_positions": Field("int64 [groups]", array_of("int64", 1)),
+    "sure_risks": Field("finite float32 [groups, M]", array_of("float32", 2)),
+}
+_BY_TEXT = Field("lists of finite numbers by text", dict_of(list_of(is_number)))
+_PLANS: Schema = {
+    "format": TEXT,
+    "version": COUNT,
+    "model_fingerprint": TEXT,
+    "texts": Field("objects by text", dict_of(is_object)),
+    "prompts": TEXTS,
+    "plans": Field("a list of objects", list_of(is_object)),
+}
+_PLAN: Schema = {
+    "name": TEXT,
+    "requested_ratio": Field("a share, or null", lambda x: x is None or is_number(x)),
+    "interaction_strength": Field("a number, or null", lambda x: x is None or is_number(x)),
+    "pruned": Field("a list of the numbers of units", list_of(is_count)),
+    "kl": _BY_TEXT,
+    "nll": _BY_TEXT,
+    "right": Field("[right, asked] by ability", dict_of(list_of(is_count))),
+    "replies": Field("a list of texts", list_of(is_text)),
+}
+
+
+def kept_folder() -> Path:
+    """Return the folder of what ships with SmolLM2."""
+    from ...models.identity import demo_folder  # it needs torch, and kept files do not
+
+    return demo_folder().parent / NAME
+
+
+def kept_curvature(model_id: str | os.PathLike[str], text: str = "c4") -> Curvature | None:
+    """Open the H that ships with a model; None for a model that has none.
+
+    Args:
+        model_id: as for `load_model`.
+        text: what it was built on: "c4" or "manual" (Python's, the default text of the model).
+    """
+    if not is_smollm2(model_id):
+        return None
+    return read_curvature(kept_folder() / ("H.npz" if text == "c4" else f"H_{text}.npz"))
+
+
+def write_curvature(curvature: Curvature, path: str | os.PathLike[str]) -> None:
+    """Write an H with its groups in the short form that `read_curvature` reads."""
+    grams, positions, risks = (
+        curvature.grouped[f"group_{name}"] for name in ("grams", "positions", "risks")
+    )
+    sure_positions, sure_risks = (
+        curvature.grouped[f"group_sure_{name}"] for name in ("positions", "risks")
+    )
+    us, vs = np.triu_indices(len(curvature.units))
+    matrix = curvature.matrix[us, vs]
+    apart = grams[:, us, vs] / positions[:, None] - matrix
+    reach = np.abs(apart).max(axis=0)
+    levels = np.rint((apart / np.where(reach > 0, reach, 1) + 1) * (STEPS / 2))
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "units": curvature.units.to_plain(),
+        "provenance": curvature.provenance,
+        "matrix": matrix.astype(np.float32),
+        "reach": reach.astype(np.float32),
+        "apart": levels.astype(np.uint8),
+        "positions": positions,
+        "risks": risks.astype(np.float32),
+        "sure_positions": sure_positions,
+        "sure_risks": sure_risks.astype(np.float32),
+    }
+    write_atomically(path, dump_npz(content))
+
+
+def read_curvature(path: str | os.PathLike[str]) -> Curvature:
+    """Read what `write_curvature` wrote: H to float32, its groups to 1/255 of their reach."""
+    content = load_npz(path, format_name=FORMAT, version=VERSION)
+    with reading(path, _REMEDY):
+        require_fields(content, _FILE)
+        units, positions = UnitSet.from_plain(content["units"]), content["positions"]
+        (us, vs), groups = np.triu_indices(len(units)), len(positions)
+        shapes = {name: content[name].shape for name in ("matrix", "reach", "apart")}
+        wanted = dict.fromkeys(shapes, us.shape) | {"apart": (groups, len(us))}
+        if shapes != wanted or not (positions > 0).all():
+            raise FileFormatError(f"its arrays are {shapes}, but its units need {wanted}")
+        apart = (content["apart"] / (STEPS / 2) - 1) * content["reach"].astype(np.float64)
+        apart -= positions @ apart / positions.sum()  # what rounding left: the groups add up to H
+        grams = np.empty((groups, len(units), len(units)))
+        grams[:, us, vs] = grams[:, vs, us] = (content["matrix"] + apart) * positions[:, None]
+        return Curvature.from_groups(
+            units,
+            grams,
+            positions,
+            content["risks"].astype(np.float64),
+            content["provenance"] | {"kept": NAME},
+            content["sure_positions"],
+            content["sure_risks"].astype(np.float64),
+        )
+
+
+# Plans ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class KeptPlan:
+    """A plan and what it costs, measured once.
+
+    Attributes:
+        name: what made it, such as "H, lambda 0.5" or "ShortGPT".
+        selection: the plan.
+        kl: KL(dense || pruned) by text [rows], nats per token, full vocabulary.
+        nll: negative log-likelihood of the next token by text [rows], nats per token.
+        right: right answers by ability, as (right, asked).
+        replies: the first words of the answers to `KeptPlans.prompts`.
+    """
+
+    name: str
+    selection: Selection
+    kl: dict[str, np.ndarray]
+    nll: dict[str, np.ndarray]
+    right: dict[str, tuple[int, int]]
+    replies: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class KeptPlans:
+    """Plans of one model with their measurements; made by `kept_plans`.
+
+    Attributes:
+        plans: the first removes nothing.
+        texts: by name the source, the fingerprint and the rows of each text.
+        prompts: the questions of `KeptPlan.replies`.
+    """
+
+    plans: tuple[KeptPlan, ...]
+    texts: dict[str, dict[str, Any]]
+    prompts: tuple[str, ...]
+
+
+def kept_plans(curvature: Curvature) -> KeptPlans | None:
+    """Open the measured plans that ship with the model of an H; None if it is another model."""
+    if curvature.provenance.get("kept") != NAME:
+        return None
+    return read_plans(kept_folder() / "plans.json", curvature)
+
+
+def read_plans(path: str | os.PathLike[str], curvature: Curvature) -> KeptPlans:
+    """Read measured plans, with the risk that an H predicts for each.
+
+    Raises MismatchError if they are of another checkpoint.
+    """
+    path = Path(path)
+    with reading(path, _REMEDY):
+        content = require_fields(parse_json(path.read_text(encoding="utf-8")), _PLANS)
+        if (content["format"], content["version"]) != (PLANS, VERSION):
+            raise FileFormatError(f"it is {content['format']!r} version {content['version']}")
+        for plan in content["plans"]:
+            require_fields(plan, _PLAN, inside="a plan")
+        plans = tuple(_kept_plan(plan, curvature) for plan in content["plans"])
+    found, mine = content["model_fingerprint"], curvature.provenance.get("model_fingerprint")
+    if found != mine:
+        raise MismatchError(
+            f"{path} is of the model {str(found)[:12]}, and H is of {str(mine)[:12]}. {_REMEDY}"
+        )
+    return KeptPlans(plans, content["texts"], tuple(content["prompts"]))
+
+
+def _kept_plan(plan: dict[str, Any], curvature: Curvature) -> KeptPlan:
+    fields = {} if plan["requested_ratio"] is None else {"requested_ratio": plan["requested_ratio"]}
+    selection = Selection.from_pruned(
+        curvature.units,
+        plan["pruned"],
+        curvature,
+        interaction_strength=plan["interaction_strength"],
+        **fields,
+    )
+    kl, nll = ({k: np.array(v) for k, v in plan[name].items()} for name in ("kl", "nll"))
+    right = {ability: (int(n), int(asked)) for ability, (n, asked) in plan["right"].items()}
+    return KeptPlan(plan["name"], selection, kl, nll, right, tuple(plan["replies"]))
+
+
+def write_plans(
+    path: str | os.PathLike[str],
+    model_fingerprint: str,
+    texts: dict[str, dict[str, Any]],
+    prompts: list[str],
+    plans: list[dict[str, Any]],
+) -> None:
+    """Write what `read_plans` reads; a plan is an object with the fields of its schema."""
+    for plan in plans:
+        require_fields(plan, _PLAN, inside="a plan")
+    head = {"format": PLANS, "version": VERSION, "model_fingerprint": model_fingerprint}
+    lines = ",\n".join(json.dumps(plan, ensure_ascii=False) for plan in plans)  # a plan per line
+    body = json.dumps(head | {"texts": texts, "prompts": prompts}, ensure_ascii=False, indent=1)
+    write_atomically(path, f'{body[:-2]},\n "plans": [\n{lines}\n]}}\n'.encode())

@@ -1,0 +1,213 @@
+"""Measure SmolLM2-135M once, for what ships with it: writes data/smollm2/H.npz and plans.json.
+
+    make smollm2
+    python data/measure_smollm2.py H --c4 C4 --wikitext TEXT      # 45 minutes on two cores
+    python data/measure_smollm2.py plans --c4 C4 --wikitext TEXT  # an hour
+
+C4 and TEXT are files with one document per line: a slice of C4 in English, and the valid split of
+WikiText-2. Their text is not in the repository; the numbers are. Every step resumes: what is in the
+folder of --work is not measured again.
+
+H is of the first 24 rows of C4, 256 tokens each, every position scored. Plans are judged on rows 26
+to 31 of C4, on six rows of WikiText (paragraphs of over 200 characters), and with `--manual` on six
+rows of Python's manual. All rows begin with and are joined by <|endoftext|>.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cocurve_lab as cl
+from cocurve_lab.calibration import default_rows
+from cocurve_lab.cli.demo import random_plan
+from cocurve_lab.extensions.pretrained.kept import (
+    kept_folder,
+    read_curvature,
+    write_curvature,
+    write_plans,
+)
+from cocurve_lab.extensions.pretrained.smollm2 import NAME
+from cocurve_lab.extensions.pretrained.texts import END, own_questions
+from cocurve_lab.measuring.answers import AnswerOptions
+from cocurve_lab.measuring.risk import Meter
+from cocurve_lab.solver.guards import Guards
+
+ROWS, JUDGED = 24, (26, 32)
+LENGTH: dict[str, Any] = {"seq_len": 256, "positions_per_sequence": "all"}
+RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
+STRENGTHS = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0)
+GUARDS = {"": Guards(), ", ends kept": Guards(protect_first=2, protect_last=2)}
+PAIRS, RANDOM = 12, 10  # pairs: half of the most negative edges, half of the most positive
+METHODS = ("magnitude", "wanda-sp", "flap", "amp", "llm-pruner", "slimllm", "2ssp", "shortgpt")
+PROMPTS = ("What is the capital of France?", "What is the opposite of hot?", "What is 2 + 3?")
+REPLY = 12  # tokens of a reply to them
+
+
+def texts(options: argparse.Namespace, tokenizer: Any) -> dict[str, cl.CalibrationSet]:
+    """The calibration rows and those of the judges, by name."""
+    documents = [line for line in options.c4.read_text().splitlines() if line.strip()]
+    lines = options.work / "c4.jsonl"
+    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    rows = default_rows(NAME, tokenizer, JUDGED[1], text_file=lines, **LENGTH)
+    found = {"calibration": rows.rows(0, ROWS), "c4": rows.rows(*JUDGED)}
+    if options.wikitext:
+        paragraphs = [x for x in options.wikitext.read_text().split("\n") if len(x) > 200]
+        found["wikitext"] = cl.CalibrationSet.from_texts(
+            paragraphs, tokenizer, 6, seed=3, source="WikiText-2 valid", eos=END, bos=END, **LENGTH
+        )
+    if options.manual:
+        found["manual"] = cl.default_calibration(NAME, tokenizer, 1, 6, **LENGTH)[1]
+    return found
+
+
+def build(options: argparse.Namespace) -> None:
+    """Build H of the calibration rows, each a group of its own, and write its short form."""
+    model, tokenizer = cl.load_model(NAME)
+    rows = texts(options, tokenizer)["calibration"]
+    build_options = cl.BuildOptions(groups=ROWS)
+    units = cl.enumerate_units(model)
+    built = cl.load_or_estimate(options.work, model, units, rows, options=build_options)
+    facts = {"model_name": f"{NAME} (ships with the library)"}
+    write_curvature(built.with_provenance(**facts), options.out / "H.npz")
+    short = read_curvature(options.out / "H.npz")
+    errors = [cl.jackknife(h, "edges").standard_error for h in (short, built)]
+    print(f"{short}\n{(options.out / 'H.npz').stat().st_size:,} bytes")
+    print(f"largest change of an entry {np.abs(short.matrix - built.matrix).max():.3g}")
+    print(f"median change of an error {np.median(np.abs(errors[0] / errors[1] - 1)):.3g}")
+
+
+# Plans ------------------------------------------------------------------------------------------
+
+Named = tuple[str, cl.Selection]
+
+
+def from_curvature(curvature: cl.Curvature) -> Iterator[Named]:
+    """Plans of H at several lambdas and ratios, with and without guards, and random ones."""
+    yield "dense", cl.Selection.from_pruned(curvature.units, [])
+    for ratio in RATIOS:
+        for words, guards in GUARDS.items():
+            for strength in STRENGTHS:
+                plan = cl.solve_greedy(curvature, ratio, strength, guards=guards)
+                yield f"H, lambda {strength:g}{words}", plan
+    for ratio in RATIOS[2::2]:
+        for seed in range(RANDOM):
+            yield f"random {seed}", random_plan(curvature.units, ratio, seed)
+
+
+def pairs(curvature: cl.Curvature) -> Iterator[Named]:
+    """The strongest edges of either sign within the plan of 20 %, and their units alone."""
+    inside = np.array(cl.solve_greedy(curvature, 0.2, 0.0).pruned)
+    a, b = np.triu_indices(len(inside), 1)
+    order = np.argsort(curvature.matrix[inside[a], inside[b]])
+    strongest = [*order[: PAIRS // 2], *order[-PAIRS // 2 :]]
+    chosen = [sorted((int(inside[a[k]]), int(inside[b[k]]))) for k in strongest]
+    for part in [*([u] for u in sorted({u for pair in chosen for u in pair})), *chosen]:
+        yield "pair" if len(part) == 2 else "unit", cl.Selection.from_pruned(curvature.units, part)
+
+
+def of_methods(
+    options: argparse.Namespace, model: Any, units: cl.UnitSet, rows: cl.CalibrationSet
+) -> Iterator[Named]:
+    """Plans of the other methods, each measured on the rows of H; kept in the work folder."""
+    for name in METHODS:
+        method, file = cl.get_method(name), options.work / f"{name}.json"
+        if not file.exists():
+            print(f"{method.title} ...", flush=True)
+            evidence = method.measure(model, units, rows)
+            found = [method.select(evidence, units, ratio).to_json() for ratio in RATIOS[1:]]
+            file.write_text(json.dumps(found))
+        for plan in json.loads(file.read_text()):
+            yield method.title, cl.Selection.from_json(plan)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Measure all plans and write plans.json."""
+    model, tokenizer = cl.load_model(NAME)
+    rows = texts(options, tokenizer)
+    curvature = read_curvature(options.out / "H.npz")
+    named = [*from_curvature(curvature), *pairs(curvature)]
+    named += of_methods(options, model, curvature.units, rows.pop("calibration"))
+    for file in sorted(options.out.glob("best_*.json")):
+        found = cl.Selection.from_json(file.read_text())
+        named.append(("best", found))
+    distinct = list({plan.fingerprint: plan for _, plan in named}.values())
+    kl, nll, about = {}, {}, {}
+    for name, judge in rows.items():
+        meter = Meter(
+            model, judge, checkpoint=options.work / f"kl_{name}", plans_per_batch=4, replay=True
+        )
+        table = meter.measure(distinct, progress="lines")
+        kl[name], nll[name] = table[..., 0], table[..., 1]
+        about[name] = {"source": judge.source, "fingerprint": judge.fingerprint, "rows": len(judge)}
+    questions = own_questions(NAME, 100)
+    asked = cl.answer_accuracy(
+        model,
+        tokenizer,
+        distinct,
+        questions,
+        options=AnswerOptions(checkpoint=options.work / "answers"),
+    )
+    said = replies(options, model, tokenizer, distinct)
+    place = {plan.fingerprint: at for at, plan in enumerate(distinct)}
+    plans = []
+    for name, plan in named:
+        at = place[plan.fingerprint]
+        plans.append(
+            {
+                "name": name,
+                "requested_ratio": plan.requested_ratio,
+                "interaction_strength": plan.interaction_strength,
+                "pruned": sorted(plan.pruned),
+                "kl": {text: np.round(values[at], 5).tolist() for text, values in kl.items()},
+                "nll": {text: np.round(values[at], 5).tolist() for text, values in nll.items()},
+                "right": {
+                    ability: [
+                        int(asked.right[at, asked.of(ability)].sum()),
+                        int(asked.of(ability).sum()),
+                    ]
+                    for ability in asked.capabilities
+                },
+                "replies": said[plan.fingerprint],
+            }
+        )
+    fingerprint = curvature.provenance["model_fingerprint"]
+    write_plans(options.out / "plans.json", fingerprint, about, list(PROMPTS), plans)
+    print(f"{len(plans)} plans in {options.out / 'plans.json'}")
+
+
+def replies(
+    options: argparse.Namespace, model: Any, tokenizer: Any, plans: Sequence[cl.Selection]
+) -> dict[str, list[str]]:
+    """The first words of three answers of every plan, kept in the work folder."""
+    file = options.work / "replies.json"
+    found = json.loads(file.read_text()) if file.exists() else {}
+    for number, plan in enumerate(plans):
+        if plan.fingerprint not in found:
+            with cl.ablate(model, plan):
+                found[plan.fingerprint] = [
+                    cl.continue_text(model, tokenizer, prompt, REPLY) for prompt in PROMPTS
+                ]
+        if number % 20 == 0 or plan is plans[-1]:
+            file.write_text(json.dumps(found))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("step", choices=["H", "plans"])
+    parser.add_argument("--c4", type=Path, required=True, help="a slice of C4, a document per line")
+    parser.add_argument("--wikitext", type=Path, help="the valid split of WikiText-2")
+    parser.add_argument("--manual", action="store_true", help="judge on Python's manual, too")
+    parser.add_argument("--work", type=Path, default=Path("build/smollm2"), help="keeps each step")
+    parser.add_argument("--out", type=Path, default=kept_folder())
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    {"H": build, "plans": measure}[options.step](options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What ships with a fetched model: the short form of H, and measured plans."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cocurve_lab as cl
+from cocurve_lab.extensions.pretrained.kept import (
+    kept_curvature,
+    kept_folder,
+    kept_plans,
+    read_curvature,
+    read_plans,
+    write_curvature,
+    write_plans,
+)
+from helpers.tiny_models import tiny_model, tiny_text
+
+PLAN: dict[str, Any] = {
+    "name": "by hand",
+    "requested_ratio": None,
+    "interaction_strength": None,
+    "pruned": [1, 4],
+    "kl": {"c4": [0.5, 0.25]},
+    "nll": {"c4": [3.5, 3.0]},
+    "right": {"capitals": [3, 4]},
+    "replies": ["Paris."],
+}
+
+
+@pytest.fixture(scope="module")
+def built() -> cl.Curvature:
+    model = tiny_model("llama")
+    rows = tiny_text(20, 12)
+    options = cl.BuildOptions(groups=20)
+    return cl.estimate_curvature(
+        model, cl.enumerate_units(model, 4), rows, top_r=32, progress=False, options=options
+    )
+
+
+@pytest.fixture
+def short(built: cl.Curvature, tmp_path: Path) -> cl.Curvature:
+    write_curvature(built, tmp_path / "H.npz")
+    return read_curvature(tmp_path / "H.npz")
+
+
+def test_h_keeps_its_entries_and_its_errors(built: cl.Curvature, short: cl.Curvature) -> None:
+    np.testing.assert_allclose(short.matrix, built.matrix, rtol=1e-6, atol=1e-9)
+    for name in ("saliency", "edges", "ffn_redundancy", "connectivity"):
+        mine, theirs = (cl.jackknife(h, name).standard_error for h in (short, built))
+        np.testing.assert_allclose(mine, theirs, rtol=0.02)
+    for ratio in (0.1, 0.3):
+        plans = [cl.solve_greedy(h, ratio, 0.5).pruned for h in (short, built)]
+        assert plans[0] == plans[1]
+    assert cl.redundancy_gate(short).recommended == cl.redundancy_gate(built).recommended
+    np.testing.assert_allclose(short.single_unit_risk, built.single_unit_risk, rtol=1e-6)
+
+
+def test_a_damaged_h_is_refused(built: cl.Curvature, tmp_path: Path) -> None:
+    path = tmp_path / "H.npz"
+    write_curvature(built, path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:5000] + bytes(8) + whole[5008:])
+    with pytest.raises(cl.FileFormatError):
+        read_curvature(path)
+
+
+def test_plans_are_tied_to_their_model(short: cl.Curvature, tmp_path: Path) -> None:
+    path, mark = tmp_path / "plans.json", short.provenance["model_fingerprint"]
+    write_plans(path, mark, {"c4": {"source": "C4"}}, ["Capital?"], [PLAN, PLAN | {"pruned": []}])
+    first, second = read_plans(path, short).plans
+    assert (first.selection.pruned, first.right) == ((1, 4), {"capitals": (3, 4)})
+    h = short.matrix[np.ix_([1, 4], [1, 4])]
+    assert first.selection.predicted_risk == pytest.approx(h.sum() / 2)
+    assert len(second.selection) == 0
+    assert first.kl["c4"].mean() == 0.375
+    with pytest.raises(cl.MismatchError, match=mark[:12]):
+        read_plans(path, short.with_provenance(model_fingerprint="0" * 64))
+
+
+@pytest.mark.parametrize("field", ["pruned", "kl", "right", "replies"])
+def test_a_damaged_plan_is_refused(short: cl.Curvature, tmp_path: Path, field: str) -> None:
+    path = tmp_path / "plans.json"
+    write_plans(path, short.provenance["model_fingerprint"], {}, [], [PLAN])
+    content = json.loads(path.read_text())
+    content["plans"][0][field] = {"pruned": [999]}.get(field, 7)
+    path.write_text(json.dumps(content))
+    with pytest.raises(cl.FileFormatError):
+        read_plans(path, short)
+
+
+def test_other_models_have_nothing_kept(short: cl.Curvature) -> None:
+    assert kept_curvature("demo") is None
+    assert kept_plans(short.with_provenance(kept=None)) is None
+    assert kept_folder().is_dir()
