@@ -2,6 +2,7 @@
 
     make smollm2
     python data/measure_smollm2.py H --c4 C4 --wikitext TEXT      # 45 minutes on two cores
+    python data/measure_smollm2.py best --c4 C4                   # 40 minutes
     python data/measure_smollm2.py plans --c4 C4 --wikitext TEXT  # an hour
 
 C4 and TEXT are files with one document per line: a slice of C4 in English, and the valid split of
@@ -16,6 +17,7 @@ rows of Python's manual. All rows begin with and are joined by <|endoftext|>.
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import numpy as np
 import cocurve_lab as cl
 from cocurve_lab.calibration import default_rows
 from cocurve_lab.cli.demo import random_plan
+from cocurve_lab.extensions.interactions.measured import Interactions
 from cocurve_lab.extensions.pretrained.kept import (
     kept_folder,
     read_curvature,
@@ -38,6 +41,7 @@ from cocurve_lab.solver.guards import Guards
 
 ROWS, JUDGED = 24, (26, 32)
 LENGTH: dict[str, Any] = {"seq_len": 256, "positions_per_sequence": "all"}
+BEST = (0.1, 0.2, 0.3)
 RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 STRENGTHS = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0)
 GUARDS = {"": Guards(), ", ends kept": Guards(protect_first=2, protect_last=2)}
@@ -45,6 +49,9 @@ PAIRS, RANDOM = 12, 10  # pairs: half of the most negative edges, half of the mo
 METHODS = ("magnitude", "wanda-sp", "flap", "amp", "llm-pruner", "slimllm", "2ssp", "shortgpt")
 PROMPTS = ("What is the capital of France?", "What is the opposite of hot?", "What is 2 + 3?")
 REPLY = 12  # tokens of a reply to them
+
+
+Named = tuple[str, cl.Selection]
 
 
 def texts(options: argparse.Namespace, tokenizer: Any) -> dict[str, cl.CalibrationSet]:
@@ -80,9 +87,84 @@ def build(options: argparse.Namespace) -> None:
     print(f"median change of an error {np.median(np.abs(errors[0] / errors[1] - 1)):.3g}")
 
 
-# Plans ------------------------------------------------------------------------------------------
+# The best plans ---------------------------------------------------------------------------------
 
-Named = tuple[str, cl.Selection]
+
+def best(options: argparse.Namespace) -> None:
+    """Find the best plan of each size: candidates of every scale, then a search by measured KL.
+
+    Layers and blocks are measured on the first rows of C4, candidates and search on rows 32 to 47,
+    and the plan is chosen on rows 48 to 63. No judge has been read.
+    """
+    model, tokenizer = cl.load_model(NAME)
+    texts(options, tokenizer)  # writes the documents
+    lines = options.work / "c4.jsonl"
+    rows = default_rows(NAME, tokenizer, 64, text_file=lines, **LENGTH)
+    curvature = read_curvature(options.out / "H.npz")
+    scales = []
+    for parts, count, pool in (("layers", 4, 24), ("blocks", 2, 40)):
+        file = options.work / f"{parts}.npz"
+        if not file.exists():
+            cl.measure_interactions(
+                model,
+                parts,
+                rows.rows(0, count),
+                pool=pool,
+                checkpoint=options.work / f"{parts}.ckpt",
+                progress="lines",
+            ).save(file)
+        scales.append(Interactions.load(file))
+        print(scales[-1], flush=True)
+    searched, chosen_on = rows.rows(32, 48), rows.rows(48, 64)
+    for ratio in BEST:
+        named = dict(candidates(options, curvature, scales, ratio))
+        meter = Meter(
+            model, searched, checkpoint=options.work / "search", plans_per_batch=4, replay=True
+        )
+        few = list(range(8))
+        table = meter.measure(list(named.values()), few, progress="lines")[..., 0]
+        order = table.mean(axis=1).argsort()
+        for at in order:
+            error = table[at].std(ddof=1) / len(few) ** 0.5
+            print(
+                f"{ratio:.0%} {list(named)[at]}: {table[at].mean():.4f} ± {error:.4f}", flush=True
+            )
+        found = cl.search_plan(
+            model,
+            list(named.values())[order[0]],
+            searched,
+            held_out=chosen_on,
+            evaluations=options.evaluations,
+            surrogate=curvature,
+            scales=scales,
+            checkpoint=options.work / "search",
+            progress="lines",
+        )
+        print(f"{ratio:.0%} from {list(named)[order[0]]}: {found}", flush=True)
+        plan = found.selection.predicted_by(curvature)
+        (options.out / f"best_{ratio * 100:.0f}.json").write_text(plan.to_json() + "\n")
+
+
+def candidates(
+    options: argparse.Namespace,
+    curvature: cl.Curvature,
+    scales: Sequence[Interactions],
+    ratio: float,
+) -> Iterator[Named]:
+    """Plans of H, of each unit's own KL, and of measured layers and blocks, all without guards."""
+    for strength in (0.0, 0.5, 1.0):
+        yield f"H, lambda {strength:g}", cl.solve_greedy(curvature, ratio, strength)
+    own = curvature.single_unit_risk
+    assert own is not None
+    alone = cl.Curvature(np.diag(2 * own), curvature.units)
+    yield "units by their own KL", cl.solve_greedy(alone, ratio, 0.0)
+    for found, words in zip(scales, ("layers", "blocks"), strict=True):
+        for strength in (0.0, 0.25, 0.5, 0.75, 1.0):
+            with suppress(cl.InputError, cl.InfeasibleError):
+                yield f"measured {words}, lambda {strength:g}", found.solve(ratio, strength)
+
+
+# Plans ------------------------------------------------------------------------------------------
 
 
 def from_curvature(curvature: cl.Curvature) -> Iterator[Named]:
@@ -198,15 +280,16 @@ def replies(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("step", choices=["H", "plans"])
+    parser.add_argument("step", choices=["H", "best", "plans"])
     parser.add_argument("--c4", type=Path, required=True, help="a slice of C4, a document per line")
     parser.add_argument("--wikitext", type=Path, help="the valid split of WikiText-2")
     parser.add_argument("--manual", action="store_true", help="judge on Python's manual, too")
+    parser.add_argument("--evaluations", type=int, default=1000, help="of a search")
     parser.add_argument("--work", type=Path, default=Path("build/smollm2"), help="keeps each step")
     parser.add_argument("--out", type=Path, default=kept_folder())
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    {"H": build, "plans": measure}[options.step](options)
+    {"H": build, "best": best, "plans": measure}[options.step](options)
 
 
 if __name__ == "__main__":

@@ -25,3 +25,8 @@ rows alone; a kept table of more draws is used). `progress` shows a bar. In tabl
 are nats per token, `<column>_error` is a standard error (None: unknown), and that of a difference
 is paired over rows; with `draws` it has the columns of `Redrawn.columns`.
 """
+
+from cocurve_lab.extensions.pretrained.kept import kept_curvature
+from cocurve_lab.measuring.generation import own_questions
+
+__all__ = ["kept_curvature", "own_questions"]

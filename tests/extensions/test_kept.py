@@ -19,6 +19,7 @@ from cocurve_lab.extensions.pretrained.kept import (
     write_curvature,
     write_plans,
 )
+from cocurve_lab.measuring.plan_memory import model_settings
 from helpers.tiny_models import tiny_model, tiny_text
 
 PLAN: dict[str, Any] = {
@@ -98,3 +99,21 @@ def test_other_models_have_nothing_kept(short: cl.Curvature) -> None:
     assert kept_curvature("demo") is None
     assert kept_plans(short.with_provenance(kept=None)) is None
     assert kept_folder().is_dir()
+
+
+def test_the_h_that_ships_is_of_24_rows_with_errors() -> None:
+    curvature = kept_curvature("smollm2")
+    assert curvature is not None
+    assert (len(curvature.units), curvature.provenance["sequences_done"]) == (570, 24)
+    errors = cl.jackknife(curvature, "edges").standard_error
+    assert 0 < np.median(errors) < np.median(np.abs(curvature.saliency))
+    assert (kept_folder() / "H.npz").stat().st_size < 6e6
+
+
+@pytest.mark.real
+def test_the_h_that_ships_is_of_the_fetched_model() -> None:
+    model, _ = cl.load_model("smollm2")
+    curvature = kept_curvature("smollm2")
+    assert curvature is not None
+    assert curvature.provenance["model_fingerprint"] == model_settings(model)["model_fingerprint"]
+    assert curvature.units == cl.enumerate_units(model)

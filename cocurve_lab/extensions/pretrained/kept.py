@@ -86,16 +86,9 @@ def kept_folder() -> Path:
     return demo_folder().parent / NAME
 
 
-def kept_curvature(model_id: str | os.PathLike[str], text: str = "c4") -> Curvature | None:
-    """Open the H that ships with a model; None for a model that has none.
-
-    Args:
-        model_id: as for `load_model`.
-        text: what it was built on: "c4" or "manual" (Python's, the default text of the model).
-    """
-    if not is_smollm2(model_id):
-        return None
-    return read_curvature(kept_folder() / ("H.npz" if text == "c4" else f"H_{text}.npz"))
+def kept_curvature(model_id: str | os.PathLike[str]) -> Curvature | None:
+    """Open the H that ships with a model (as for `load_model`); None for one that has none."""
+    return read_curvature(kept_folder() / "H.npz") if is_smollm2(model_id) else None
 
 
 def write_curvature(curvature: Curvature, path: str | os.PathLike[str]) -> None:
@@ -193,10 +186,11 @@ class KeptPlans:
 
 
 def kept_plans(curvature: Curvature) -> KeptPlans | None:
-    """Open the measured plans that ship with the model of an H; None if it is another model."""
+    """Open the measured plans that ship with the model of an H; None if there are none."""
     if curvature.provenance.get("kept") != NAME:
         return None
-    return read_plans(kept_folder() / "plans.json", curvature)
+    path = kept_folder() / "plans.json"
+    return read_plans(path, curvature) if path.exists() else None
 
 
 def read_plans(path: str | os.PathLike[str], curvature: Curvature) -> KeptPlans:
