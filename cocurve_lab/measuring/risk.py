@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from ..estimator.fisher import kl_divergence
 from ..estimator.replay import widen
 from ..models.architectures import Architecture, describe
 from ..models.identity import model_device
-from ..models.layer_calls import capture_calls, run_from
+from ..models.layer_calls import LayerCall, capture_calls, run_from
 from ..models.layers import source_of
 from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
 from ..models.runtime import in_double, measuring, require_measurable, sums_on
@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 KIND = FileKind("cocurve-plans", 2, "plans measured")  # columns: KL and nll of a sequence
 DENSE = "dense"  # the key under which the memory keeps the teacher's own nll
 _BATCH_TOKENS = 16_384  # tokens per forward pass, which bounds the activations of long rows
+_REPLAY_TOKENS = 1024  # on a CPU small batches, which begin at nearly one layer, are faster
 
 
 # Plans -------------------------------------------------------------------------------------------
@@ -289,8 +290,8 @@ class Meter:
         checkpoint, plans_per_batch: as for `measure_plans`.
         keep_teacher: keep the dense model's final hidden states of every row seen [P, d], for calls
             that come back to a row.
-        replay: run plans from the first layer that a batch of them touches. Results may differ in
-            the last bits from those of whole passes.
+        replay: run plans from the first layer that a batch of them touches, on a CPU in small
+            batches. Results may differ in the last bits from those of whole passes.
 
     Attributes:
         memory: KL and nll of each plan by row, nats per token; on disk if there is a checkpoint.
@@ -318,9 +319,13 @@ class Meter:
             (len(text), 2),
             lambda: model_settings(model) | {"text_fingerprint": text.fingerprint},
         )
-        batch = plans_per_batch or max(1, _BATCH_TOKENS // text.seq_len)
-        kept: dict[int, Tensor] | None = {} if keep_teacher else None
-        self.engine = _Engine(architecture, text, batch, kept, replay=replay)
+        small = replay and model_device(model).type == "cpu"
+        batch = plans_per_batch or max(
+            1, (_REPLAY_TOKENS if small else _BATCH_TOKENS) // text.seq_len
+        )
+        self.engine = _Engine(
+            architecture, text, batch, {} if keep_teacher else None, replay=replay
+        )
 
     def measure(
         self,
@@ -385,17 +390,19 @@ class _Engine:
         architecture: the dense model.
         text: rows and scored positions.
         batch: masked copies per forward pass; halved for good when memory runs out.
-        kept: final hidden states [1, P, d] of the teacher by sequence; None keeps none.
+        kept: what `teacher` found by sequence, with the calls of its layers; None keeps none.
         most: of plans that advance together where weights come from elsewhere; halved likewise.
         replay: whether plans start at the first layer that their batch touches, instead of at 0.
+        calls: of the layers, in the teacher's pass over the sequence at hand; for replay.
     """
 
     architecture: Architecture
     text: CalibrationSet
     batch: int
-    kept: dict[int, Tensor] | None = None
+    kept: dict[int, tuple[Tensor, list[LayerCall]]] | None = None
     most: float = inf
     replay: bool = False
+    calls: list[LayerCall] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         source = source_of(self.architecture.model)
@@ -463,7 +470,8 @@ class _Engine:
     def teacher(self, number: int) -> Tensor:
         """Final hidden states [1, P, d] of the dense model at the scored positions of a row."""
         if self.kept is not None and number in self.kept:
-            return self.kept[number]
+            found, self.calls = self.kept[number]
+            return found
         ids, positions = self._row(number)
         if self.replay and self.layerwise is None:
             final, self.calls = capture_calls(self.architecture, ids)
@@ -471,7 +479,7 @@ class _Engine:
         else:
             found = _scored_hidden(self.architecture, ids, positions, {})
         if self.kept is not None:
-            self.kept[number] = found
+            self.kept[number] = found, self.calls
         return found
 
     def _row(self, number: int) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,8 @@ In reading order:
     two_ssp.py       2SSP: FFN width evenly, whole attention blocks by perplexity
     short_gpt.py     ShortGPT: whole layers, by the cosine of what enters and leaves them
     block_pruner.py  BlockPruner: whole blocks, one after the other by perplexity
+    finer_cut.py     FinerCut: the same by the KL from the dense model
+    cbo.py           CBO: whole blocks, by a quadratic from gradients at the full model
 
 Imports `pruner/`, `measuring/` and the rooms below them.
 """

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
 from ..base.arguments import as_int
 from ..base.progress import Bar
 from ..calibration import CalibrationSet
-from ..measuring.risk import measure_plans
+from ..measuring.risk import Meter
 from ..models.units import UnitSet
 from ..solver.selection import Selection
 from .base import Arrays, Scored, Subject
@@ -22,6 +22,8 @@ from .filling import blocks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+Column = Literal["kl", "nll"]  # of `Meter`: KL(dense || pruned), and nll of the actual tokens
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class BlockPruner(Scored):
     """
 
     rows: int = 2
+    column: ClassVar[Column] = "nll"
 
     name = "blockpruner"
     title = "BlockPruner"
@@ -50,16 +53,17 @@ class BlockPruner(Scored):
     def scores(self, subject: Subject) -> Arrays:
         """Give every unit the step at which its block goes.
 
-        "scores" [M]: the step, from 0; "nll" [B]: nats per token after each removal.
+        "scores" [M]: the step, from 0; `column` [B]: nats per token after each removal.
         """
         units, ids = subject.units, subject.calibration.input_ids[: self.rows]
         rows = CalibrationSet(ids, source=f"the first {len(ids)} rows")
         parts = list(blocks(units).values())
-        order, nll = least_missed(subject.model, units, parts, rows, subject.progress, self.title)
+        inputs = (subject.model, units, parts, rows, subject.progress, self.title)
+        order, values = least_missed(*inputs, self.column)
         scores = np.zeros(len(units))
         for step, place in enumerate(order):
             scores[parts[place]] = step
-        return {"scores": scores, "nll": np.array(nll, dtype=np.float64)}
+        return {"scores": scores, self.column: np.array(values)}
 
 
 def least_missed(
@@ -69,12 +73,14 @@ def least_missed(
     rows: CalibrationSet,
     progress: bool,
     title: str,
+    column: Column = "nll",
 ) -> tuple[list[int], list[float]]:
-    """Remove parts of a model one by one, each time the one without which the nll is lowest.
+    """Remove parts of a model one by one, each time the one without which `column` is lowest.
 
-    Returns the places of the parts in order, and the mean nll of the rows after each removal, in
-    nats per token.
+    Returns the places of the parts in order, and the mean of the column over the rows after each
+    removal, in nats per token.
     """
+    meter, at = Meter(model, rows, keep_teacher=True, replay=True), ("kl", "nll").index(column)
     left, order, reached = list(range(len(parts))), list[int](), list[float]()
     for _ in Bar(range(len(parts)), desc=title, unit="block", disable=not progress):
         gone = [parts[place] for place in order]
@@ -82,9 +88,7 @@ def least_missed(
             Selection.from_pruned(units, np.concatenate([*gone, parts[place]]).tolist())
             for place in left
         ]
-        nll = measure_plans(model, plans, rows, progress=False).nll
-        assert nll is not None
-        means = nll.mean(axis=1)
+        means = meter.measure(plans)[..., at].mean(axis=1)
         best = int(means.argmin())
         order.append(left.pop(best))
         reached.append(float(means[best]))

@@ -23,6 +23,8 @@ _METHODS = {
     "2ssp": ("two_ssp", "TwoSsp"),
     "shortgpt": ("short_gpt", "ShortGpt"),
     "blockpruner": ("block_pruner", "BlockPruner"),
+    "finercut": ("finer_cut", "FinerCut"),
+    "cbo": ("cbo", "Cbo"),
     "cocurve": ("cocurve", "CoCurve"),
     "diagonal": ("cocurve", "Diagonal"),
     "head-only": ("cocurve", "HeadOnly"),

@@ -159,6 +159,14 @@ def test_batch_size_does_not_matter(batch: int, monkeypatch: pytest.MonkeyPatch)
     assert sum(rows) == 3 * (1 + 4)
 
 
+def test_replay_and_kept_states_do_not_matter() -> None:
+    model, text = tiny_model(), tiny_text(3, 20, 5)
+    expected = cl.measure_plans(model, plans_of(model), text, progress=False).kl
+    meter = risk.Meter(model, text, plans_per_batch=2, keep_teacher=True, replay=True)
+    found = [meter.measure([plan])[0, :, 0] for plan in plans_of(model)]  # back to every row
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-9)
+
+
 def test_paired_differences_and_errors() -> None:
     model, text = tiny_model(), tiny_text(4, 20, 5)
     table = cl.measure_plans(model, plans_of(model, [[0], [0, 3]]), text, progress=False)

@@ -28,7 +28,7 @@ from helpers.tiny_models import FAMILIES, GROUPS, VOCAB, tiny_model, tiny_text, 
 RATIO = 0.25
 MODELS = [(family, heads) for family in FAMILIES for heads in ("mha", "gqa")]
 NO_TEXT = {"random", "magnitude"}  # they never run the model
-FIRST_ROW = {"2ssp", "blockpruner"}  # they read the first rows, so the order matters
+FIRST_ROW = {"2ssp", "blockpruner", "finercut"}  # they read the first rows, so the order matters
 
 NAMES = method_names()
 READERS = [name for name in NAMES if name not in NO_TEXT]
@@ -357,6 +357,7 @@ BAD_OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("slimllm", {"alpha": -1}),
     ("2ssp", {"alpha": 0}),
     ("blockpruner", {"rows": 0}),
+    ("cbo", {"passes": 0}),
     *((name, {"no_such_option": 1}) for name in NAMES),
     *((name, {}) for name in ("wandasp", "co-curve", "qqq")),
 ]

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOT_LINES = {".md", ".png", ".npz", ".pyc"}
 BUDGETS = {
-    "cocurve_lab": 32_180,
+    "cocurve_lab": 32_351,
     "cocurve_lab/base": 1_530,
     "cocurve_lab/models": 2_455,
     "cocurve_lab/curvature": 1_845,
@@ -22,12 +22,12 @@ BUDGETS = {
     "cocurve_lab/pruner": 1_845,
     "cocurve_lab/extensions": 8_854,
     "cocurve_lab/extensions/pretrained": 541,
-    "cocurve_lab/methods": 2_105,
+    "cocurve_lab/methods": 2_276,
     "cocurve_lab/evaluation": 2_310,
     "cocurve_lab/cli": 2_270,
     "notebooks/cocurve_studies": 10_357,
     "widgets/cocurve_widgets": 10_873,
-    "tests": 43_332,
+    "tests": 43_455,
 }
 CORE_PATH = (
     *("models/units", "models/masking", "estimator/algorithm1", "estimator/teacher"),

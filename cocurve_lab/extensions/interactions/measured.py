@@ -47,7 +47,7 @@ from ...curvature.matrix import Curvature
 from ...measuring.plan_memory import model_settings
 from ...measuring.risk import Meter, standard_error
 from ...models.families import KINDS
-from ...models.identity import model_device, model_name
+from ...models.identity import model_name
 from ...models.units import Unit, UnitSet, enumerate_units
 from ...solver.guards import FREE, Guards
 from ...solver.selection import Selection
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MEASURED = "measured KL"  # the `surrogate` of a matrix of measured interactions
-_BATCH_TOKENS = 1024
 FORMAT, VERSION = "cocurve-interactions", 1
 Parts = Literal["units", "blocks", "layers"] | Iterable[Iterable[Unit | str | int]]
 _FILE: Schema = {
@@ -338,10 +337,7 @@ def measure_interactions(
     units = enumerate_units(model) if units is None else units
     groups, kind = _parts_of(units, parts)
     most = len(groups) if pool is None else min(as_int(pool, "pool", 2), len(groups))
-    batch = None  # on a CPU small batches, which begin at nearly one layer, are faster
-    if model_device(model).type == "cpu":
-        batch = max(1, _BATCH_TOKENS // text.seq_len)
-    meter = Meter(model, text, checkpoint=checkpoint, plans_per_batch=batch, replay=True)
+    meter = Meter(model, text, checkpoint=checkpoint, replay=True)
     if progress:
         pairs = most * (most - 1) // 2
         print(

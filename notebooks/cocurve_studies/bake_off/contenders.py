@@ -22,7 +22,7 @@ BASELINES = (
     *("random", "magnitude", "wanda-sp", "flap", "amp"),
     *("llm-pruner", "slimgpt", "slimllm", "2ssp"),
 )  # the paper's nine
-DEPTH = ("shortgpt", "blockpruner")  # whole layers or blocks; not in the paper
+DEPTH = ("shortgpt", "blockpruner", "finercut", "cbo")  # whole layers or blocks; not in the paper
 OURS_CHOSEN = "CoCurve, λ chosen"
 _FROM_H = ("cocurve", "diagonal", "head-only", "ffn-only")
 REFIT_RATIO = 0.4  # one H serves plans of all ratios
