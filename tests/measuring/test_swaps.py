@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from cocurve_lab.base.errors import InfeasibleError, InputError, MismatchError
 from cocurve_lab.extensions.choosing.neighbors import Neighbors
+from cocurve_lab.extensions.interactions.measured import Interactions
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
@@ -26,7 +28,15 @@ GUARDS = [
     Guards(protect_first=1, protect_last=2),
     Guards(layer_cap=0.6, kinds=("ffn",)),
 ]
+LAYERS = [tuple(np.flatnonzero(UNITS.layers == layer).tolist()) for layer in range(6)]
 CUSTOM = tuple(np.random.default_rng(5).integers(0, 9, len(UNITS)).tolist())
+
+
+def of_layers(alone: Any, pool: Sequence[int] = range(6)) -> Interactions:
+    """Layers that cost so much alone [6], without interactions."""
+    alone = np.array([alone], float)
+    own = alone[:, list(pool)]
+    return Interactions(UNITS, tuple(LAYERS), tuple(pool), alone, own[:, :, None] + own[:, None])
 
 
 def broken(plan: Selection, start: Selection, costs: np.ndarray, share: float) -> str:
@@ -65,9 +75,16 @@ def broken(plan: Selection, start: Selection, costs: np.ndarray, share: float) -
     guided=st.booleans(),
     custom=st.booleans(),
     included=st.booleans(),
+    scales=st.booleans(),
 )
 def test_drawn_plans_keep_every_rule(
-    seed: int, guards: Guards, ratio: float, guided: bool, custom: bool, included: bool
+    seed: int,
+    guards: Guards,
+    ratio: float,
+    guided: bool,
+    custom: bool,
+    included: bool,
+    scales: bool,
 ) -> None:
     goal: Any = Target(ratio=ratio, costs=CUSTOM) if custom else ratio
     costs = np.array(CUSTOM) if custom else UNITS.costs
@@ -76,7 +93,9 @@ def test_drawn_plans_keep_every_rule(
         start = solve_greedy(CURVATURE, goal, guards=guards, include=include, exclude=[15])
     except (InfeasibleError, InputError):  # no such plan
         return
-    around = Neighbors(start, [15], CURVATURE if guided else None, random_share=0.2)
+    parts = [of_layers([1, 2, 3, 4, 5, 6])] if scales else []
+    surrogate = CURVATURE if guided else None
+    around = Neighbors(start, [15], surrogate, random_share=0.2, scales=parts)
     rng, plan = np.random.default_rng(seed), start
     for _ in range(6):  # a walk, so that plans far from the start are reached too
         units = around.draw(plan.pruned, rng)
@@ -101,6 +120,28 @@ def test_a_uniform_plan_stays_uniform(surrogate: Any) -> None:
         assert plan.pruned_cost == start.pruned_cost
         Selection.from_json(plan.to_json())  # refuses counts that differ between layers
     assert len(seen) > 10
+
+
+def test_whole_layers_move_towards_those_that_cost_least() -> None:
+    start = Selection.from_pruned(UNITS, LAYERS[0] + LAYERS[1])
+    around = Neighbors(start, random_share=0.0, scales=[of_layers([9, 8, 1, 2, 3, 4])])
+    rng, counts = np.random.default_rng(0), np.zeros(6)
+    for _ in range(200):
+        units = around.draw(start.pruned, rng) or frozenset()
+        whole = [layer for layer in range(6) if units.issuperset(LAYERS[layer])]
+        if len(whole) == 2:
+            counts[whole] += 1
+    assert counts[2] == max(counts[2:]) > 10  # the cheapest enters most often
+    assert counts[1] > counts[0]  # the worst leaves most often
+
+
+def test_only_parts_of_the_pool_move_as_a_whole() -> None:
+    start = Selection.from_pruned(UNITS, LAYERS[0])
+    around = Neighbors(start, scales=[of_layers([1, 1, 1, 1, 1, 1], [0, 3])])
+    rng = np.random.default_rng(0)
+    draws = [around.draw(start.pruned, rng) for _ in range(200)]
+    whole = {n for units in draws for n in range(6) if units and units.issuperset(LAYERS[n])}
+    assert whole == {3}
 
 
 def test_a_plan_of_another_size_is_fitted() -> None:

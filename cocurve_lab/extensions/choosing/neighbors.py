@@ -1,12 +1,13 @@
-"""Plans near a plan: a few units swapped, with its target, guards and forced units kept.
+"""Plans near a plan: a few units or a whole part swapped; target, guards and forced units stay.
 
 This file needs numpy only: it proposes plans, and search.py measures them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from ...solver.greedy import fill
 from ...solver.guards import Rules, UnitsLike
 from ...solver.selection import Selection
 from ...solver.targets import ratio_budget, require_strength
+
+if TYPE_CHECKING:
+    from ..interactions.measured import Interactions
 
 Units = frozenset[int]
 # mean place of a guided draw, as a share of the units in order: near the best, but not always it
@@ -31,11 +35,14 @@ class Neighbors:
 
     A draw takes some units out, then adds others until the target is reached. A random draw takes
     both at random. A guided draw prefers to take out what has the largest marginal per cost on the
-    surrogate, 1/2 H_uu + lambda g_u (eq. marginal), and to add what has the smallest.
+    surrogate, 1/2 H_uu + lambda g_u (eq. marginal), and to add what has the smallest. A draw at the
+    scale of parts moves whole blocks or layers, guided by their measured interactions; lambda is
+    drawn from [0, 1].
 
     Attributes:
         start: the plan that says what to keep.
         rules: its guards and budget.
+        unit_scale, part_scales: what a draw may move.
 
     Args:
         exclude: units that may not enter; a Selection does not record them.
@@ -43,6 +50,7 @@ class Neighbors:
         strength: lambda of the marginals; None takes that of `start`, or 1 where it has none.
         most: the most units to take out in one draw.
         random_share: share of the draws that are random although there is a surrogate.
+        scales: measured parts that draws may move as a whole, each scale as often as units.
     """
 
     def __init__(
@@ -54,6 +62,7 @@ class Neighbors:
         strength: float | None = None,
         most: int = 3,
         random_share: float = 0.5,
+        scales: Sequence[Interactions] = (),
     ) -> None:
         units, target = start.units, start.target
         self.start, self.most, self.random_share = start, most, random_share
@@ -63,14 +72,14 @@ class Neighbors:
         forced = start.pruned[: start.forced]
         self.rules = Rules(units, start.guards, budget, forced, tuple(exclude), portions=True)
         self.costs, self.layers, self.forced = budget.costs, units.layers, frozenset(forced)
-        self.half: np.ndarray | None = None  # 1/2 H_uu [M] and lambda H [M, M], for guided draws
-        self.edges: np.ndarray | None = None
+        self.unit_scale = _Scale(tuple(frozenset([u]) for u in range(len(units))), self.costs)
         if surrogate is not None:
             surrogate.units.require_same(units, mine="the surrogate", theirs="the plan")
             if strength is None:
                 strength = start.interaction_strength
-            self.half = surrogate.saliency / 2
-            self.edges = surrogate.matrix * require_strength(1.0 if strength is None else strength)
+            edges = surrogate.matrix * require_strength(1.0 if strength is None else strength)
+            self.unit_scale = replace(self.unit_scale, half=surrogate.saliency / 2, edges=edges)
+        self.part_scales = [_Scale.of(found, self.costs) for found in scales]
         widths = [unit.stop - unit.start for unit in units]
         # units that may replace each other in a plan that fixes the counts of its blocks
         self.slots = list(zip(units.layers.tolist(), units.kinds.tolist(), widths, strict=True))
@@ -86,11 +95,15 @@ class Neighbors:
             rng: the draws.
             least: the fewest units to take out; with 0 a plan of another target may only be fitted.
         """
-        guided = self.edges is not None and rng.random() >= self.random_share
+        guided = self.unit_scale.edges is not None and rng.random() >= self.random_share
         draw = _Draw(self, set(pruned) | self.forced, rng, guided)
         if self.start.uniform or self.rules.portions is not None:
             return draw.swap(int(rng.integers(1, self.most + 1)))
-        return draw.exchange(int(rng.integers(least, self.most + 1)))
+        if self.part_scales and (at := int(rng.integers(len(self.part_scales) + 1))):
+            draw.guided, scale = rng.random() >= self.random_share, self.part_scales[at - 1]
+            assert scale.edges is not None
+            return draw.exchange(1, replace(scale, edges=scale.edges * rng.random()))
+        return draw.exchange(int(rng.integers(least, self.most + 1)), self.unit_scale)
 
     def selection(self, pruned: Collection[int], curvature: Curvature | None = None) -> Selection:
         """Make the plan of these units, with the target and guards of `start`."""
@@ -134,6 +147,34 @@ class Neighbors:
         raise InputError(f"{start!r} cannot be searched from: it {why}. {step}")
 
 
+@dataclass(frozen=True)
+class _Scale:
+    """Parts that move as a whole: single units, blocks or layers.
+
+    Attributes:
+        parts: the units of each.
+        costs: of each [parts].
+        half: predicted KL of each alone [parts], and `edges`, lambda times the interaction of each
+            pair [parts, parts]; None where nothing guides draws.
+    """
+
+    parts: tuple[Units, ...]
+    costs: np.ndarray
+    half: np.ndarray | None = None
+    edges: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, found: Interactions, costs: np.ndarray) -> _Scale:
+        """The scale of measured parts; `costs` are those of units."""
+        parts = tuple(frozenset(found.parts[part]) for part in found.pool)
+        own = np.array([costs[list(part)].sum() for part in parts])
+        return cls(parts, own, found.alone.mean(axis=0)[list(found.pool)], found.interaction)
+
+    def touching(self, units: Collection[int]) -> list[int]:
+        """The parts that have any of these units."""
+        return [at for at, part in enumerate(self.parts) if not part.isdisjoint(units)]
+
+
 @dataclass
 class _Draw:
     """One draw: the units chosen so far, and whether H guides what leaves and enters."""
@@ -143,12 +184,13 @@ class _Draw:
     rng: np.random.Generator
     guided: bool
 
-    def exchange(self, count: int) -> Units | None:
-        """Take out `count` units, then keep the rules and just reach the target."""
+    def exchange(self, count: int, scale: _Scale) -> Units | None:
+        """Take out `count` parts, then add parts, keep the rules and just reach the target."""
         rules, forced, layers = self.around.rules, self.around.forced, self.around.layers
         before = set(self.chosen)
         for _ in range(count):
-            self._remove_one(self.chosen - forced)
+            part = self._pick(scale.touching(self.chosen - forced), -1.0, scale)
+            self.chosen -= frozenset() if part is None else scale.parts[part] - forced
         gone = before - self.chosen  # they may not come back
         self.chosen = {u for u in self.chosen if rules.admissible[u]} | forced
         for layer in np.flatnonzero(self._room < 0):  # a plan of a looser cap
@@ -156,13 +198,16 @@ class _Draw:
                 self._remove_one({u for u in self.chosen - forced if layers[u] == layer})
         kept = set(self.chosen)
 
-        def proposed() -> int | None:
+        def proposed() -> Units | None:
             fits = rules.admissible & (self.around.costs <= self._room[layers])
-            return self._pick(set(np.flatnonzero(fits).tolist()) - self.chosen - gone, 1.0)
+            free = frozenset(np.flatnonzero(fits).tolist()) - self.chosen - gone
+            part = self._pick(scale.touching(free), 1.0, scale)
+            return None if part is None else scale.parts[part] & free
 
-        if not fill(
-            iter(proposed, None), self.chosen.add, lambda: rules.budget.reached(self.chosen)
-        ):
+        whole = fill(
+            iter(proposed, None), self.chosen.update, lambda: rules.budget.reached(self.chosen)
+        )
+        if not whole or (self._room < 0).any():
             return None
         # what was just added leaves last: without it the draw would change nothing
         for group in (kept - forced, self.chosen - kept):
@@ -179,7 +224,7 @@ class _Draw:
                 break
             alike = {u for u, slot in enumerate(slots) if slot == slots[out]} - before
             free = {u for u in alike - self.chosen if self.around.rules.admissible[u]}
-            unit = self._pick(free, 1.0)
+            unit = self._pick(free, 1.0, self.around.unit_scale)
             self.chosen.add(out if unit is None else unit)
         return frozenset(self.chosen)
 
@@ -196,25 +241,23 @@ class _Draw:
         return {u for u in small if budget.reached(self.chosen - {u})}  # the rule itself decides
 
     def _remove_one(self, among: Collection[int]) -> int | None:
-        unit = self._pick(among, -1.0)
+        unit = self._pick(among, -1.0, self.around.unit_scale)
         if unit is not None:
             self.chosen.remove(unit)
         return unit
 
-    def _pick(self, among: Collection[int], sign: float) -> int | None:
-        """Draw one unit: at random, or guided, near the lowest sign x marginal per cost."""
+    def _pick(self, among: Collection[int], sign: float, scale: _Scale) -> int | None:
+        """Draw one part: at random, or guided, near the lowest sign x marginal per cost."""
         if not among:
             return None
-        units = np.array(sorted(among))
-        if not self.guided:
-            return int(self.rng.choice(units))
-        edges, half = self.around.edges, self.around.half
-        assert edges is not None
-        assert half is not None
-        inside = np.array(sorted(self.chosen), dtype=np.int64)
-        # the sum over S includes the own entry of a unit inside; it belongs to no edge
-        sums = edges[np.ix_(units, inside)].sum(axis=1)
-        sums -= np.where(np.isin(units, inside), edges[units, units], 0)
-        scores = sign * (half[units] + sums) / self.around.costs[units]
-        place = int(self.rng.exponential(max(1.0, _NOISE * len(units))))
-        return int(units[np.argsort(scores, kind="stable")[min(place, len(units) - 1)]])
+        parts = np.array(sorted(among))
+        edges, half = scale.edges, scale.half
+        if not self.guided or edges is None or half is None:
+            return int(self.rng.choice(parts))
+        inside = np.array([p for p, units in enumerate(scale.parts) if units <= self.chosen], int)
+        # the sum over S includes the own entry of a part inside; it belongs to no edge
+        sums = edges[np.ix_(parts, inside)].sum(axis=1)
+        sums -= np.where(np.isin(parts, inside), edges[parts, parts], 0)
+        scores = sign * (half[parts] + sums) / scale.costs[parts]
+        place = int(self.rng.exponential(max(1.0, _NOISE * len(parts))))
+        return int(parts[np.argsort(scores, kind="stable")[min(place, len(parts) - 1)]])

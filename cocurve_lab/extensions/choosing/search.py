@@ -26,6 +26,7 @@ from ...curvature.matrix import Curvature
 from ...measuring.risk import Meter, PlanTable
 from ...solver.guards import UnitsLike
 from ...solver.selection import Selection
+from ..interactions.measured import Interactions
 from ..repairing.repaired import Repair, RepairedMeter
 from .neighbors import Neighbors, Units
 from .race import doubling_stages, race, require_pairs, survivors
@@ -223,6 +224,7 @@ def search_plan(
     evaluations: int,
     repair: Repair | None = None,
     surrogate: Curvature | None = None,
+    scales: Sequence[Interactions] = (),
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress = True,
     options: SearchOptions = SearchOptions(),
@@ -249,6 +251,7 @@ def search_plan(
             the same model. Text it is fitted on should be neither in `rows`, where it would look
             too good, nor in `held_out`; that is not checked.
         surrogate: H [M, M] that proposes swaps; without it all swaps are random.
+        scales: measured blocks or layers (`measure_interactions`) that draws may move as a whole.
         checkpoint: file of measured values on `rows`, to resume from; those on `held_out` are in a
             second file, with ".held_out" at its end. The search is drawn again from its seed and
             reads what was measured, so the result does not depend on interruptions. Use another
@@ -260,7 +263,7 @@ def search_plan(
         A PlanSearch: `.selection`, `.kl`, `.standard_error`, `.evaluations`. Ctrl-C raises
         KeyboardInterrupt; with a checkpoint nothing is lost.
     """
-    judged = (rows, held_out, evaluations, repair, surrogate, checkpoint, progress, options)
+    judged = rows, held_out, evaluations, repair, surrogate, scales, checkpoint, progress, options
     return _Search(model, [selection], *judged).run().results[0]
 
 
@@ -273,6 +276,7 @@ def search_front(
     evaluations: int,
     repair: Repair | None = None,
     surrogate: Curvature | None = None,
+    scales: Sequence[Interactions] = (),
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress = True,
     options: SearchOptions = SearchOptions(),
@@ -285,13 +289,13 @@ def search_front(
     Args:
         starts: plans of one model, one per size.
         evaluations: budget of all searches together.
-        model, rows, held_out, repair, surrogate, checkpoint, progress, options: as for
+        model, rows, held_out, repair, surrogate, scales, checkpoint, progress, options: as for
             `search_plan`.
 
     Returns:
         A SearchFront: `.results` has a PlanSearch per start.
     """
-    judged = (rows, held_out, evaluations, repair, surrogate, checkpoint, progress, options)
+    judged = rows, held_out, evaluations, repair, surrogate, scales, checkpoint, progress, options
     return _Search(model, starts, *judged).run()
 
 
@@ -327,6 +331,7 @@ class _Search:
     budget: int
     repair: Repair | None
     surrogate: Curvature | None
+    scales: Sequence[Interactions]
     checkpoint: str | os.PathLike[str] | None
     progress: Progress
     options: SearchOptions
@@ -347,6 +352,11 @@ class _Search:
         if self.surrogate is not None:
             require_type(self.surrogate, Curvature, "surrogate")
             self.held_out.require_disjoint(self.surrogate)
+        self.scales = as_list(self.scales, "scales")
+        for found in self.scales:
+            require_type(found, Interactions, "a scale")
+            self.starts[0].units.require_same(found.units, mine="the plan", theirs="a scale")
+            self.held_out.require_disjoint(found.curvature)
         self.rows = len(self.text)
         self.rng = np.random.default_rng(self.options.seed)
         self.lines = [_Line(start, self._near(start)) for start in self.starts]
@@ -369,6 +379,7 @@ class _Search:
             self.surrogate,
             most=options.swaps,
             random_share=options.random_share,
+            scales=self.scales,
         )
 
     def _meter(

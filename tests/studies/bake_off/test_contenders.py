@@ -288,7 +288,7 @@ def test_a_lead_is_paired_over_rows_and_calibrations() -> None:
 
 def test_all_rows_of_a_line_up_are_treated_alike() -> None:
     plain, repaired = alike(top_r=32), alike("refit", evaluations=7, top_r=32)
-    assert len(plain) == len(repaired) == 13
+    assert len(plain) == len(repaired) == 15
     assert list(repaired) == [treated(label, "refit", 7) for label in plain]
     for label, contender in plain.items():
         other = repaired[treated(label, "refit", 7)]
