@@ -30,6 +30,7 @@ _HOMES = {
     "Unit": "models.units",
     "UnitSet": "models.units",
     "KINDS": "models.families",
+    "register_family": "models.families",
     "enumerate_units": "models.units",
     "ablate": "models.masking",
     # H, from text
@@ -100,7 +101,6 @@ _HOMES = {
     "NumericalError": "base.errors",
     "EquivalenceError": "base.errors",
     "InfeasibleError": "base.errors",
-    "WorkerError": "base.errors",
 }
 __all__ = list(_HOMES)
 

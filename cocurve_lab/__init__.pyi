@@ -5,6 +5,7 @@ from .models.loading import report_device as report_device
 from .models.units import Unit as Unit
 from .models.units import UnitSet as UnitSet
 from .models.families import KINDS as KINDS
+from .models.families import register_family as register_family
 from .models.units import enumerate_units as enumerate_units
 from .models.masking import ablate as ablate
 from .calibration import CalibrationSet as CalibrationSet
@@ -69,7 +70,6 @@ from .base.errors import FileFormatError as FileFormatError
 from .base.errors import NumericalError as NumericalError
 from .base.errors import EquivalenceError as EquivalenceError
 from .base.errors import InfeasibleError as InfeasibleError
-from .base.errors import WorkerError as WorkerError
 
 __version__: str
 __all__: list[str]

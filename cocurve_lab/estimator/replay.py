@@ -287,18 +287,18 @@ class SupportHead:
     much larger than the support. If it is, the rows are gathered piece by piece in each call.
 
     Args:
+        architecture: the model, whose logits are the head's own z, scaled and capped if it says so.
         support: [P, r] int64 token ids, the same for every unit (Alg. 1: one coordinate system).
-        cap: c if the model's logits are c tanh(z / c) of the head's z, otherwise None.
         temperature: by which all logits are divided; 1 is the paper's.
     """
 
     def __init__(
-        self, head: nn.Linear, support: Tensor, cap: float | None = None, temperature: float = 1.0
+        self, architecture: Architecture, support: Tensor, temperature: float = 1.0
     ) -> None:
-        self.weight: Tensor = head.weight
-        self.temperature = temperature
-        support = support.to(self.weight.device)
-        self.support, self.bias, self.cap = support, head.bias, cap
+        self.weight: Tensor = architecture.head.weight
+        self.bias, self.temperature = architecture.head.bias, temperature
+        self.cap, self.scale = architecture.logit_cap, architecture.logit_scale
+        self.support = support = support.to(self.weight.device)
         vocabulary, size = self.weight.shape
         self.identity = support.shape[1] == vocabulary  # then the support is every token, in order
         self.columns: Tensor | None = None  # [P, d, r]
@@ -319,16 +319,19 @@ class SupportHead:
     def __call__(self, hidden: Tensor) -> Tensor:
         """Compute the logits [B, P, r], float32 or better, of hidden states [B, P, d]."""
         logits = self.linear(hidden)
+        logits = logits if self.scale == 1 else logits.mul_(self.scale)
         if self.cap is not None:
             logits = logits.div_(self.cap).tanh_().mul_(self.cap)
         return logits if self.temperature == 1 else logits / self.temperature
 
     def slope(self, logits: Tensor) -> Tensor | None:
-        """Compute d(logit) / d(head's z) at given logits, in their shape; None without a cap."""
-        return None if self.cap is None else 1 - (logits / self.cap).square()
+        """Compute d(logit) / d(head's z) at given logits, in their shape; None if it is 1."""
+        if self.cap is None:
+            return None if self.scale == 1 else torch.full_like(logits, self.scale)
+        return self.scale * (1 - (logits / self.cap).square())
 
     def linear(self, hidden: Tensor) -> Tensor:
-        """Compute the head's own z [B, P, r], before a cap."""
+        """Compute the head's own z [B, P, r], before a scale and a cap."""
         device = hidden.device
         return self._linear(widen(hidden).to(self.weight.device)).to(device)
 
@@ -369,7 +372,7 @@ def top_support(head: nn.Linear, hidden: Tensor, top_r: int) -> Tensor:
     vocabulary = head.weight.shape[0]
     if top_r == vocabulary:
         return torch.arange(vocabulary, device=hidden.device).expand(hidden.shape[1], -1)
-    # a cap on logits keeps their order, so the head's own z is sorted
+    # a scale and a cap keep the order of logits, so the head's own z is sorted
     step = max(1, GATHER_BYTES // (vocabulary * 4))
     parts = [widen(head(part)).topk(top_r, dim=-1).indices for part in hidden[0].split(step)]
     return torch.cat(parts).to(hidden.device)

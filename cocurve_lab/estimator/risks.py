@@ -73,7 +73,7 @@ class FullVocabulary:
         self.size = architecture.vocabulary
         # every token in order is a support that is the same at any positions
         every = torch.arange(self.size, device=model_device(architecture.model))[None]
-        self.head = SupportHead(architecture.head, every, architecture.logit_cap, temperature)
+        self.head = SupportHead(architecture, every, temperature)
 
     def kl(self, teacher: Tensor, ablated: Tensor) -> Tensor:
         """Return the KL [B, P] in nats; a few positions at a time, to bound the memory.

@@ -58,7 +58,7 @@ class Teacher:
         temperature: float = 1.0,
     ) -> None:
         support = top_support(architecture.head, hidden, top_r)
-        self.head = SupportHead(architecture.head, support, architecture.logit_cap, temperature)
+        self.head = SupportHead(architecture, support, temperature)
         self.logits = self.head(hidden)[0]
         if not bool(torch.isfinite(self.logits).all()):
             raise NumericalError(

@@ -116,7 +116,7 @@ def _projections(
         for layer in layers
         for kind in KINDS
         if (layer, kind) in present
-        for name in (*architecture.input_projections(kind), architecture.output_name(kind))
+        for name in (*architecture.input_projections(layer, kind), architecture.output_name(kind))
     }
 
 

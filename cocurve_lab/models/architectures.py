@@ -80,10 +80,19 @@ class Architecture:
         cap = getattr(self.model.config, "final_logit_softcapping", None)
         return None if cap is None else float(cap)
 
+    @property
+    def logit_scale(self) -> float:
+        """The factor of the head's output in the logits: not 1 in Granite or Cohere."""
+        if self.family.logit_scale is None:
+            return 1.0
+        setting, power = self.family.logit_scale
+        return float(getattr(self.model.config, setting) ** power)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute logits [..., V] from final hidden states [..., d], in the model's dtype."""
         # on the device of the hidden states: the head of a spread model has its own
         logits, cap = self.head(hidden).to(hidden.device), self.logit_cap
+        logits = logits if self.logit_scale == 1 else logits * self.logit_scale
         return logits if cap is None else (logits / cap).tanh() * cap
 
     @property
@@ -115,15 +124,23 @@ class Architecture:
         """Attribute name of W_O or W_down in its block."""
         return str(getattr(self.family, UNIT_KINDS[kind].output))
 
-    def input_projections(self, kind: Kind) -> tuple[str, ...]:
+    def input_projections(self, layer: int, kind: Kind) -> tuple[str, ...]:
         """Attribute names of the input projections: query, key, value, or gate, up."""
-        names: tuple[str, ...] = getattr(self.family, UNIT_KINDS[kind].inputs)
-        return names
+        block, names = self.block(layer, kind), getattr(self.family, UNIT_KINDS[kind].inputs)
+        # Gemma 4 has None where the keys are the values, too
+        return tuple(name for name in names if getattr(block, name, name) is not None)
+
+    def shared(self, layer: int, kind: Kind) -> list[Tensor]:
+        """The weights of `Family.shared` in a block; they leave with its only unit."""
+        block, names = self.block(layer, kind), self.family.shared
+        parts: list[Any] = [getattr(block, name, None) for name in names if UNIT_KINDS[kind].normed]
+        each = [part.parameters() if hasattr(part, "parameters") else [part] for part in parts]
+        return [weight for weights in each for weight in weights if weight is not None]
 
     def projection_names(self, layer: int, kind: Kind) -> tuple[str, ...]:
         """Attribute names of a block's projections, the output projection first."""
         # an attention block that lost all its units has no input projections left
-        inputs = self.input_projections(kind) if self.width(layer, kind) > 0 else ()
+        inputs = self.input_projections(layer, kind) if self.width(layer, kind) > 0 else ()
         return (self.output_name(kind), *inputs)
 
     def width(self, layer: int, kind: Kind) -> int:
@@ -198,6 +215,7 @@ def describe(model: Any) -> Architecture:
     for layer in range(len(architecture.layers)):
         for kind in KINDS:
             _require_linear(architecture, layer, kind)
+            _require_independent(architecture, layer, kind)
     return architecture
 
 
@@ -211,6 +229,37 @@ def _require_linear(architecture: Architecture, layer: int, kind: Kind) -> None:
             f"that family {architecture.family.model_types[0]!r} declares ({error}); the model may "
             "be a variant, or carry an adapter. Use a plain dense model, or merge adapters first."
         ) from None
+
+
+def _require_independent(architecture: Architecture, layer: int, kind: Kind) -> None:
+    """Raise ArchitectureError unless the projections' rows are all that belongs to the units."""
+    width = architecture.width(layer, kind)
+    block, names = architecture.block(layer, kind), architecture.projection_names(layer, kind)
+    known = {id(weight) for weight in architecture.shared(layer, kind)}
+    stops = (
+        {}
+        if not width
+        else {rows.projection: rows.stop for rows in architecture.unit_rows(layer, kind, 0, width)}
+    )
+    odd = [name for name, stop in stops.items() if widths(getattr(block, name))[0] != stop]
+    if block is not architecture.layers[layer]:
+        # further weights are a norm of one head, or a number of an activation
+        allowed = (0, 1, architecture.head_dim(layer) if kind == "attention" else 0)
+        odd += [
+            name
+            for name, part in block.named_parameters()
+            if name.partition(".")[0] not in names
+            and part.numel() not in allowed
+            and id(part) not in known
+        ]
+    if odd:
+        name = type(architecture.model).__name__
+        raise ArchitectureError(
+            f"{', '.join(odd)} in the {kind} of layer {layer} of {name} is not as family "
+            f"{architecture.family.model_types[0]!r} declares: it has other rows than its units, "
+            "or reads several of them together (a mixture of experts does). Name it in "
+            "`gate_up` and `stacked`, or in `shared`."
+        )
 
 
 def _find(module: Any, path: str) -> Any:

@@ -8,10 +8,10 @@ The order of residual and norms is not declared, because each layer runs its own
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
-from ..base.errors import ArchitectureError
+from ..base.errors import ArchitectureError, InputError
 
 Kind = Literal["attention", "ffn"]
 
@@ -37,7 +37,7 @@ class UnitKind:
             columns `start:stop` of the output projection.
         grouped: whether a unit is one of `ffn_groups` contiguous groups of columns; otherwise it is
             one step.
-        normed: whether the norms of `Family.shared_norms` go with the unit.
+        normed: whether the weights of `Family.shared` go with the unit.
         feeds: the later kinds of the same layer that read its output.
     """
 
@@ -54,24 +54,25 @@ class UnitKind:
 
 
 def _attention_step(architecture: Any, layer: int) -> int:
-    if architecture.family.shared_norms:
-        # removing one head would change the norm of the others, so all go together; pruning may
-        # have taken them already, and a step is at least 1
+    if architecture.shared(layer, "attention"):
+        # removing one head would change the others, so all go together; pruning may have taken
+        # them already, and a step is at least 1
         return max(1, architecture.width(layer, "attention"))
     return int(architecture.head_dim(layer) * architecture.queries_per_group(layer))
 
 
 def _attention_rows(architecture: Any, layer: int, start: int, stop: int) -> list[RowBlock]:
     # r query heads read one key/value head, so keys and values have 1/r of the queries' rows
-    ratio, names = architecture.queries_per_group(layer), architecture.family.qkv
+    ratio = architecture.queries_per_group(layer)
+    names = architecture.input_projections(layer, "attention")
     key_value = start // ratio, stop // ratio
     if len(names) == 1 and "attention" in architecture.family.stacked:  # all q, then all k, v
         width = architecture.width(layer, "attention")
         return _stacked(names[0], width, (start, stop), key_value, key_value, ratio=ratio)
     if len(names) == 1:  # q, k, v of one head, then of the next; such families are MHA
         return [RowBlock(names[0], 3 * start, 3 * stop)]
-    query, key, value = names
-    return [RowBlock(query, start, stop), RowBlock(key, *key_value), RowBlock(value, *key_value)]
+    query, *others = names  # key and value, or one projection that is both
+    return [RowBlock(query, start, stop), *(RowBlock(name, *key_value) for name in others)]
 
 
 def _ffn_rows(architecture: Any, layer: int, start: int, stop: int) -> list[RowBlock]:
@@ -113,9 +114,12 @@ KINDS: tuple[Kind, ...] = tuple(UNIT_KINDS)
 class Family:
     """One family of architectures: the names inside the model, and how its rows are fused.
 
+    The defaults are Llama's.
+
     Attributes:
         model_types: the values of `config.model_type` it covers.
-        qkv: (query, key, value), or the one projection that holds all three.
+        qkv: (query, key, value), or the one projection that holds all three. A layer may have None
+            as its value projection: the keys are then the values, too.
         gate_up: (gate, up), or one projection.
         stacked: the kinds of block whose single projection stacks its parts. For qkv: all queries,
             then all keys, then all values (otherwise query, key and value of one head, then of the
@@ -127,8 +131,11 @@ class Family:
         decoder: path from the model to the part without its head; `layers` is its list of layers.
         final: modules of the decoder between its last layer and the head, in order; a module that
             is None is skipped.
-        shared_norms: norms over the queries or keys of all heads together. Removing one head would
-            change the others, so attention is one unit, and these weights go with it.
+        shared: modules or weights of attention that read all its heads together, such as a norm. In
+            a layer that has them, removing one head would change the others. So attention is one
+            unit there, and they go with it.
+        logit_scale: (setting, power): the logits are the head's output times this power of this
+            setting of the configuration; None if they are its output.
         counts_in_config: whether attention splits q, k and v by the head counts in its
             configuration; a layer with fewer heads then needs a configuration of its own.
         saved_prefixes: (prefix in the file, prefix in the model) of weights that transformers saves
@@ -136,8 +143,8 @@ class Family:
     """
 
     model_types: tuple[str, ...]
-    qkv: tuple[str, ...]
-    gate_up: tuple[str, ...]
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     stacked: tuple[Kind, ...] = KINDS
     attention: str = "self_attn"
     ffn: str = "mlp"
@@ -146,21 +153,41 @@ class Family:
     decoder: str = "model"
     layers: str = "layers"
     final: tuple[str, ...] = ("norm",)
-    shared_norms: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    logit_scale: tuple[str, int] | None = None
     counts_in_config: bool = False
     saved_prefixes: tuple[tuple[str, str], ...] = ()
 
 
-_QKV, _GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
-
-FAMILIES = (
+FAMILIES = [
     # Llama covers Falcon3 and Yi; Mistral covers Nemo and Small (head_dim != hidden / heads).
     # Qwen3 and Gemma 3 norm queries and keys head by head, with weights that all heads share.
     Family(
-        ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), _QKV, _GATE_UP
+        (
+            *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "vaultgemma"),
+            *("gemma4_unified_text", "smollm3", "olmo", "ministral", "ministral3", "seed_oss"),
+            *("ernie4_5", "exaone4", "hunyuan_v1_dense", "helium", "cwm", "internlm3"),
+            "iquestcoder",
+        )
     ),
     Family(("phi3",), ("qkv_proj",), ("gate_up_proj",), counts_in_config=True),  # Phi-3, Phi-4
-    Family(("olmo2",), _QKV, _GATE_UP, shared_norms=("q_norm", "k_norm")),
+    Family(("olmo2", "olmo3"), shared=("q_norm", "k_norm")),
+    Family(("glm", "glm4"), gate_up=("gate_up_proj",)),
+    Family(("nemotron", "arcee", "apertus", "jais2"), gate_up=("up_proj",), stacked=()),
+    Family(("starcoder2",), gate_up=("c_fc",), stacked=(), ffn_output="c_proj"),
+    Family(  # Phi-1, Phi-1.5, Phi-2
+        ("phi",),
+        gate_up=("fc1",),
+        stacked=(),
+        attention_output="dense",
+        ffn_output="fc2",
+        final=("final_layernorm",),
+    ),
+    Family(("stablelm",), shared=("q_layernorm", "k_layernorm")),
+    Family(("doge",), shared=("dt_proj", "A")),  # from all values: which keys each head may see
+    Family(("granite",), logit_scale=("logits_scaling", -1)),
+    Family(("hyperclovax",), logit_scale=("logits_scaling", 1)),
+    Family(("cohere", "cohere2"), shared=("q_norm", "k_norm"), logit_scale=("logit_scale", 1)),
     Family(  # Pythia
         ("gpt_neox",),
         ("query_key_value",),
@@ -187,8 +214,7 @@ FAMILIES = (
     ),
     Family(
         ("opt",),
-        _QKV,
-        ("fc1",),
+        gate_up=("fc1",),
         stacked=(),
         ffn="",
         attention_output="out_proj",
@@ -196,7 +222,32 @@ FAMILIES = (
         decoder="model.decoder",
         final=("final_layer_norm", "project_out"),
     ),
-)
+]
+
+
+def register_family(*model_types: str, **names: Any) -> None:
+    """Support further models in this process, as an entry of this file would.
+
+    `check_equivalence` tells whether the entry is right.
+
+    Args:
+        *model_types: values of `config.model_type`.
+        **names: fields of `Family` that differ from Llama's.
+    """
+    known = [field.name for field in fields(Family)[1:]]
+    wrong = [name for name in names if name not in known]
+    if wrong or not model_types or not all(isinstance(name, str) for name in model_types):
+        raise InputError(
+            f"register_family takes model types and fields of Family, not {[*model_types, *wrong]}."
+            f" Give some of {', '.join(known)}."
+        )
+    family = Family(model_types, **names)
+    for other in FAMILIES:
+        twice = set(model_types) & set(other.model_types)
+        if twice and other != family:
+            raise InputError(f"{min(twice)} is declared already, as {other}. Leave it out.")
+    if family not in FAMILIES:
+        FAMILIES.append(family)
 
 
 def find_family(model: Any) -> Family:
@@ -221,6 +272,6 @@ def find_family(model: Any) -> Family:
         )
     supported = ", ".join(sorted(t for f in FAMILIES for t in f.model_types))
     raise ArchitectureError(
-        f"{name} belongs to no supported family. Use one of {supported}, or add an entry to "
-        "cocurve_lab/models/families.py as the README beside it explains."
+        f"{name} belongs to no supported family. Use one of {supported}, or declare it with "
+        "cl.register_family, as cocurve_lab/models/README.md explains."
     )

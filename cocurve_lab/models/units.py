@@ -308,7 +308,7 @@ def _units_of(architecture: Architecture, layer: int, kind: Kind, groups: int) -
     """Return the units of one kind in a layer.
 
     The cost counts the rows of the input projections with their biases, and the columns of the
-    output projection. Where all heads share a norm, its weights go with the only unit there is.
+    output projection. Weights that read all heads together go with the only unit there is.
     """
     width = architecture.width(layer, kind)  # 0 where pruning took the whole block
     if not width:
@@ -317,17 +317,16 @@ def _units_of(architecture: Architecture, layer: int, kind: Kind, groups: int) -
     if not UNIT_KINDS[kind].grouped:
         count = width // architecture.step(layer, kind)
     per_row = {}
-    for name in architecture.input_projections(kind):
+    for name in architecture.input_projections(layer, kind):
         projection = architecture.projection(layer, kind, name)
         per_row[name] = widths(projection)[1] + (projection.bias is not None)
     per_column = widths(architecture.output_projection(layer, kind))[0]
-    names = architecture.family.shared_norms if UNIT_KINDS[kind].normed else ()
-    norms = sum(architecture.projection(layer, kind, name).weight.numel() for name in names)
+    shared = sum(weight.numel() for weight in architecture.shared(layer, kind))
     units = []
     for index, (start, stop) in enumerate(split_width(width, count)):
         rows = architecture.unit_rows(layer, kind, start, stop)
         cost = sum((part.stop - part.start) * per_row[part.projection] for part in rows)
-        cost += (stop - start) * per_column + norms
+        cost += (stop - start) * per_column + shared
         units.append(Unit(kind, layer, index, start, stop, int(cost)))
     return units
 

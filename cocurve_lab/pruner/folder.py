@@ -66,8 +66,8 @@ def dense_configuration(folder: Path) -> PreTrainedConfig:
     with rejecting(f"{path} cannot be read"):
         content = json.loads(path.read_text(encoding="utf-8"))
         require_usable(content, folder)
-        for name in _OWN_KEYS:
-            content.pop(name, None)
+        if "auto_map" in content:  # otherwise the model's own, as in Gemma 4
+            content = {name: value for name, value in content.items() if name not in _OWN_KEYS}
         config = CONFIG_MAPPING[content["model_type"]].from_dict(content)
     config._name_or_path = str(folder)
     return config

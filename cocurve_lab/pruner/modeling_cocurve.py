@@ -12,33 +12,19 @@ import warnings
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
-from transformers import (
-    Gemma2ForCausalLM,
-    Gemma2Model,
-    Gemma3ForCausalLM,
-    Gemma3TextModel,
-    GemmaForCausalLM,
-    GemmaModel,
-    LlamaForCausalLM,
-    LlamaModel,
-    MistralForCausalLM,
-    MistralModel,
-    Phi3ForCausalLM,
-    Phi3Model,
-    Qwen2ForCausalLM,
-    Qwen2Model,
-    Qwen3ForCausalLM,
-    Qwen3Model,
-)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+# the classes that fit are LlamaModel, LlamaForCausalLM and so on; a release may lack some
 STOCK = (
-    *(GemmaModel, GemmaForCausalLM, Gemma2Model, Gemma2ForCausalLM),
-    *(Gemma3TextModel, Gemma3ForCausalLM, LlamaModel, LlamaForCausalLM),
-    *(MistralModel, MistralForCausalLM, Phi3Model, Phi3ForCausalLM),
-    *(Qwen2Model, Qwen2ForCausalLM, Qwen3Model, Qwen3ForCausalLM),
+    *("Apertus", "Arcee", "Cohere", "Cohere2", "Cwm", "Doge", "Ernie4_5", "Exaone4", "Gemma"),
+    *("Gemma2", "Gemma3", "Glm", "Glm4", "Granite", "Helium", "HunYuanDenseV1", "HyperCLOVAX"),
+    *("Jais2", "Llama", "Ministral", "Ministral3", "Mistral", "Nemotron", "Olmo", "Olmo2", "Olmo3"),
+    *("Phi", "Phi3", "Qwen2", "Qwen3", "SeedOss", "SmolLM3", "StableLm", "Starcoder2"),
+    "VaultGemma",
 )
+OUTPUTS = ("o_proj", "dense", "down_proj", "fc2", "c_proj")  # output projections of blocks
 
 
 class NoHeads(nn.Module):
@@ -53,10 +39,11 @@ class NoHeads(nn.Module):
         self.head_dim = attention.head_dim
         self.num_key_value_groups = attention.num_key_value_groups
         self.heads = 0
-        stock = attention.o_proj
-        self.o_proj = nn.Linear(0, stock.out_features, bias=stock.bias is not None)
+        self.output = next(name for name in OUTPUTS if hasattr(attention, name))
+        stock = getattr(attention, self.output)
+        self.add_module(self.output, nn.Linear(0, stock.out_features, bias=stock.bias is not None))
         for name, module in attention.named_children():
-            if name in ("q_norm", "k_norm"):
+            if {weight.numel() for weight in module.parameters()} == {self.head_dim}:
                 self.add_module(name, module)
 
     def forward(
@@ -74,7 +61,7 @@ class NoHeads(nn.Module):
             rows, length, _hidden = hidden_states.shape
             note = hidden_states.new_zeros(rows, 1, length, 1)
             past_key_values.update(note, note, self.layer_idx)
-        return self.o_proj(hidden_states[..., :0]), None
+        return getattr(self, self.output)(hidden_states[..., :0]), None
 
 
 class NoChannels(nn.Module):
@@ -82,13 +69,13 @@ class NoChannels(nn.Module):
 
     def __init__(self, mlp: nn.Module) -> None:
         super().__init__()
+        self.output = next(name for name in OUTPUTS if hasattr(mlp, name))
         for name, module in mlp.named_children():
-            if isinstance(module, nn.Linear):
+            if next(module.parameters(), None) is not None:
                 self.add_module(name, module)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        down: Any = self.down_proj
-        return down(hidden_states[..., :0])
+        return getattr(self, self.output)(hidden_states[..., :0])
 
 
 class Empty(nn.Module):
@@ -147,9 +134,13 @@ class OwnWidths:
             layer.self_attn.config._attn_implementation = model.config._attn_implementation
 
 
-for _stock in STOCK:  # CocurveLlamaForCausalLM and so on: the names in config.json
-    _name = f"Cocurve{_stock.__name__}"
+def __getattr__(name: str) -> Any:
+    """Make CocurveLlamaForCausalLM and so on, the names in config.json, when they are asked for."""
+    stem = name.removeprefix("Cocurve").removesuffix("ForCausalLM").removesuffix("Model")
+    stock = getattr(transformers, name.removeprefix("Cocurve"), None)
+    if stock is None or not name.startswith("Cocurve") or stem.removesuffix("Text") not in STOCK:
+        raise AttributeError(name)
     # Gemma 2 caps attention scores; older transformers would choose sdpa, which omits the cap
-    _sdpa = _stock._supports_sdpa and "Gemma2" not in _name
-    _own = {"__module__": __name__, "_supports_sdpa": _sdpa}
-    globals()[_name] = type(_name, (OwnWidths, _stock), _own)
+    sdpa = stock._supports_sdpa and "Gemma2" not in name
+    made = type(name, (OwnWidths, stock), {"__module__": __name__, "_supports_sdpa": sdpa})
+    return globals().setdefault(name, made)

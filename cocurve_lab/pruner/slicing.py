@@ -144,7 +144,7 @@ def block_cuts(
         return {}
     keep = {
         name: torch.zeros(widths(architecture.projection(layer, kind, name))[0], dtype=torch.bool)
-        for name in architecture.input_projections(kind)
+        for name in architecture.input_projections(layer, kind)
     }
     # every step-th column starts a piece with rows of its own
     step = architecture.step(layer, kind)
@@ -220,7 +220,7 @@ class EmptyAttention(nn.Module):
         self.layer_idx = attention.layer_idx
         self.output_name = architecture.output_name("attention")
         family = architecture.family
-        gone = {self.output_name, *family.qkv, *family.shared_norms}
+        gone = {self.output_name, *family.qkv, *family.shared}
         for name, module in attention.named_children():
             if name not in gone and next(module.parameters(), None) is not None:
                 self.add_module(name, module)

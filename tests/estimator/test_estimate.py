@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -95,7 +96,7 @@ def test_the_head_on_the_support(monkeypatch: pytest.MonkeyPatch, way: str) -> N
     for top_r in (4, 20, 50):
         support = top_support(head, hidden[:1], top_r)
         expected = head(hidden).gather(-1, support.expand(3, -1, -1))
-        mine = SupportHead(head, support)
+        mine = SupportHead(SimpleNamespace(head=head, logit_cap=None, logit_scale=1), support)
         torch.testing.assert_close(mine(hidden), expected)
         if top_r == 20:
             assert (mine.columns is not None, mine.whole) == (way == "once", way == "whole")

@@ -69,7 +69,7 @@ def test_h_says_that_its_teacher_is_softened(tmp_path: Path) -> None:
 # Risks over the full vocabulary -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])  # capped logits, a tied head
+@pytest.mark.parametrize("family", ["llama", "gemma2", "granite", "gpt2"])  # a tied head
 def test_risks_are_those_of_naive_full_passes(family: str) -> None:
     model = tiny_model(family)
     support, full = (build(model, TEXT, 8, full_vocabulary=each) for each in (False, True))

@@ -21,7 +21,15 @@ from cocurve_lab.extensions.gguf import tensors as gguf_tensors
 from cocurve_lab.extensions.gguf.gguf import export_gguf
 from cocurve_lab.pruner.saving import open_pruned
 from helpers.bpe import SIZE, byte_level, like_phi3, sentencepiece
-from helpers.tiny_models import EVERY, LLAMA_3, MHA_ONLY, MORE_FAMILIES, tiny_model, word_tokenizer
+from helpers.tiny_models import (
+    EVERY,
+    FURTHER,
+    LLAMA_3,
+    MHA_ONLY,
+    MORE_FAMILIES,
+    tiny_model,
+    word_tokenizer,
+)
 
 GGUFReader = pytest.importorskip("gguf").GGUFReader
 
@@ -247,14 +255,27 @@ REASONS = {
     "opt": "learned positions",
     "opt_350m": "learned positions",
 }
+EXPORTED = ("ministral", "seed_oss", "ernie4_5", "helium", "cwm", "internlm3", "iquestcoder")
 
 
-@pytest.mark.parametrize("family", MORE_FAMILIES)
+@pytest.mark.parametrize("family", [*MORE_FAMILIES, *(f for f in FURTHER if f not in EXPORTED)])
 def test_other_families_are_refused_with_the_reason(family: str, tmp_path: Path) -> None:
     model = tiny_model(family, "mha" if family in MHA_ONLY else "gqa", layers=2)
-    with pytest.raises(ArchitectureError, match=REASONS[family]):
+    with pytest.raises(ArchitectureError, match=REASONS.get(family, " has ")) as refused:
         export_gguf(model, None, tmp_path / "m.gguf")
+    assert "of another form" not in str(refused.value)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("family", [family for family in EXPORTED if family in FURTHER])
+def test_rows_are_as_the_family_rotates_them(family: str, tmp_path: Path) -> None:
+    """test_llama_cpp.py runs one family of each kind."""
+    model = tiny_model(family, layers=2)
+    _, tensors = written(model, tmp_path / "m.gguf", dtype="f32")
+    rows = model.model.layers[0].self_attn.q_proj.weight.numpy()
+    neighbors = family in ("ernie4_5", "helium")  # 2i with 2i + 1, in transformers too
+    expected = rows if neighbors else paired_by_hand(rows, 4)
+    np.testing.assert_array_equal(tensors["blk.0.attn_q.weight"].data, expected)
 
 
 YARN = {

@@ -50,6 +50,8 @@ TINY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mistral, window as long as context": ("mistral", "mqa", {"sliding_window": 64}),
     "qwen2": ("qwen2", "gqa", {}),
     "phi3": ("phi3", "gqa", {}),
+    "seed_oss, biases": ("seed_oss", "gqa", {}),
+    "ernie4_5, rotates neighbors": ("ernie4_5", "gqa", {}),
     "qwen3, own head_dim": ("qwen3", "gqa", TIED),
     "qwen3, no groups": ("qwen3", "mha", TIED | {"rope_parameters": BASE}),
     "qwen3, one group": ("qwen3", "mqa", TIED),

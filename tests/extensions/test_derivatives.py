@@ -169,7 +169,7 @@ def sign(key: int, position: int, token: int) -> int:
     return -1 if bits >> 63 else 1
 
 
-@pytest.mark.parametrize(("family", "heads"), EVERY)
+@pytest.mark.parametrize(("family", "heads"), [*EVERY, ("granite", "gqa")])
 def test_probes_are_random_signs_of_derivatives(family: str, heads: str) -> None:
     model, text = wide(tiny_model(family, heads, dtype=torch.float64)), tiny_text(2, 12, scored=5)
     found = preview(model, text, probes=2, seed=3)

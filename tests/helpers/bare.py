@@ -1,7 +1,7 @@
 """Reads saved folders where cocurve_lab cannot be imported, and prints what it saw as JSON.
 
-`python -I tests/helpers/bare.py load FOLDER...`; for `load` also `harness`, `adapter`, `text`,
-`answer`.
+`python -I tests/helpers/bare.py load FOLDER...`; for `load` also `read_it`, `harness`, `adapter`,
+`text`, `answer`.
 Beside each folder lies FOLDER.expected.safetensors: input ids, attention mask, and what the masked
 model makes of them; for `answer`, input ids and how many more to write.
 """
@@ -84,6 +84,23 @@ def load(folder: str) -> dict[str, Any]:
     return saw
 
 
+@torch.no_grad()
+def read_it(folder: str) -> dict[str, Any]:
+    """The least of `load`."""
+    expected = load_file(f"{folder}.expected.safetensors")
+    inputs = {name: expected[name] for name in ("input_ids", "attention_mask")}
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder, trust_remote_code=True, output_loading_info=True
+    )
+    saw: dict[str, Any] = {"info": {name: sorted(map(str, keys)) for name, keys in info.items()}}
+    saw["difference"] = float((model(**inputs).logits - expected["logits"]).abs().max())
+    made = model.generate(**inputs, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    saw["generated"] = torch.equal(made, expected["generated"])
+    model.set_attn_implementation("eager")
+    saw["eager"] = float((model(**inputs).logits - expected["logits"]).abs().max())
+    return saw
+
+
 def by_the_card(folder: str) -> Any:
     """What the first Python block of the card loads."""
     card = Path(folder, "README.md").read_text(encoding="utf-8")
@@ -157,7 +174,7 @@ if __name__ == "__main__":
         import cocurve_lab  # noqa: F401
     except ImportError:
         action, *folders = sys.argv[1:]
-        if action == "load":
+        if action in ("load", "read_it"):
             warnings.simplefilter("error")
         print(json.dumps({Path(f).name: globals()[action](f) for f in folders}))
     else:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
@@ -77,6 +78,61 @@ MORE_FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "opt": (OPTConfig, {"word_embed_proj_dim": HIDDEN, "tie_word_embeddings": True}),
     "opt_350m": (OPTConfig, {"word_embed_proj_dim": 20, "do_layer_norm_before": False}),
 }
+WINDOWS = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"] * 2}
+# families of shapes that those above have, by model_type (and "+" a variant): one row of the
+# contract each. With the settings that distinguish them, large enough to matter on such rows.
+_FURTHER: dict[str, dict[str, Any]] = {
+    "smollm3": {"no_rope_layers": [1, 0, 1, 1]},
+    "olmo": {"clip_qkv": 0.8},
+    "olmo3": WINDOWS,
+    "granite": {
+        "attention_multiplier": 0.5,
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 3.0,
+    },
+    "ministral": WINDOWS | {"head_dim": 12},
+    "ministral3": {
+        "head_dim": 12,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "original_max_position_embeddings": 8,
+            "llama_4_scaling_beta": 0.5,
+        },
+    },
+    "seed_oss": {"head_dim": 12, "attention_bias": True, "attention_out_bias": True},
+    "ernie4_5": {"use_bias": True, "head_dim": 8},
+    "exaone4": WINDOWS | {"head_dim": 12},
+    "glm": {"head_dim": 12, "attention_bias": True},
+    "glm4": {"head_dim": 12},
+    "hunyuan_v1_dense": {"head_dim": 12},
+    "phi": {},
+    "starcoder2": {"sliding_window": 7},
+    "stablelm": {"use_parallel_residual": True},
+    "stablelm+norms": {"qk_layernorm": True},
+    "nemotron": {"head_dim": 12},
+    "arcee": {"head_dim": 12},
+    "apertus": {},
+    "helium": {"head_dim": 8},
+    "cwm": WINDOWS | {"head_dim": 12, "bos_token_id": 1, "eos_token_id": 2},
+    "doge": {"keep_window_size": 7},
+    "internlm3": {"head_dim": 12, "attention_bias": True, "mlp_bias": True},
+    "iquestcoder": {"head_dim": 12},
+    "hyperclovax": {"attention_multiplier": 0.5, "logits_scaling": 0.4},
+    "jais2": {"head_dim": 12},
+    "vaultgemma": WINDOWS | {"head_dim": 12, "final_logit_softcapping": 2.5},
+    "gemma4_unified_text": WINDOWS
+    | {"head_dim": 12, "global_head_dim": 16, "attention_k_eq_v": True},
+    "cohere": {"logit_scale": 0.4},
+    "cohere+norms": {"logit_scale": 0.4, "use_qk_norm": True},
+    "cohere2": WINDOWS | {"logit_scale": 0.4},
+}
+FURTHER = {
+    name: (CONFIG_MAPPING[name.partition("+")[0]], {"pad_token_id": None} | own)
+    for name, own in _FURTHER.items()
+    if name.partition("+")[0] in CONFIG_MAPPING  # older releases lack some
+}
 MHA_ONLY = ("gpt_neox", "gpt_neox_sequential", "gpt2", "opt", "opt_350m")
 EVERY_FAMILY = EVERY + [
     (family, heads)
@@ -114,6 +170,8 @@ PLACES = {
     "gpt_neox": ("gpt_neox.layers", "attention.dense", "mlp.dense_4h_to_h"),
     "gpt2": ("transformer.h", "attn.c_proj", "mlp.c_proj"),
     "opt": ("model.decoder.layers", "self_attn.out_proj", "fc2"),
+    "phi": ("model.layers", "self_attn.dense", "mlp.fc2"),
+    "starcoder2": ("model.layers", "self_attn.o_proj", "mlp.c_proj"),
 }
 
 
@@ -128,7 +186,7 @@ def tiny_model(
     **changes: Any,
 ) -> PreTrainedModel:
     """A random model whose biases and norms are random too, in eval mode."""
-    make, own = (FAMILIES | MORE_FAMILIES)[family]
+    make, own = (FAMILIES | MORE_FAMILIES | FURTHER)[family]
     query, key_value = HEADS[heads]
     settings = {
         "hidden_size": HIDDEN,
@@ -148,7 +206,7 @@ def tiny_model(
     named.pop(None, None)
     if "layer_types" in named:
         named["layer_types"] = named["layer_types"][:layers]
-    if family == "gemma2" and attention == "sdpa":
+    if family in ("gemma2", "vaultgemma") and attention == "sdpa":
         attention = "eager"  # the one with softcapping
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(make(**named), attn_implementation=attention)
@@ -197,13 +255,19 @@ class Columns(NamedTuple):
     stop: int
 
 
+def attention_is_whole(config: Any) -> bool:
+    """Whether something reads all heads of a layer together, so that they leave together."""
+    normed = getattr(config, "use_qk_norm", False), getattr(config, "qk_layernorm", False)
+    return config.model_type in ("olmo2", "olmo3", "doge") or (
+        config.model_type in ("cohere", "stablelm") and any(normed)
+    )
+
+
 def units_by_hand(model: PreTrainedModel, groups: int = GROUPS) -> list[Columns]:
     """The paper's units in order: KV-aligned query groups, then contiguous channel groups."""
     config = model.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    heads = 1 if config.model_type == "olmo2" else heads  # one norm over all of them
-    step = head_dim * config.num_attention_heads // heads
+    heads = 1 if attention_is_whole(config) else heads
     names = ("intermediate_size", "n_inner", "ffn_dim")
     width = next(getattr(config, name) for name in names if hasattr(config, name))
     channels = [
@@ -211,6 +275,11 @@ def units_by_hand(model: PreTrainedModel, groups: int = GROUPS) -> list[Columns]
     ]
     units = []
     for layer in range(config.num_hidden_layers):
+        own = config.per_layer_config[layer] if getattr(config, "is_heterogeneous", 0) else config
+        head_dim = (
+            getattr(own, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        step = head_dim * config.num_attention_heads // heads
         for group in range(heads):
             units.append(Columns(layer, "attention", group * step, (group + 1) * step))
         units += [Columns(layer, "ffn", start, stop) for start, stop in channels]

@@ -186,7 +186,7 @@ def test_without_trust_nothing_is_loaded_wrongly(tmp_path: Path) -> None:
         AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "opt", "olmo2"])
+@pytest.mark.parametrize("family", ["gpt2", "opt", "gpt_neox"])
 def test_other_families_say_that_they_need_us(tmp_path: Path, family: str) -> None:
     model = tiny_model(family, "mha")
     plan = plan_of(model, ["L0.ffn[0]", "L1.ffn[2]"])

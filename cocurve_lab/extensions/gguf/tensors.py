@@ -26,25 +26,44 @@ if TYPE_CHECKING:
 
 GGUFDtype = Literal["f32", "f16", "q8_0"]
 Place = Literal["deci", "openelm"]
-FAMILIES: dict[str, Place] = {
-    "llama": "deci",
-    "mistral": "deci",
-    "qwen2": "deci",
-    "phi3": "deci",
-    "qwen3": "openelm",
-}
+_PAIRED = ("ernie4_5", "helium")  # rotate dimension 2i together with 2i + 1, as llama.cpp does
+_DECI = (
+    *("llama", "mistral", "qwen2", "phi3", "ministral", "seed_oss", "cwm", "internlm3"),
+    *("iquestcoder", *_PAIRED),
+)
+FAMILIES: dict[str, Place] = {**dict.fromkeys(_DECI, "deci"), "qwen3": "openelm"}
 _AT_ONCE = 2**20  # numbers that are held in float32
 BLOCK = 32  # weights that share one scale in q8_0
 # the largest number of each type; in q8_0 a weight is a byte, up to 127, times a float16 scale
 _LARGEST = {"F32": float(np.finfo(np.float32).max), "F16": 65504.0, "Q8_0": 127 * 65504.0}
+_NORMS = "norms after its blocks and on queries and keys"
+_BIASES, _UNGATED = "layer norms with biases", "an FFN without a gate"
 _REASONS = {
     "gemma": "scaled embeddings and a GELU",
     "gemma2": "norms after its blocks and capped logits",
-    "gemma3_text": "norms after its blocks and on queries and keys",
-    "olmo2": "norms after its blocks and on queries and keys",
-    "gpt_neox": "attention and FFN in parallel, and layer norms with biases",
-    "gpt2": "learned positions and layer norms with biases",
-    "opt": "learned positions and layer norms with biases",
+    **dict.fromkeys(("gemma3_text", "gemma4_unified_text", "olmo2", "olmo3", "exaone4"), _NORMS),
+    "vaultgemma": "scaled embeddings and a GELU",
+    "gpt_neox": f"attention and FFN in parallel, and {_BIASES}",
+    "gpt2": f"learned positions and {_BIASES}",
+    "opt": f"learned positions and {_BIASES}",
+    "phi": f"attention and FFN in parallel, and {_BIASES}",
+    "cohere": "attention and FFN in parallel, and scaled logits",
+    "cohere2": "attention and FFN in parallel, and scaled logits",
+    "granite": "scaled embeddings, blocks and logits",
+    "hyperclovax": "scaled embeddings, blocks and logits",
+    "smollm3": "layers that do not rotate queries and keys",
+    "ministral3": "queries scaled by their position",
+    "hunyuan_v1_dense": "norms on rotated queries and keys",
+    "glm": "rotary positions on a part of each head",
+    "glm4": "rotary positions on a part of each head, and norms after its blocks",
+    "olmo": "layer norms without weights",
+    "doge": "attention that depends on the values, and scaled residuals",
+    "starcoder2": f"{_BIASES} and {_UNGATED}",
+    "stablelm": f"{_BIASES} and rotary positions on a part of each head",
+    "nemotron": f"{_BIASES} and {_UNGATED}",
+    "jais2": f"{_BIASES} and {_UNGATED}",
+    "arcee": _UNGATED,
+    "apertus": f"{_UNGATED} and norms on queries and keys",
 }
 
 
@@ -217,7 +236,9 @@ def _attention(architecture: Architecture, layer: int) -> Iterator[FileTensor]:
             yield FileTensor(f"{prefix}_{name}_norm.weight", norm)
     else:
         # values are not rotated, so their rows keep their order
-        for name, count, (weight, bias) in zip("qkv", (heads, groups, 0), parts, strict=True):
+        paired = architecture.model.config.model_type in _PAIRED
+        counts = (0, 0, 0) if paired else (heads, groups, 0)
+        for name, count, (weight, bias) in zip("qkv", counts, parts, strict=True):
             yield from _linear(f"{prefix}_{name}", weight, bias, count)
     bias = architecture.output_projection(layer, "attention").bias
     yield from _linear(f"{prefix}_output", output, bias)
