@@ -26,7 +26,16 @@ are nats per token, `<column>_error` is a standard error (None: unknown), and th
 is paired over rows; with `draws` it has the columns of `Redrawn.columns`.
 """
 
-from cocurve_lab.extensions.pretrained.kept import kept_curvature
-from cocurve_lab.measuring.generation import own_questions
+from importlib import import_module
+from typing import Any
 
-__all__ = ["kept_curvature", "own_questions"]
+_HOMES = {
+    "kept_curvature": "cocurve_lab.extensions.pretrained.kept",
+    "own_questions": "cocurve_lab.measuring.generation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:  # a study is its own module
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -25,7 +25,7 @@ BUDGETS = {
     "cocurve_lab/methods": 2_276,
     "cocurve_lab/evaluation": 2_310,
     "cocurve_lab/cli": 2_270,
-    "notebooks/cocurve_studies": 10_357,
+    "notebooks/cocurve_studies": 10_366,
     "widgets/cocurve_widgets": 10_873,
     "tests": 43_772,
 }
