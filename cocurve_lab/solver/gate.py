@@ -36,7 +36,11 @@ _PREVIEW = (
     "says nothing on it; build H by ablations."
 )
 _NO_PAIRS = "The FFN redundancy is NaN because there is no pair of FFN units."
-_HELD_OUT = "Choose lambda on held-out text."
+_RULE = (
+    "H cannot see saturation: it adds up the logit shifts of single units, and these level off "
+    "where much is removed. Let measured KL decide: choose_interaction_strength, or measure_plans, "
+    "compares a few plans in a small part of the time of H."
+)
 
 
 @dataclass(frozen=True)
@@ -104,11 +108,11 @@ class Gate:
 
     @property
     def reason(self) -> str:
-        """The numbers and the verdict in words, then the warning of a saturated teacher if any."""
+        """The verdict and the numbers in words, what H cannot see, and the rule that can."""
         if self.recommended is None:
             if not math.isnan(self.redundancy):
                 return _PREVIEW
-            parts = [_NO_PAIRS, _HELD_OUT]
+            parts = [_NO_PAIRS]
         else:
             floor, doubts, (low, high) = self.noise_floor, self.doubts, self.interval
             noise = "" if floor is None else f" (noise alone would give {floor:.3f})"
@@ -117,7 +121,6 @@ class Gate:
                 f"{_spread(self.redundancy_error, 3)}{noise}, {_BANDS[self.band][1]}, the "
                 f"{self.band} band: lambda = {self.recommended:g}.",
                 *(_DOUBTS[doubt].format(low=max(0.0, low), high=high) for doubt in doubts),
-                _HELD_OUT if doubts else "",
             ]
         balance = (
             f"On the plan of {self.ratio:.0%} the edges come to "
@@ -125,7 +128,7 @@ class Gate:
             f"the diagonal (2 |S| |rho| = {self.edge_to_diagonal:.2f})."
         )
         warning = "" if self.saturation is None else self.saturation.warning
-        return " ".join(part for part in (*parts, balance, warning) if part)
+        return " ".join(part for part in (*parts, balance, _RULE, warning) if part)
 
 
 def _spread(error: float | None, digits: int) -> str:
@@ -138,8 +141,12 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
     The paper's thresholds conflict: its table calls < 0.10 favorable, about 0.11 gray and > 0.15
     high; its text damps from about 0.12, yet also damps Mistral-Nemo at 0.111. Here the bands are
     low below 0.10, gray from 0.10 and high from 0.12. The recommendation follows the paper: 1 when
-    low, 0 otherwise. It is a default to start from: the best lambda also falls with the ratio. A
-    preview (`Curvature.is_preview`) gets none, because its noise alone can cross a threshold.
+    low, 0 otherwise. A preview (`Curvature.is_preview`) gets none, because its noise alone can
+    cross a threshold.
+
+    The recommendation is a default to start from. H adds up logit shifts where true ones saturate:
+    edges that are right of two units may mislead a plan, and more so as the ratio rises. The rule
+    is to measure a few plans, lambda 0 among them (`choose_interaction_strength`, `measure_plans`).
 
     The gate is undecided in two cases. Both need the errors, hence the groups of H; without groups
     the paper's rule stands as it is.

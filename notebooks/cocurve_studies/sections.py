@@ -11,7 +11,7 @@ BAKE_OFF = "09_bake_off"
 SECTIONS: dict[str, tuple[str, str, str]] = {
     "single units": (TRUST, "1 · Does the prediction hold?", "10"),
     "fidelity": (TRUST, "1 · Does the prediction hold?", "10"),
-    "pairs": (TRUST, "Pairs", "20"),
+    "reach": (TRUST, "How far an edge is true", "20"),
     "lambda": (TRUST, "2 · Which λ?", "24"),
     "gate": (TRUST, "2 · Which λ?", "24"),
     "abilities": (TRUST, "What the plans can still do", "abilities-text"),

@@ -44,8 +44,8 @@ from cocurve_studies.trust import (
     improving,
     infinitesimal,
     iterative,
+    reach,
     redundancy,
-    saturation,
 )
 from cocurve_studies.trust import findings as trusting
 from helpers.studies import forbidden
@@ -71,7 +71,8 @@ PAIR = {"model": M, "curvature": C, "choose": T, "report": OTHER.fingerprint} | 
 PLANS = {"ratios": [0.3], "strengths": [1.0]}
 RECIPE = [BUILT_ON.fingerprint, 16, 16]
 
-FIDELITY = fidelity.FidelityOptions((0.2, 0.3, 0.4), (1.0,), 0.3, 5, 4)
+FIDELITY = fidelity.FidelityOptions((0.2, 0.3, 0.4), (1.0,), 0.3, 5)
+REACH = reach.ReachOptions((0.3,), 3, sizes=(), blocks=3, layers=2)  # a split risk is not resumed
 GRID = infinitesimal.PlanGrid((0.3,), (0.0, 1.0))
 PRUNED = redundancy.RedundancyOptions(0.3, 16)
 STEPS = iterative.IterativeOptions((0.4,), interaction_strengths=(1.0,), ffn_groups=GROUPS)
@@ -134,11 +135,11 @@ STUDIES: dict[str, Study] = {
         trusting.fidelity_findings,
         fidelity.plot_fidelity,
     ),
-    "pair_saturation": Study(
-        in_folder(saturation.pair_saturation, MODEL, H, TEXT, FIDELITY),
-        BOTH | {"curvature": C, "text": T, "pairs": "4", "seed": "0"},
-        trusting.saturation_findings,
-        saturation.plot_pair_saturation,
+    "edge_reach": Study(
+        in_folder(reach.edge_reach, MODEL, H, TEXT, REACH),
+        BOTH | {"curvature": C, "text": T} | asdict(REACH),
+        trusting.reach_findings,
+        reach.plot_reach,
     ),
     "strength": Study(
         in_folder(choices.strength_study, MODEL, H, TEXTS, (0.3,), options=CHOICE),
@@ -344,12 +345,9 @@ LEAKY = {"leaky": redundancy.Subject(MODEL, BUILT_ON, SEEN, GROUPS)}
     [
         (lambda: fidelity.single_unit_fidelity(FREE), cl.InputError, ""),
         (lambda: fidelity.fidelity_study(MODEL, H, SEEN), cl.MismatchError, ""),
-        (lambda: saturation.pair_saturation(MODEL, H, SEEN), cl.MismatchError, ""),
-        (
-            lambda: saturation.pair_saturation(MODEL, H, TEXT, fidelity.FidelityOptions(pairs=0)),
-            cl.InputError,
-            "pairs is 0",
-        ),
+        (lambda: reach.edge_reach(MODEL, H, SEEN), cl.MismatchError, ""),
+        (lambda: reach.ReachOptions(pairs=0), cl.InputError, "pairs is 0"),
+        (lambda: reach.ReachOptions(sizes=(4, 1)), cl.InputError, "sizes"),
         (
             lambda: choices.strength_study(MODEL, H, choices.Texts(TEXT, TEXT), options=CHOICE),
             cl.MismatchError,

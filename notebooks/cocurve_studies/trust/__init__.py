@@ -2,7 +2,7 @@
 
     fidelity.py      predicted against measured: single units, and plans of one budget
     gap.py           where predicted and measured part, in pictures
-    saturation.py    do two losses add up: pairs against the sum of their own
+    reach.py         edges against measured interactions, from two units to two layers
     choices.py       which lambda and which guards, by ratio
     improving.py     local search, the certified bound, and gains on top of a plan
     infinitesimal.py finite H against the exact H* or a preview

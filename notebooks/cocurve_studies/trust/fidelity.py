@@ -1,13 +1,13 @@
 """Predicted and measured risk of single units and of whole plans, and how well the two agree.
 
-The paper's appendix "Surrogate Fidelity: Empirical Study"; pairs are in `saturation.py`. The table
+The paper's appendix "Surrogate Fidelity: Empirical Study"; pairs are in `reach.py`. The table
 of plans has the KL of every held-out sequence in columns `kl_0`, `kl_1`, ..., so that its summary
 can resample the text.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -69,19 +69,17 @@ COLUMNS: Columns = {
 
 @dataclass(frozen=True)
 class FidelityOptions:
-    """The plans and pairs to measure.
+    """The plans to measure.
 
     Attributes:
-        ratios, strengths: of the plans across ratios. pool_ratio, pool_size: of the plans of one
-        budget (`same_budget_pool`); the paper has 26 at 0.2. pairs: pairs in each of the three
-        groups of `pair_saturation`. seed: of the pool and of the random pairs.
+        ratios, strengths: of the plans across ratios. pool_ratio, pool_size, seed: of the plans of
+        one budget (`same_budget_pool`); the paper has 26 at 0.2.
     """
 
     ratios: tuple[float, ...] = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
     strengths: tuple[float, ...] = (0.0, 1.0)
     pool_ratio: float = 0.2
     pool_size: int = 26
-    pairs: int = 60
     seed: int = 0
 
 
@@ -163,8 +161,7 @@ def fidelity_study(
         without the optimism of a plan chosen on the same H), measured and measured_over_predicted,
         and kl_<n> of each sequence.
     """
-    names = ("ratios", "strengths", "pool_ratio", "pool_size", "seed")
-    asked = {name: getattr(options, name) for name in names}
+    asked = asdict(options)
     if curvature.shifts is not None:  # tables of earlier versions have no prices by the shifts
         asked["scores"] = list(PREDICTIONS)
     settings = marks(model, curvature, held_out, **asked)

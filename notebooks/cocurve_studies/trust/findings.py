@@ -34,8 +34,8 @@ from ..shared import sequence_values
 from .choices import RELEASED, strength_summary
 from .fidelity import ACROSS, POOL, correlations, fidelity_summary, resampled_means
 from .iterative import ITERATIVE
+from .reach import ANY, reach_summary
 from .redundancy import redundancy_trend
-from .saturation import PAIRS, saturation_summary
 
 FIDELITY = 'App. "Surrogate Fidelity"'
 TRUST = 'Section "A trust-region view"'
@@ -78,12 +78,10 @@ def single_unit_findings(table: Table) -> list[Finding]:
     return evaluate(SINGLE_UNITS, [row])
 
 
-def _statistic(
-    group: str, name: str, claim: str, low: float, high: float = math.inf, study: str = "fidelity"
-) -> Claim:
+def _statistic(group: str, name: str, claim: str, low: float, high: float = math.inf) -> Claim:
     """Make a claim about one statistic of a summary."""
     ours, rows = "{name} {change} ({points} point{s})", {"group": group, "statistic": name}
-    return Claim(study, claim, FIDELITY, ours, "value", (low, high), rows)
+    return Claim("fidelity", claim, FIDELITY, ours, "value", (low, high), rows)
 
 
 _ALL = f"{ACROSS}, lambda 1"
@@ -161,27 +159,53 @@ def _without_edges(table: Table, draws: int) -> Table:
     return rows
 
 
-_BELOW_1 = "two losses saturate: the pair costs 0.92 of the sum, below 1"
-PAIRS_SATURATE = _statistic(PAIRS[0], "median factor", _BELOW_1, 0, 1, "pairs")
-SIGNS_AGREE = Claim(
-    "pairs",
-    "the sign of H_uv says whether a pair is worse or better than the sum",
-    "eq. (quadratic)",
-    "{value:.0%} of {points} strongest pairs, {chance:.0%} by chance: {change}",
-    *("gain", ABOVE),
-    error="value_error",
+_EACH = "{scale}: {change}"
+REMARK = 'Remark "Node saliency"'
+REACH = (
+    Claim(
+        "reach",
+        "{scale}: the edge has the sign of the extra harm (here: in more than half)",
+        REMARK,
+        "the same sign in a share of {change} of {cases}",
+        *("same_sign", (0.5, math.inf)),
+    ),
+    Claim(
+        "reach",
+        "the larger the edge, the larger the extra harm",
+        REMARK,
+        "Spearman, {each}",
+        *("spearman", ABOVE),
+        each=_EACH,
+    ),
+    Claim(
+        "reach",
+        f"the edges are the extra harm (here: the mean size within a factor of {TIMES:g})",
+        "eq. (decomp)",
+        "measured / H, {each}",
+        *("size", (1 / TIMES, TIMES)),
+        each=_EACH,
+    ),
+    Claim(
+        "reach",
+        "H sees saturation: no more interactions are negative than its edges",
+        REMARK,
+        "{each}",
+        *("unseen", NOT_ABOVE),
+        each="{scale}: {negative:.0%}, by H {predicted_negative:.0%}",
+    ),
+    Claim(
+        "reach",
+        "two losses saturate: the pair costs 0.92 of the sum, below 1",
+        FIDELITY,
+        "{change} of the sum, over {cases} pairs",
+        *("factor", (0, 1), {"scale": ANY}),
+    ),
 )
 
 
-def saturation_findings(table: Table, draws: int = 2000) -> list[Finding]:
-    """From `pair_saturation`: the factor of a pair, and whether H_uv has the interaction's sign."""
-    summary = _with_whole_errors(saturation_summary(table, draws))
-    strongest = {row["statistic"]: row for row in pick(summary, group="strongest, both signs")}
-    signs = []
-    if strongest and strongest["sign agreement"]["value"] is not None:
-        row, chance = strongest["sign agreement"], strongest["agreement by chance"]["value"]
-        signs = [row | {"chance": chance, "gain": row["value"] - chance}]
-    return evaluate(PAIRS_SATURATE, summary) + evaluate(SIGNS_AGREE, signs)
+def reach_findings(table: Table) -> list[Finding]:
+    """From `edge_reach`: sign, order and size of measured interactions, and what H cannot see."""
+    return evaluate(REACH, reach_summary(table))
 
 
 # Lambda -------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from scipy.stats import pearsonr, spearmanr
 import cocurve_lab as cl
 from cocurve_lab.base.tables import Table, column, pick
 from cocurve_studies.shared import sequence_columns, sequence_values
-from cocurve_studies.trust import fidelity, saturation
+from cocurve_studies.trust import fidelity
 from cocurve_studies.trust.fidelity import FidelityOptions
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import GROUPS, naive_risk, tiny_model, tiny_text, units_by_hand
@@ -23,7 +23,7 @@ HELD_OUT = tiny_text(3, 16, seed=7)
 CURVATURE = cl.estimate_curvature(
     MODEL, cl.enumerate_units(MODEL, GROUPS), tiny_text(4, 16), 97, progress=False
 )
-OPTIONS = FidelityOptions(ratios=(0.0, 0.2, 0.5), pool_size=7, pairs=4)
+OPTIONS = FidelityOptions(ratios=(0.0, 0.2, 0.5), pool_size=7)
 
 
 def by_hand(names: list[str]) -> list[Any]:
@@ -205,102 +205,3 @@ def test_plans_without_a_logarithm_are_counted(measured: Table) -> None:
     summary = fidelity.fidelity_summary(measured, draws=20)
     row = found(summary, fidelity.ACROSS, "pearson_log")
     assert (row["points"], row["left_out"]) == (4, 2)  # two empty plans
-
-
-# Pairs --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def pairs() -> Table:
-    return saturation.pair_saturation(MODEL, CURVATURE, HELD_OUT, OPTIONS, progress=False)
-
-
-def test_pairs_are_measured_as_naive_passes_measure_them(pairs: Table) -> None:
-    row = pairs[0]
-    one, other = by_hand([row["first"]]), by_hand([row["second"]])
-    alone = naive_risk(MODEL, one, HELD_OUT) + naive_risk(MODEL, other, HELD_OUT)
-    both = naive_risk(MODEL, one + other, HELD_OUT)
-    assert row["factor"] == pytest.approx(both.mean() / alone.mean(), rel=1e-3)
-    assert row["interaction"] == pytest.approx((both - alone).mean(), rel=1e-2)
-    error = (both - alone).std(ddof=1) / math.sqrt(3)
-    assert row["interaction_error"] == pytest.approx(error, rel=1e-2)
-    u, v = CURVATURE.units.indices([row["first"], row["second"]])
-    matrix = CURVATURE.matrix
-    assert row["edge"] == matrix[u, v]
-    assert row["predicted_factor"] == pytest.approx(
-        1 + 2 * matrix[u, v] / (matrix[u, u] + matrix[v, v])
-    )
-
-
-def test_the_strongest_pairs_are_the_ends_of_the_correlations(pairs: Table) -> None:
-    rho = np.sort(CURVATURE.correlation()[np.triu_indices(len(CURVATURE.units), 1)])
-    random, positive, negative = (
-        column(pick(pairs, group=group), "correlation") for group in saturation.PAIRS
-    )
-    assert positive == pytest.approx(rho[::-1][:4])
-    assert negative == pytest.approx(rho[:4])
-    assert len(random) == 4
-    other = replace(OPTIONS, seed=1)
-    assert saturation._pairs(CURVATURE, other)[:4] != saturation._pairs(CURVATURE, OPTIONS)[:4]
-
-
-def saturated(factors: list[float], edges: list[float]) -> Table:
-    """Pairs of planted factors and edges, alone 0.1 on each of 5 sequences, risks rising."""
-    return [
-        {
-            "group": saturation.PAIRS[0],
-            "edge": edge,
-            "correlation": edge,
-            "risk_first": 0.05 + i,
-            "risk_second": 0.05,
-            "interaction": 0.1 * (factor - 1),
-            "interaction_error": 0.011,
-        }
-        | sequence_columns(np.full(5, 0.1 * factor))
-        | sequence_columns(np.full(5, 0.1), "alone")
-        for i, (factor, edge) in enumerate(zip(factors, edges, strict=True))
-    ]
-
-
-def test_planted_factors_and_signs_are_found() -> None:
-    table = saturated([0.5, 0.5, 0.9, 0.94, 1.1, 1.5], [-1, -2, 3, -4, 5, 0.0])
-    summary = saturation.saturation_summary(table, draws=300)
-    factor = found(summary, "random", "median factor")
-    assert factor["value"] == pytest.approx(0.92)
-    assert factor["low"] >= 0.5
-    assert factor["high"] <= 1.5
-    assert (factor["points"], factor["paper"]) == (6, 0.92)
-    assert found(summary, "random", "share sub-additive")["value"] == pytest.approx(4 / 6)
-    signs = found(summary, "random", "sign agreement")
-    assert (signs["points"], signs["left_out"]) == (5, 1)
-    assert signs["value"] == pytest.approx(4 / 5)
-    assert signs["value_error"] == pytest.approx(math.sqrt(0.8 * 0.2 / 5))
-    beyond = found(summary, "random", "sign agreement, beyond noise")  # factors 0.5, 0.5 and 1.5
-    assert (beyond["points"], beyond["value"]) == (2, 1.0)
-    assert beyond["low"] < 0.5 < beyond["high"]  # Wilson: two hits prove little
-    chance = found(summary, "random", "agreement by chance")
-    assert chance["value"] == pytest.approx(2 / 5 * 1 / 5 + 3 / 5 * 4 / 5)
-    salient = found(summary, "random, highest third of risk", "median factor")
-    assert salient["value"] == pytest.approx(1.3)
-    assert not [row for row in summary if row["group"].startswith("strongest")]
-    weak = found(summary, "random, lowest third of |rho|", "sign agreement")
-    assert (weak["points"], weak["value"]) == (1, 1.0)
-
-
-def test_both_signs_together_show_what_one_sign_cannot() -> None:
-    positive = [
-        row | {"group": saturation.PAIRS[1]} for row in saturated([1.5, 1.2, 0.9], [1, 2, 3])
-    ]
-    negative = [row | {"group": saturation.PAIRS[2]} for row in saturated([0.5, 1.2], [-1, -2])]
-    summary = saturation.saturation_summary(positive + negative, draws=20)
-    one_sign = found(summary, "strongest positive", "agreement by chance")["value"]
-    assert one_sign == pytest.approx(
-        found(summary, "strongest positive", "sign agreement")["value"]
-    )
-    both = found(summary, "strongest, both signs", "sign agreement")
-    assert (both["points"], both["value"]) == (5, pytest.approx(3 / 5))
-    chance = found(summary, "strongest, both signs", "agreement by chance")["value"]
-    assert chance == pytest.approx(3 / 5 * 3 / 5 + 2 / 5 * 2 / 5)
-
-
-# Pictures -----------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from cocurve_lab.measuring.agreement import RANDOM
 from cocurve_studies.findings import Finding
 from cocurve_studies.trust import findings
 from cocurve_studies.trust.fidelity import ACROSS, POOL
-from cocurve_studies.trust.saturation import PAIRS
 
 NOISE = np.random.default_rng(0).normal(size=8) * 1e-3
 
@@ -95,37 +94,6 @@ def test_the_order_by_h_is_held_against_that_by_the_measured_units() -> None:
         assert verdict(findings.fidelity_findings(known, 200), "added up") is expected
     wrong = [row | {"single_units": row["measured"]} for row in fidelity_table(lambda x: 20 - x)]
     assert verdict(findings.fidelity_findings(wrong, 200), "added up") is False
-
-
-def pairs_table(factor: float, same_sign: bool) -> list[dict[str, Any]]:
-    rows = []
-    for group in PAIRS:
-        for place in range(12):
-            edge = -1.0 if "negative" in group or (group == PAIRS[0] and place % 2) else 1.0
-            shift = edge if same_sign else -edge
-            total = (1.0 + 0.1 * shift if group != PAIRS[0] else factor) + NOISE
-            row = {
-                "group": group,
-                "correlation": edge / 2,
-                "edge": edge,
-                "risk_first": 0.5,
-                "risk_second": 0.5,
-                "interaction": float(total.mean() - 1),
-                "interaction_error": 1e-4,
-            }
-            row |= {f"kl_{n}": value for n, value in enumerate(total)}
-            rows.append(row | {f"alone_{n}": 1.0 for n in range(8)})
-    return rows
-
-
-@pytest.mark.parametrize(("factor", "expected"), [(0.92, True), (1.1, False)])
-def test_pairs_that_saturate_and_pairs_that_do_not(factor: float, expected: bool) -> None:
-    found = findings.saturation_findings(pairs_table(factor, True), 200)
-    assert verdict(found, "saturate") is expected
-    assert verdict(found, "sign of H_uv") is True
-    assert (
-        verdict(findings.saturation_findings(pairs_table(factor, False), 200), "sign of") is False
-    )
 
 
 # Section 2 ----------------------------------------------------------------------------------------
