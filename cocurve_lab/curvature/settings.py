@@ -39,7 +39,7 @@ from ..base.schema import (
 from ..base.seams import is_offered
 from ..models.units import Unit, UnitSet
 
-FULL_VOCABULARY = "full vocabulary"
+FULL_VOCABULARY, BFLOAT16 = "full vocabulary", "bfloat16"
 Shard = tuple[int, int]  # (number of the shard from 1, number of shards)
 
 
@@ -104,7 +104,7 @@ def _option(
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Options of a build by ablations; only the last four that follow `sketch_top` change H.
+    """Options of a build by ablations; only those that follow `sketch_top` change H.
 
     Attributes:
         units_per_batch: ablations per forward pass; None chooses by free memory. It is halved when
@@ -130,6 +130,10 @@ class BuildOptions:
         refit_ratio: for plans that will be repaired: from each ablation is taken what the other
             units of its block make up for by least squares, if this share of them is gone too. 0 is
             the paper's.
+        bfloat16_products: compute what ablations shift with products in bfloat16, for a float32
+            model on a processor that is fast at them (AVX512-BF16, AMX, a GPU); all else stays in
+            float32, and the teacher keeps its bits (extensions/big_models/products.py). On
+            SmolLM2-135M 1.8 times as fast with AVX512-BF16 (tests/benchmarks/README.md).
     """
 
     method: ClassVar[str] = "ablation"  # as the provenance names it
@@ -178,6 +182,12 @@ class BuildOptions:
         "ratio of the plans that will be refitted: ablations are then those that the rest of their "
         "block makes up for (0, the paper's: masks)",
         Mark("refit_ratio", Field("in (0, 1]", lambda v: is_number(v) and 0 < v <= 1)),
+    )
+    bfloat16_products: bool = _option(
+        False,
+        lambda value, _: bool(value),
+        "compute what ablations shift with bfloat16 products, where the processor is fast at them",
+        Mark("products", TEXT, lambda *_: BFLOAT16),
     )
 
     @property

@@ -273,7 +273,7 @@ class Build:
         before = 0 if stream is None else stream.bytes_read
         seconds = pool.seconds()
         taking = "" if seconds is None else f"about {duration(seconds)} and "
-        preparing = Preparation.of(describe(model), self.calibration, self.options.refit_ratio)
+        preparing = Preparation.of(describe(model), self.calibration, self.options)
         memory = memory_needed(
             *(describe(model), self.units, self.calibration, self.settings["top_r"], batch),
             full_vocabulary=self.options.full_vocabulary,

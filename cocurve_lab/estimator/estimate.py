@@ -240,6 +240,8 @@ def build_settings(
     if top_r < 1:
         raise InputError(f"top_r is {top_r}. Give a support of at least one token.")
     require_measurable(model, calibration.input_ids)
+    if isinstance(options, BuildOptions) and options.bfloat16_products:
+        require_extension("require products", "bfloat16_products")(model)
     return options.marks(units) | {
         "model_fingerprint": fingerprint_model(model),
         "model_dtype": model_dtype(model),

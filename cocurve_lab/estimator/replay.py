@@ -418,7 +418,7 @@ def _answering(trace: BlockTrace, write: Tensor) -> Any:
 
 
 def _writes_without(
-    projection: nn.Module,
+    projection: Any,
     columns: Tensor,
     write: Tensor,
     units: list[Unit],
@@ -441,7 +441,7 @@ def _writes_without(
     if whole:
         # only the bias is left, exactly: the difference would leave a residue of rounding, which a
         # norm after the write (Gemma, OLMo2) blows up
-        without[whole] = projection(torch.zeros_like(columns))
+        without[whole] = 0 if projection.bias is None else projection.bias
     return without
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -66,11 +66,11 @@ class WorkItem:
 
 
 class Preparation(NamedTuple):
-    """What a build takes before its first sequence; nothing in the paper's.
+    """What a build takes for its options; nothing in the paper's.
 
     Attributes:
-        peak: bytes while it is made, weights that come included.
-        kept: bytes of the result.
+        peak: bytes before its first sequence, weights that come included.
+        kept: bytes beside each sequence.
         bytes_read: bytes of weights that are read meanwhile.
     """
 
@@ -80,12 +80,17 @@ class Preparation(NamedTuple):
 
     @classmethod
     def of(
-        cls, architecture: Architecture, calibration: CalibrationSet, refit_ratio: float
+        cls, architecture: Architecture, calibration: CalibrationSet, options: BuildOptions
     ) -> Preparation:
-        if not refit_ratio:
-            return cls()
-        find = require_extension("refit-aware preparation", "refit_ratio")
-        return find(architecture, calibration)
+        found = cls()
+        if options.refit_ratio:
+            find = require_extension("refit-aware preparation", "refit_ratio")
+            found = find(architecture, calibration)
+        if options.bfloat16_products:
+            find = require_extension("bytes of bfloat16 products", "bfloat16_products")
+            more = find(architecture, calibration.seq_len)
+            found = cls(found.peak + more, found.kept + more, found.bytes_read)
+        return found
 
 
 class WorkerPool(Protocol):
@@ -153,7 +158,7 @@ class Worker:
     def __init__(self, model: PreTrainedModel, item: WorkItem, sharing: int = 1) -> None:
         self.architecture, self.item, self.options = describe(model), item, item.options
         room, options = Room.of(model), item.options
-        self.preparation = Preparation.of(self.architecture, item.calibration, options.refit_ratio)
+        self.preparation = Preparation.of(self.architecture, item.calibration, options)
         room = replace(room, free=room.free / sharing - self.preparation.kept)
         chosen = (self.architecture, item.units, item.calibration, item.top_r)
         full = options.full_vocabulary
@@ -163,6 +168,11 @@ class Worker:
         # a support that is the whole vocabulary has nothing to add
         if full and item.top_r < self.architecture.vocabulary:
             self.full_kl = FullVocabulary(self.architecture, options.temperature).kl
+        self.products: AbstractContextManager[None] = nullcontext()
+        if options.bfloat16_products:
+            self.products = require_extension("bfloat16 products", "bfloat16_products")(
+                self.architecture
+            )
         self.setup: TeacherSetup | None = None  # made for the first sequence
         device = model_device(model)
         self.device_kind, self.device = device.type, device_name(device)
@@ -183,7 +193,9 @@ class Worker:
             sketch = make(number, len(item.calibration), size, *of_build)
             listeners.append(sketch)
         setup = self._settle()
-        gram = sequence_gram(setup, item.ablated, item.calibration, number, batches, listeners)
+        inputs = (setup, item.ablated, item.calibration, number, batches, listeners)
+        with self.products:
+            gram = sequence_gram(*inputs)
         risk, sure, sure_risk = risks.of(number)
         # a halved batch stays halved for later sequences
         self.units_per_batch, self.block = batches.size, batches.block
@@ -212,6 +224,10 @@ class Worker:
         return self.setup
 
     def seconds(self) -> float | None:
+        with self.products:
+            return self._seconds()
+
+    def _seconds(self) -> float | None:
         """Estimate the duration of the work in seconds from a few ablations.
 
         None if a batch does not fit in memory yet. For a refit_ratio the passes over the rows

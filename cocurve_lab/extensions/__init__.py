@@ -1,7 +1,7 @@
 """Optional features. Each hooks into a seam of the core; the core imports none of them.
 
 surrogates/   other matrices beside H: pair KL, additive KL, staged and refit-aware H
-big_models/   weights that stay on disk, pruning to a folder, Ray, forecasts of a build
+big_models/   weights that stay on disk, pruning to a folder, Ray, forecasts, bfloat16 products
 choosing/     lambda, guards and gains chosen by measured KL; search; `best_plan`
 repairing/    least-squares refit of what remains, and training after it
 interactions/ edges measured between blocks, layers or given parts, and plans of whole parts
@@ -17,6 +17,10 @@ offer("layer weights", f"{_STREAMING}:stream_of")
 offer("streamed load", f"{_STREAMING}:streamed_load")
 offer("layers in files", f"{_STREAMING}:leave_in_files")
 offer("layerwise passes", f"{__name__}.big_models.layerwise:LayerwisePasses")
+_PRODUCTS = f"{__name__}.big_models.products"
+offer("bfloat16 products", f"{_PRODUCTS}:ShiftProducts")
+offer("bytes of bfloat16 products", f"{_PRODUCTS}:products_bytes")
+offer("require products", f"{_PRODUCTS}:require_products")
 offer("prune to folder", f"{__name__}.big_models.on_disk:prune_to_folder")
 
 _SURROGATES, _ANALYSIS = f"{__name__}.surrogates", f"{__name__}.analysis"

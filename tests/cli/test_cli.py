@@ -1066,6 +1066,16 @@ def test_a_log_file_gets_lines_and_no_carriage_returns(
     assert ", about " in said
 
 
+def test_products_in_bfloat16_are_a_build_of_their_own(
+    place: Path, built: Path, tmp_path: Path, cocurve: Run
+) -> None:
+    cocurve(*build_command(place, tmp_path, "--bfloat16-products"))
+    assert the_h_in(tmp_path).provenance["products"] == "bfloat16"
+    assert {file.name for file in tmp_path.iterdir()}.isdisjoint(
+        file.name for file in built.iterdir()
+    )
+
+
 TERMINATED = """
 import sys, time
 import torch

@@ -222,13 +222,14 @@ def test_what_a_refit_ratio_takes_is_announced(
     own = streamed(tmp_path, model)
     # moments of 3 layers in float64, then the results in float32
     moments = 3 * (32**2 + 400**2)
-    kept = worker.Preparation.of(describe(own), TEXT, 0.4)
+    refit = cl.BuildOptions(refit_ratio=0.4)
+    kept = worker.Preparation.of(describe(own), TEXT, refit)
     assert kept.kept == 4 * moments
     assert 8 * moments < kept.peak < 4 * 8 * moments
     build(own, refit_ratio=0.4, progress="lines")
     assert f"{kept.peak / 1e9:.2g} GB beside" in " ".join(capsys.readouterr().out.split())
-    assert worker.Preparation.of(describe(model), TEXT, 0.4).bytes_read == 0
-    assert worker.Preparation.of(describe(own), TEXT, 0) == (0, 0, 0)
+    assert worker.Preparation.of(describe(model), TEXT, refit).bytes_read == 0
+    assert worker.Preparation.of(describe(own), TEXT, cl.BuildOptions()) == (0, 0, 0)
 
 
 def test_an_interrupted_build_goes_on_with_the_loaded_model(tmp_path: Path) -> None:

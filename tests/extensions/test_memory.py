@@ -119,11 +119,11 @@ from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
 torch.set_num_threads(1)
 load = {"stream": False, "dtype": "float32", "attn_implementation": "sdpa"}
 load |= json.loads(sys.argv[3])
-refit = load.pop("refit_ratio", 0)
+own = {name: load.pop(name) for name in ("refit_ratio", "bfloat16_products") if name in load}
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
-def build(place, tokens, ratio):
+def build(place, tokens, **own):
     model, _ = cl.load_model(place, device="cpu", **load)
     for weight in model.parameters():
         weight.data = weight.data.clone()  # else it is a part of a mapped file
@@ -131,20 +131,20 @@ def build(place, tokens, ratio):
     with contextlib.redirect_stdout(said):
         cl.estimate_curvature(
             model, cl.enumerate_units(model, 4), tiny_text(1, tokens), 256, progress="lines",
-            options=cl.BuildOptions(refit_ratio=ratio),
+            options=cl.BuildOptions(**own),
         )
     return " ".join(said.getvalue().split())
 with tempfile.TemporaryDirectory() as folder:
     tiny_model("llama", "mqa").save_pretrained(folder)
     word_tokenizer().save_pretrained(folder)
-    build(folder, 17, 0)
+    build(folder, 17)
 before, most, over = anonymous(), [0], threading.Event()
 def watch():
     while not over.wait(0.002):
         most[0] = max(most[0], anonymous() - before)
 thread = threading.Thread(target=watch)
 thread.start()
-said = build(sys.argv[2], 128, refit)
+said = build(sys.argv[2], 128, **own)
 over.set()
 thread.join()
 print(json.dumps([most[0], said]))
@@ -160,6 +160,7 @@ print(json.dumps([most[0], said]))
         {"stream": True, "dtype": "bfloat16"},
         {"attn_implementation": "eager"},
         {"refit_ratio": 0.4},
+        {"bfloat16_products": True},
         {"stream": True, "refit_ratio": 0.4},
     ],
     ids=str,

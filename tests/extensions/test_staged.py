@@ -71,6 +71,13 @@ def test_each_stage_is_greedy_on_what_the_last_one_left(surrogate: str) -> None:
     assert "measured anew at 20%, 40%" in repr(again)
 
 
+def test_stages_compute_as_the_first_build_did(tmp_path: Path) -> None:
+    dense = build(bfloat16_products=True)
+    staged.staged_plan(MODEL, dense, TEXT, 0.4, (0.2,), folder=tmp_path, progress=False)
+    (stage,) = tmp_path.glob("H_*.pkl")
+    assert cl.Curvature.load(stage).provenance["products"] == "bfloat16"
+
+
 def test_f_at_the_removed_units_is_their_measured_kl() -> None:
     """The whole vocabulary as support, so that prediction and measurement are of one thing."""
     plan = solved(DENSE, "additive KL", 0.6)

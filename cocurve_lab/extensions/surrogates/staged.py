@@ -60,7 +60,7 @@ def staged_plan(
     Args:
         model: the whole model; it is not changed.
         curvature: its H [M, M], built by ablations on `calibration`, complete. Later builds use its
-            r, groups, temperature and size of sketch.
+            r, groups, temperature, products and size of sketch.
         calibration: rows and scored positions of every build.
         ratio: share of removable cost to remove, (0, 1).
         stages: the ratios at which to measure anew, rising, in (0, ratio); none is one shot. A
@@ -168,6 +168,7 @@ def _options(
         groups=known["groups"],
         temperature=known.get("temperature", 1.0),
         refit_ratio=curvature.refit_ratio,
+        bfloat16_products="products" in known,
         sketch_positions=positions,
         sketch_top=tokens,
     )
