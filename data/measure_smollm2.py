@@ -1,9 +1,10 @@
-"""Measure SmolLM2-135M once, for what ships with it: writes data/smollm2/H.npz and plans.json.
+"""Measure SmolLM2-135M once, for what ships with it: data/smollm2/ and explore_smollm2.html.
 
     make smollm2
     python data/measure_smollm2.py H --c4 C4 --wikitext TEXT      # 45 minutes on two cores
     python data/measure_smollm2.py best --c4 C4                   # 40 minutes
     python data/measure_smollm2.py plans --c4 C4 --wikitext TEXT  # an hour
+    python data/measure_smollm2.py page --c4 C4                   # seconds
 
 C4 and TEXT are files with one document per line: a slice of C4 in English, and the valid split of
 WikiText-2. Their text is not in the repository; the numbers are. Every step resumes: what is in the
@@ -45,8 +46,10 @@ BEST = (0.1, 0.2, 0.3)
 RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 STRENGTHS = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0)
 GUARDS = {"": Guards(), ", ends kept": Guards(protect_first=2, protect_last=2)}
+SOURCES = {"c4": "C4", "wikitext": "WikiText-2 valid", "manual": "Python's manual"}
 PAIRS, RANDOM = 12, 10  # pairs: half of the most negative edges, half of the most positive
 METHODS = ("magnitude", "wanda-sp", "flap", "amp", "llm-pruner", "slimllm", "2ssp", "shortgpt")
+PAGE = Path(__file__).resolve().parents[1] / "notebooks" / "explore_smollm2.html"
 PROMPTS = ("What is the capital of France?", "What is the opposite of hot?", "What is 2 + 3?")
 REPLY = 12  # tokens of a reply to them
 
@@ -224,16 +227,16 @@ def measure(options: argparse.Namespace) -> None:
         )
         table = meter.measure(distinct, progress="lines")
         kl[name], nll[name] = table[..., 0], table[..., 1]
-        about[name] = {"source": judge.source, "fingerprint": judge.fingerprint, "rows": len(judge)}
-    questions = own_questions(NAME, 100)
-    asked = cl.answer_accuracy(
-        model,
-        tokenizer,
-        distinct,
-        questions,
-        options=AnswerOptions(checkpoint=options.work / "answers"),
-    )
-    said = replies(options, model, tokenizer, distinct)
+        about[name] = {
+            "source": SOURCES[name],
+            "fingerprint": judge.fingerprint,
+            "rows": len(judge),
+        }
+    right: dict[str, np.ndarray] = {}
+    said: dict[str, list[str]] = {}
+    if not options.kl_only:
+        right = answers(options, model, tokenizer, distinct)
+        said = replies(options, model, tokenizer, distinct)
     place = {plan.fingerprint: at for at, plan in enumerate(distinct)}
     plans = []
     for name, plan in named:
@@ -246,19 +249,40 @@ def measure(options: argparse.Namespace) -> None:
                 "pruned": sorted(plan.pruned),
                 "kl": {text: np.round(values[at], 5).tolist() for text, values in kl.items()},
                 "nll": {text: np.round(values[at], 5).tolist() for text, values in nll.items()},
-                "right": {
-                    ability: [
-                        int(asked.right[at, asked.of(ability)].sum()),
-                        int(asked.of(ability).sum()),
-                    ]
-                    for ability in asked.capabilities
-                },
-                "replies": said[plan.fingerprint],
+                "right": {ability: found[at].tolist() for ability, found in right.items()},
+                "replies": said.get(plan.fingerprint, []),
             }
         )
     fingerprint = curvature.provenance["model_fingerprint"]
     write_plans(options.out / "plans.json", fingerprint, about, list(PROMPTS), plans)
     print(f"{len(plans)} plans in {options.out / 'plans.json'}")
+
+
+def page(options: argparse.Namespace) -> None:
+    """Write the explorers with H and these measurements as one offline page."""
+    from cocurve_widgets import Session, export_html
+
+    curvature = read_curvature(options.out / "H.npz")
+    title = "Co-pruning curvature of SmolLM2-135M"
+    export_html(curvature, PAGE, title=title, session=Session(curvature))
+
+
+def answers(
+    options: argparse.Namespace, model: Any, tokenizer: Any, plans: Sequence[cl.Selection]
+) -> dict[str, np.ndarray]:
+    """Right answers of every plan and the number of questions, by ability [plans, 2]."""
+    asked = cl.answer_accuracy(
+        model,
+        tokenizer,
+        plans,
+        own_questions(NAME, 100),
+        options=AnswerOptions(checkpoint=options.work / "answers"),
+    )
+    masks = {ability: asked.of(ability) for ability in asked.capabilities}
+    return {
+        ability: np.stack([asked.right[:, mine].sum(axis=1), np.full(len(plans), mine.sum())], 1)
+        for ability, mine in masks.items()
+    }
 
 
 def replies(
@@ -280,16 +304,17 @@ def replies(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("step", choices=["H", "best", "plans"])
+    parser.add_argument("step", choices=["H", "best", "plans", "page"])
     parser.add_argument("--c4", type=Path, required=True, help="a slice of C4, a document per line")
     parser.add_argument("--wikitext", type=Path, help="the valid split of WikiText-2")
     parser.add_argument("--manual", action="store_true", help="judge on Python's manual, too")
+    parser.add_argument("--kl-only", action="store_true", help="ask the plans no questions")
     parser.add_argument("--evaluations", type=int, default=1000, help="of a search")
     parser.add_argument("--work", type=Path, default=Path("build/smollm2"), help="keeps each step")
     parser.add_argument("--out", type=Path, default=kept_folder())
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    {"H": build, "best": best, "plans": measure}[options.step](options)
+    {"H": build, "best": best, "plans": measure, "page": page}[options.step](options)
 
 
 if __name__ == "__main__":

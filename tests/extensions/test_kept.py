@@ -117,3 +117,20 @@ def test_the_h_that_ships_is_of_the_fetched_model() -> None:
     assert curvature is not None
     assert curvature.provenance["model_fingerprint"] == model_settings(model)["model_fingerprint"]
     assert curvature.units == cl.enumerate_units(model)
+
+
+def test_the_plans_that_ship_are_of_the_h_that_ships() -> None:
+    curvature = kept_curvature("smollm2")
+    assert curvature is not None
+    found = kept_plans(curvature)
+    assert found is not None
+    assert len(found.plans[0].selection) == 0
+    assert all(values.max() < 1e-6 for values in found.plans[0].kl.values())
+    solved = [plan for plan in found.plans if plan.name.startswith("H, ")]
+    assert {plan.selection.requested_ratio for plan in solved} >= {0.02, 0.1, 0.2, 0.3, 0.4}
+    for plan in solved[::5]:
+        again = cl.solve_greedy(
+            curvature, plan.selection.requested_ratio, plan.selection.interaction_strength
+        )
+        assert set(again.pruned) == set(plan.selection.pruned)
+        assert {len(values) for values in plan.kl.values()} == {6}

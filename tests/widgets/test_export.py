@@ -13,6 +13,7 @@ from ipywidgets.widgets.widget import _instances
 from playwright.sync_api import expect
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.pretrained.kept import kept_curvature, kept_plans
 from cocurve_lab.solver.guards import reachable_ratio
 from cocurve_lab.solver.path import LambdaPath
 from cocurve_widgets import Measured, Session, export_html
@@ -40,6 +41,24 @@ def test_page_of_an_8b_is_one_small_file(tmp_path: Path) -> None:
     packed = data_of(path)["lambda"]["_problem"]["matrix"]["$bytes"]
     triangle = np.frombuffer(base64.b64decode(packed), "<f4")
     np.testing.assert_array_equal(triangle, curvature.matrix[np.triu_indices(768)].astype("<f4"))
+
+
+def test_the_page_of_the_real_model_is_of_this_front_end_and_what_is_kept() -> None:
+    page = SHIPPED.with_name("explore_smollm2.html")
+    text = page.read_text(encoding="utf-8")
+    for part in (front(*MODULES), front("instrument.css")):
+        assert part in text, "make the page again: python data/measure_smollm2.py page"
+    assert page.stat().st_size < 2_000_000
+    curvature = kept_curvature("smollm2")
+    assert curvature is not None
+    marks = data_of(page)["lambda"]["_marks"]["measured"]
+    assert len(marks) == len({(m["plan"], m["text"]) for m in marks}) > 70
+    plan = cl.solve_greedy(curvature, 0.2, 0.0)
+    known = kept_plans(curvature)
+    assert known is not None
+    (kept, *_) = [k for k in known.plans if k.selection.fingerprint == plan.fingerprint]
+    found = sorted(m["risk"] for m in marks if m["plan"] == plan_mark(plan.pruned))
+    assert found == pytest.approx(sorted(values.mean() for values in kept.kl.values()))
 
 
 def test_the_shipped_page_is_of_this_front_end_and_this_model() -> None:

@@ -109,7 +109,7 @@ export function damagePanel(put) {
     const doing = !alone && on && live.busy ? " Measuring goes on while you look." : "";
     words.textContent = (text ? `Text: ${text}.` : "") + doing;
     offer.hidden = !alone || !ratios.length;
-    offer.replaceChildren("Every plan was measured at ", ...ratios.flatMap((ratio) => [
+    offer.replaceChildren("Plans were measured at ", ...ratios.flatMap((ratio) => [
       button(percent(ratio, 0), "", () => put({ ratio })), " "]),
     "without guards.");
   }
