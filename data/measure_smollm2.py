@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import cocurve_lab as cl
 from cocurve_lab.calibration import default_rows
@@ -96,56 +97,59 @@ def build(options: argparse.Namespace) -> None:
 def best(options: argparse.Namespace) -> None:
     """Find the best plan of each size: candidates of every scale, then a search by measured KL.
 
-    Layers and blocks are measured on the first rows of C4, candidates and search on rows 32 to 47,
-    and the plan is chosen on rows 48 to 63. No judge has been read.
+    Layers and blocks are measured on the first rows of C4, candidates and search on rows 32 to 63,
+    and the plan is chosen on rows 64 to 95. No judge has been read. Products are in bfloat16, and
+    96 positions of a row are scored: plans.json has the float32 values at every position.
     """
     model, tokenizer = cl.load_model(NAME)
     texts(options, tokenizer)  # writes the documents
     lines = options.work / "c4.jsonl"
-    rows = default_rows(NAME, tokenizer, 64, text_file=lines, **LENGTH)
+    few = LENGTH | {"positions_per_sequence": 96}
+    rows = default_rows(NAME, tokenizer, 96, text_file=lines, **few)
     curvature = read_curvature(options.out / "H.npz")
-    scales = []
-    for parts, count, pool in (("layers", 4, 24), ("blocks", 2, 40)):
-        file = options.work / f"{parts}.npz"
-        if not file.exists():
-            cl.measure_interactions(
+    searched, chosen_on = rows.rows(32, 64), rows.rows(64, 96)
+    with torch.autocast("cpu", torch.bfloat16):
+        scales = [
+            measured_parts(options, model, parts, rows.rows(0, count), pool)
+            for parts, count, pool in (("layers", 8, 24), ("blocks", 6, 40))
+        ]
+        for ratio in BEST:
+            named = dict(candidates(options, curvature, scales, ratio))
+            meter = Meter(model, searched, checkpoint=options.work / "search", replay=True)
+            table = meter.measure(list(named.values()), progress="lines")[..., 0]
+            mean = table.mean(axis=1)
+            error = table.std(axis=1, ddof=1) / len(searched) ** 0.5
+            for at in mean.argsort():
+                print(f"{ratio:.0%} {list(named)[at]}: {mean[at]:.4f} ± {error[at]:.4f}")
+            found = cl.search_plan(
                 model,
-                parts,
-                rows.rows(0, count),
-                pool=pool,
-                checkpoint=options.work / f"{parts}.ckpt",
+                list(named.values())[mean.argmin()],
+                searched,
+                held_out=chosen_on,
+                evaluations=options.evaluations,
+                surrogate=curvature,
+                scales=scales,
+                checkpoint=options.work / "search",
                 progress="lines",
-            ).save(file)
-        scales.append(Interactions.load(file))
-        print(scales[-1], flush=True)
-    searched, chosen_on = rows.rows(32, 48), rows.rows(48, 64)
-    for ratio in BEST:
-        named = dict(candidates(options, curvature, scales, ratio))
-        meter = Meter(
-            model, searched, checkpoint=options.work / "search", plans_per_batch=4, replay=True
-        )
-        few = list(range(8))
-        table = meter.measure(list(named.values()), few, progress="lines")[..., 0]
-        order = table.mean(axis=1).argsort()
-        for at in order:
-            error = table[at].std(ddof=1) / len(few) ** 0.5
-            print(
-                f"{ratio:.0%} {list(named)[at]}: {table[at].mean():.4f} ± {error:.4f}", flush=True
             )
-        found = cl.search_plan(
-            model,
-            list(named.values())[order[0]],
-            searched,
-            held_out=chosen_on,
-            evaluations=options.evaluations,
-            surrogate=curvature,
-            scales=scales,
-            checkpoint=options.work / "search",
-            progress="lines",
+            print(f"{ratio:.0%} from {list(named)[mean.argmin()]}: {found}", flush=True)
+            plan = found.selection.predicted_by(curvature)
+            (options.out / f"best_{ratio * 100:.0f}.json").write_text(plan.to_json() + "\n")
+
+
+def measured_parts(
+    options: argparse.Namespace, model: Any, parts: str, rows: cl.CalibrationSet, pool: int
+) -> Interactions:
+    """Measured interactions of layers or blocks, kept in the work folder."""
+    file = options.work / f"{parts}.npz"
+    if not file.exists():
+        keep = options.work / f"{parts}.ckpt"
+        found = cl.measure_interactions(
+            model, parts, rows, pool=pool, checkpoint=keep, progress="lines"
         )
-        print(f"{ratio:.0%} from {list(named)[order[0]]}: {found}", flush=True)
-        plan = found.selection.predicted_by(curvature)
-        (options.out / f"best_{ratio * 100:.0f}.json").write_text(plan.to_json() + "\n")
+        found.save(file)
+    print(Interactions.load(file), flush=True)
+    return Interactions.load(file)
 
 
 def candidates(
@@ -309,7 +313,7 @@ def main() -> None:
     parser.add_argument("--wikitext", type=Path, help="the valid split of WikiText-2")
     parser.add_argument("--manual", action="store_true", help="judge on Python's manual, too")
     parser.add_argument("--kl-only", action="store_true", help="ask the plans no questions")
-    parser.add_argument("--evaluations", type=int, default=1000, help="of a search")
+    parser.add_argument("--evaluations", type=int, default=3000, help="of a search, in rows")
     parser.add_argument("--work", type=Path, default=Path("build/smollm2"), help="keeps each step")
     parser.add_argument("--out", type=Path, default=kept_folder())
     options = parser.parse_args()

@@ -61,8 +61,8 @@ def centered_kl(probabilities: Tensor, centered: Tensor) -> Tensor:
         weights = probabilities.expand_as(centered)[small]
         value[small] = torch.log1p((weights * _series(centered[small])).sum(dim=-1))
     if any_large:
-        exact = torch.logsumexp(probabilities.log() + centered, dim=-1)
-        value = torch.where(large, exact, value)
+        weights = probabilities.expand_as(centered)[large]
+        value[large] = torch.logsumexp(weights.log() + centered[large], dim=-1)
     return value
 
 

@@ -3,16 +3,17 @@
 Judging a greedy reply needs one pass for most questions, not one per token. The pass reads the
 prompt with the known answer after it. The likeliest token at each position shows how the reply
 begins, up to its first token that is not the answer's. That often decides the verdict; otherwise
-the reply is decoded further, token by token.
+the reply is decoded further, token by token, from a cache of keys and values.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 KIND = FileKind("cocurve-answers", 1, "replies")  # columns: right, log-likelihood, decoded
 ALL = "all"  # stands for all capabilities together
 _QUESTIONS = 32  # questions between two writes of a checkpoint
@@ -358,12 +360,19 @@ class Reply:
         column: index of the question in the part that is measured.
         case: the question.
         ids: tokens that the next pass reads after the prompt: the answer, then the reply so far.
+        right: the verdict; None while further text may change it.
     """
 
     plan: int
     column: int
     case: Case
     ids: list[int]
+    right: bool | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and of `ids`."""
+        return len(self.case.prompt) + len(self.ids)
 
 
 @dataclass
@@ -401,22 +410,17 @@ class ReplyEngine:
             for plan in range(len(plans))
         ]
         undecided = []
-        for reply, chosen, likelihood in self._forward(plans, replies):
+        for reply, (chosen, likelihood) in self._forward(self._read_answers, plans, replies):
             # while the choices are the answer's tokens, the tokens read are the reply itself, and
             # the first choice that differs is its next token; later ones follow text never said
             answer = enumerate(reply.ids)
             first = next((i for i, token in answer if chosen[i] != token), len(reply.ids))
             reply.ids = chosen[: first + 1]
-            verdict = self._verdict(reply)
-            found[reply.plan, reply.column] = (bool(verdict), likelihood, verdict is None)
-            undecided += [reply] if verdict is None else []
-        while undecided:  # one more token each time, from the whole text: few replies get here
-            replies, undecided = undecided, []
-            for reply, chosen, _ in self._forward(plans, replies):
-                reply.ids = [*reply.ids, chosen[-1]]
-                verdict = self._verdict(reply)
-                found[reply.plan, reply.column, 0] = bool(verdict)
-                undecided += [reply] if verdict is None else []
+            reply.right = self._verdict(reply)
+            found[reply.plan, reply.column] = (bool(reply.right), likelihood, reply.right is None)
+            undecided += [reply] if reply.right is None else []
+        for reply, right in self._forward(self._decode, plans, undecided):
+            found[reply.plan, reply.column, 0] = right
         return found
 
     def _verdict(self, reply: Reply) -> bool | None:
@@ -432,26 +436,58 @@ class ReplyEngine:
         return self.verdicts[key]
 
     def _forward(
-        self, plans: list[Scales], replies: list[Reply]
-    ) -> Iterator[tuple[Reply, list[int], float]]:
-        """Likeliest token after each of [prompt, *ids] of a reply, and log probability of ids."""
-        start = 0
+        self,
+        run: Callable[[list[Scales], list[Reply]], list[T]],
+        plans: list[Scales],
+        replies: list[Reply],
+    ) -> Iterator[tuple[Reply, T]]:
+        """What `run` finds for each reply, in batches that memory holds, the longest first."""
+        replies, start = sorted(replies, key=lambda reply: -reply.length), 0
         while start < len(replies):
-            length = max(len(reply.case.prompt) + len(reply.ids) for reply in replies[start:])
+            length = replies[start].length
             batch = replies[start : start + max(1, self.batch_tokens // length)]
-            found = unless_too_large(self._batch, plans, batch)
+            found = unless_too_large(run, plans, batch)
             if found is None:
                 if len(batch) == 1:
                     raise too_large(f"one reply of {length} tokens")
                 self.batch_tokens //= 2  # for good: what did not fit once would not fit later
                 log.warning("out of memory: %d tokens per pass from here on", self.batch_tokens)
                 continue
-            for reply, (chosen, likelihood) in zip(batch, found, strict=True):
-                yield reply, chosen, likelihood
+            yield from zip(batch, found, strict=True)
             start += len(batch)
 
-    def _batch(self, plans: list[Scales], replies: list[Reply]) -> list[tuple[list[int], float]]:
-        """What `_forward` yields for each reply, from one pass."""
+    def _decode(self, plans: list[Scales], replies: list[Reply]) -> list[bool]:
+        """Decode replies token by token, until each is known to be right or wrong."""
+        for _, group in groupby(replies, key=lambda reply: reply.length):
+            alike = list(group)  # of one length, so that nothing is padded
+            steps = self._steps(plans, alike)
+            while any(reply.right is None for reply in alike):
+                for reply, token in zip(alike, next(steps), strict=True):
+                    if reply.right is None:
+                        reply.ids = [*reply.ids, token]
+                        reply.right = self._verdict(reply)
+        return [bool(reply.right) for reply in replies]
+
+    def _steps(self, plans: list[Scales], replies: list[Reply]) -> Iterator[list[int]]:
+        """The likeliest next token of each reply, one step after the other."""
+        model: Any = self.architecture.model
+        texts = [[*reply.case.prompt, *reply.ids] for reply in replies]
+        ids, cache = torch.tensor(texts, device=model_device(model)), None
+        masks = stack_rows(self.architecture, [plans[reply.plan] for reply in replies])
+        while True:
+            with scaled(self.architecture, masks):
+                output = model(
+                    input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1
+                )
+            require_numbers(not bool(output.logits.isnan().any()), "a reply")
+            chosen, cache = output.logits[:, -1].argmax(dim=-1), output.past_key_values
+            yield chosen.tolist()
+            ids = chosen[:, None]
+
+    def _read_answers(
+        self, plans: list[Scales], replies: list[Reply]
+    ) -> list[tuple[list[int], float]]:
+        """The likeliest token after each of [prompt, *ids], and the log probability of ids."""
         device = model_device(self.architecture.model)
         rows = [torch.tensor([*reply.case.prompt, *reply.ids]) for reply in replies]
         # padding is on the right and attention is causal: no position that is read can see it, so
@@ -494,8 +530,8 @@ def judge(question: Question, said: str, ended: bool) -> bool | None:
     spoken, answer = said.lstrip(" "), question.answer or ""
     if ended or "." in spoken or "\n" in spoken:
         return bool(question.is_right(said))
-    if question.within:
-        return None
+    if question.within:  # a letter more: an answer at the very end may be half a word
+        return question.is_right(f"{said}x") or None
     spoken = spoken.lstrip()
     # still open: the reply is a beginning of the answer, or the answer with only white space after
     rest = spoken[len(answer) :]

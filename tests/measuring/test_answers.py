@@ -100,6 +100,11 @@ def ask(
 def test_the_verdict_is_that_of_a_whole_greedy_reply(
     model: PreTrainedModel, plans: list[cl.Selection], questions: list[Question]
 ) -> None:
+    inside = [
+        Question(q.capability, q.prompt, (q.answer or "").split()[-1], within=True)
+        for q in questions
+    ]
+    questions = [*questions, *inside]
     table = ask(model, plans, questions)
     expected = [[q.is_right(reply(model, plan, q.prompt)) for q in questions] for plan in plans]
     assert table.right.tolist() == expected
@@ -135,14 +140,14 @@ def test_memory_that_runs_out_halves_the_batch(
     questions: list[Question],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    expected, whole, most = ask(model, plans, questions), ReplyEngine._batch, 3
+    expected, whole, most = ask(model, plans, questions), ReplyEngine._read_answers, 3
 
     def small(self: ReplyEngine, plans: Any, part: Any) -> Any:
         if len(part) > most:
             raise torch.OutOfMemoryError
         return whole(self, plans, part)
 
-    monkeypatch.setattr(ReplyEngine, "_batch", small)
+    monkeypatch.setattr(ReplyEngine, "_read_answers", small)
     table = ask(model, plans, questions)
     assert (table.right == expected.right).all()
     most = 0
@@ -226,6 +231,23 @@ def test_a_reply_is_judged_when_nothing_can_change_it(
     said: str, ended: bool, verdict: bool | None
 ) -> None:
     assert judge(Question("words", "one", "two"), said, ended) is verdict
+
+
+@pytest.mark.parametrize(
+    ("said", "ended", "verdict"),
+    [
+        ("it is two", False, None),
+        ("it is two,", False, True),
+        ("it is twofold", False, None),
+        ("it is one", False, None),
+        ("it is one.", False, False),
+        ("it is two", True, True),
+    ],
+)
+def test_an_answer_among_other_words_is_known_once_its_word_has_ended(
+    said: str, ended: bool, verdict: bool | None
+) -> None:
+    assert judge(Question("words", "one", "two", within=True), said, ended) is verdict
 
 
 def hand_made() -> AnswerTable:

@@ -12,13 +12,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOT_LINES = {".md", ".png", ".npz", ".pyc"}
 BUDGETS = {
-    "cocurve_lab": 32_668,
+    "cocurve_lab": 32_704,
     "cocurve_lab/base": 1_530,
     "cocurve_lab/models": 2_554,
     "cocurve_lab/curvature": 1_853,
     "cocurve_lab/estimator": 2_429,
     "cocurve_lab/solver": 2_793,
-    "cocurve_lab/measuring": 2_740,
+    "cocurve_lab/measuring": 2_773,
     "cocurve_lab/pruner": 1_845,
     "cocurve_lab/extensions": 9_031,
     "cocurve_lab/extensions/pretrained": 541,
@@ -27,7 +27,7 @@ BUDGETS = {
     "cocurve_lab/cli": 2_270,
     "notebooks/cocurve_studies": 10_472,
     "widgets/cocurve_widgets": 10_873,
-    "tests": 44_200,
+    "tests": 44_218,
 }
 CORE_PATH = (
     *("models/units", "models/masking", "estimator/algorithm1", "estimator/teacher"),
