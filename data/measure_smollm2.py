@@ -11,8 +11,9 @@ WikiText-2. Their text is not in the repository; the numbers are. Every step res
 folder of --work is not measured again.
 
 H is of the first 24 rows of C4, 256 tokens each, every position scored. Plans are judged on rows 26
-to 31 of C4, on six rows of WikiText (paragraphs of over 200 characters), and with `--manual` on six
-rows of Python's manual. All rows begin with and are joined by <|endoftext|>.
+to 31 of C4, on six rows of WikiText (paragraphs of over 200 characters), and on six of Python's
+manual; plans of small H of other texts also on six of what the model wrote when it was asked
+(`write_smollm2.py`). All rows begin with and are joined by <|endoftext|>.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import numpy as np
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.calibration import default_rows
+from cocurve_lab.calibration import default_rows, read_documents
 from cocurve_lab.cli.demo import random_plan
 from cocurve_lab.extensions.interactions.measured import Interactions
 from cocurve_lab.extensions.pretrained.kept import (
@@ -47,12 +48,28 @@ BEST = (0.1, 0.2, 0.3)
 RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 STRENGTHS = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0)
 GUARDS = {"": Guards(), ", ends kept": Guards(protect_first=2, protect_last=2)}
-SOURCES = {"c4": "C4", "wikitext": "WikiText-2 valid", "manual": "Python's manual"}
+SOURCES = {
+    "c4": "C4",
+    "wikitext": "WikiText-2 valid",
+    "manual": "Python's manual",
+    "chat": "chat text of SmolLM2",
+}
+FEW, DRAWS = 4, 3  # rows of each kind of text; H of rows drawn again
 PAIRS, RANDOM = 12, 10  # pairs: half of the most negative edges, half of the most positive
-METHODS = ("magnitude", "wanda-sp", "flap", "amp", "llm-pruner", "slimllm", "2ssp", "shortgpt")
+METHODS = (
+    "magnitude",
+    "wanda-sp",
+    "flap",
+    "amp",
+    "llm-pruner",
+    "slimllm",
+    "2ssp",
+    "shortgpt",
+    "cbo",
+)
 PAGE = Path(__file__).resolve().parents[1] / "notebooks" / "explore_smollm2.html"
 PROMPTS = ("What is the capital of France?", "What is the opposite of hot?", "What is 2 + 3?")
-REPLY = 12  # tokens of a reply to them
+REPLY, ANSWER = 12, 24  # tokens of a reply to them, and of one that is judged
 
 
 Named = tuple[str, cl.Selection]
@@ -70,8 +87,7 @@ def texts(options: argparse.Namespace, tokenizer: Any) -> dict[str, cl.Calibrati
         found["wikitext"] = cl.CalibrationSet.from_texts(
             paragraphs, tokenizer, 6, seed=3, source="WikiText-2 valid", eos=END, bos=END, **LENGTH
         )
-    if options.manual:
-        found["manual"] = cl.default_calibration(NAME, tokenizer, 1, 6, **LENGTH)[1]
+    found["manual"] = cl.default_calibration(NAME, tokenizer, 1, 6, **LENGTH)[1]
     return found
 
 
@@ -171,6 +187,74 @@ def candidates(
                 yield f"measured {words}, lambda {strength:g}", found.solve(ratio, strength)
 
 
+# Kinds of text ----------------------------------------------------------------------------------
+
+
+def kinds(
+    options: argparse.Namespace, tokenizer: Any
+) -> dict[str, tuple[cl.CalibrationSet, cl.CalibrationSet]]:
+    """Rows to calibrate on and rows to judge on, by kind of text; no document is in both."""
+    judges = texts(options, tokenizer)
+    cut: dict[str, Any] = LENGTH | {"eos": END, "bos": END}
+
+    def rows_of(documents: list[str], source: str) -> tuple[cl.CalibrationSet, cl.CalibrationSet]:
+        rows = cl.CalibrationSet.from_texts(
+            documents, tokenizer, 6 + FEW, seed=3, source=source, **cut
+        )
+        return rows.rows(6, 6 + FEW), rows.rows(0, 6)
+
+    paragraphs = [x for x in options.wikitext.read_text().split("\n") if len(x) > 200]
+    found = {
+        "C4": (judges["calibration"].rows(0, FEW), judges["c4"]),
+        "WikiText": rows_of(paragraphs, SOURCES["wikitext"]),
+        "the manual": (default_rows(NAME, tokenizer, FEW, **LENGTH), judges["manual"]),
+    }
+    for file in sorted((kept_folder() / "texts").glob("*.jsonl")):
+        kind = f"{file.stem} text"
+        found[kind] = rows_of(read_documents(file), f"{file.name} of SmolLM2")
+    return found
+
+
+def of_kinds(
+    options: argparse.Namespace, model: Any, tokenizer: Any, curvature: cl.Curvature
+) -> Iterator[Named]:
+    """Plans of an H of a few rows of each kind of text, and of mixes; H stays in the work folder.
+
+    H of C4 is that of the first groups of the kept one.
+    """
+    found = {}
+    for kind, (rows, _) in kinds(options, tokenizer).items():
+        found[kind] = curvature if kind == "C4" else few_rows(options, model, rows)
+    few = list(range(FEW))
+    groups = {kind: [(kind, few)] for kind in found}
+    half = few[: FEW // 2]
+    groups["chat text and the manual"] = [("chat text", half), ("the manual", half)]
+    groups["all own texts"] = [(kind, few) for kind in found if kind.endswith(" text")]
+    groups["own texts and the manual"] = [*groups["all own texts"], ("the manual", few)]
+    for name, parts in groups.items():
+        mixed = of_groups([(found[kind], chosen) for kind, chosen in parts])
+        for ratio in BEST[:2]:
+            for strength in (0.0, 1.0):
+                plan = cl.solve_greedy(mixed, ratio, strength)
+                yield f"H of {name}, lambda {strength:g}", plan
+
+
+def few_rows(options: argparse.Namespace, model: Any, rows: cl.CalibrationSet) -> cl.Curvature:
+    """H of these rows, each a group, with products in bfloat16; kept in the work folder."""
+    build_options = cl.BuildOptions(groups=len(rows), bfloat16_products=True)
+    units = cl.enumerate_units(model)
+    return cl.load_or_estimate(options.work, model, units, rows, options=build_options)
+
+
+def of_groups(parts: Sequence[tuple[cl.Curvature, list[int]]]) -> cl.Curvature:
+    """H of some groups of rows of several H."""
+    grams, positions, risks = (
+        np.concatenate([found.grouped[f"group_{name}"][chosen] for found, chosen in parts])
+        for name in ("grams", "positions", "risks")
+    )
+    return cl.Curvature.from_groups(parts[0][0].units, grams, positions, risks, {})
+
+
 # Plans ------------------------------------------------------------------------------------------
 
 
@@ -182,7 +266,17 @@ def from_curvature(curvature: cl.Curvature) -> Iterator[Named]:
             for strength in STRENGTHS:
                 plan = cl.solve_greedy(curvature, ratio, strength, guards=guards)
                 yield f"H, lambda {strength:g}{words}", plan
-    for ratio in RATIOS[2::2]:
+    rng = np.random.default_rng(0)
+    groups = list(range(ROWS))
+    for draw in range(DRAWS):
+        drawn = of_groups([(curvature, sorted(rng.choice(groups, ROWS).tolist()))])
+        for ratio in BEST:
+            for strength in (0.0, 1.0):
+                yield (
+                    f"draw {draw} of H, lambda {strength:g}",
+                    cl.solve_greedy(drawn, ratio, strength),
+                )
+    for ratio in (0.05, *BEST):
         for seed in range(RANDOM):
             yield f"random {seed}", random_plan(curvature.units, ratio, seed)
 
@@ -196,6 +290,15 @@ def pairs(curvature: cl.Curvature) -> Iterator[Named]:
     chosen = [sorted((int(inside[a[k]]), int(inside[b[k]]))) for k in strongest]
     for part in [*([u] for u in sorted({u for pair in chosen for u in pair})), *chosen]:
         yield "pair" if len(part) == 2 else "unit", cl.Selection.from_pruned(curvature.units, part)
+
+
+def of_parts(options: argparse.Namespace, curvature: cl.Curvature) -> Iterator[Named]:
+    """Plans of measured layers and blocks, and of the KL of each unit alone."""
+    scales = [Interactions.load(options.work / f"{parts}.npz") for parts in ("layers", "blocks")]
+    for ratio in BEST:
+        for name, plan in candidates(options, curvature, scales, ratio):
+            if not name.startswith("H"):
+                yield name, plan
 
 
 def of_methods(
@@ -220,46 +323,49 @@ def measure(options: argparse.Namespace) -> None:
     curvature = read_curvature(options.out / "H.npz")
     named = [*from_curvature(curvature), *pairs(curvature)]
     named += of_methods(options, model, curvature.units, rows.pop("calibration"))
+    named += of_parts(options, curvature)
     for file in sorted(options.out.glob("best_*.json")):
-        found = cl.Selection.from_json(file.read_text())
-        named.append(("best", found))
+        named.append(("searched", cl.Selection.from_json(file.read_text())))
+    of_text = list(of_kinds(options, model, tokenizer, curvature))
+    named += of_text
     distinct = list({plan.fingerprint: plan for _, plan in named}.values())
-    kl, nll, about = {}, {}, {}
+    only = {"chat": {plan.fingerprint for _, plan in of_text}}
+    rows["chat"] = kinds(options, tokenizer)["chat text"][1]
+    measured: dict[str, dict[str, np.ndarray]] = {plan.fingerprint: {} for plan in distinct}
+    about = {}
     for name, judge in rows.items():
+        plans = [x for x in distinct if x.fingerprint in only.get(name, measured)]
         meter = Meter(
             model, judge, checkpoint=options.work / f"kl_{name}", plans_per_batch=4, replay=True
         )
-        table = meter.measure(distinct, progress="lines")
-        kl[name], nll[name] = table[..., 0], table[..., 1]
+        for plan, values in zip(plans, meter.measure(plans, progress="lines"), strict=True):
+            measured[plan.fingerprint][name] = np.round(values, 5)
         about[name] = {
-            "source": SOURCES[name],
+            "source": judge.source if name == "manual" else SOURCES[name],
             "fingerprint": judge.fingerprint,
             "rows": len(judge),
         }
-    right: dict[str, np.ndarray] = {}
+    right: dict[str, dict[str, list[int]]] = {}
     said: dict[str, list[str]] = {}
     if not options.kl_only:
         right = answers(options, model, tokenizer, distinct)
         said = replies(options, model, tokenizer, distinct)
-    place = {plan.fingerprint: at for at, plan in enumerate(distinct)}
-    plans = []
-    for name, plan in named:
-        at = place[plan.fingerprint]
-        plans.append(
-            {
-                "name": name,
-                "requested_ratio": plan.requested_ratio,
-                "interaction_strength": plan.interaction_strength,
-                "pruned": sorted(plan.pruned),
-                "kl": {text: np.round(values[at], 5).tolist() for text, values in kl.items()},
-                "nll": {text: np.round(values[at], 5).tolist() for text, values in nll.items()},
-                "right": {ability: found[at].tolist() for ability, found in right.items()},
-                "replies": said.get(plan.fingerprint, []),
-            }
-        )
+    written = [
+        {
+            "name": name,
+            "requested_ratio": plan.requested_ratio,
+            "interaction_strength": plan.interaction_strength,
+            "pruned": sorted(plan.pruned),
+            "kl": {text: x[:, 0].tolist() for text, x in measured[plan.fingerprint].items()},
+            "nll": {text: x[:, 1].tolist() for text, x in measured[plan.fingerprint].items()},
+            "right": right.get(plan.fingerprint, {}),
+            "replies": said.get(plan.fingerprint, []),
+        }
+        for name, plan in named
+    ]
     fingerprint = curvature.provenance["model_fingerprint"]
-    write_plans(options.out / "plans.json", fingerprint, about, list(PROMPTS), plans)
-    print(f"{len(plans)} plans in {options.out / 'plans.json'}")
+    write_plans(options.out / "plans.json", fingerprint, about, list(PROMPTS), written)
+    print(f"{len(written)} plans in {options.out / 'plans.json'}")
 
 
 def page(options: argparse.Namespace) -> None:
@@ -273,19 +379,21 @@ def page(options: argparse.Namespace) -> None:
 
 def answers(
     options: argparse.Namespace, model: Any, tokenizer: Any, plans: Sequence[cl.Selection]
-) -> dict[str, np.ndarray]:
-    """Right answers of every plan and the number of questions, by ability [plans, 2]."""
+) -> dict[str, dict[str, list[int]]]:
+    """[right, asked] of every plan, by ability."""
     asked = cl.answer_accuracy(
         model,
         tokenizer,
         plans,
         own_questions(NAME, 100),
-        options=AnswerOptions(checkpoint=options.work / "answers"),
+        options=AnswerOptions(max_new_tokens=ANSWER, checkpoint=options.work / "answers"),
     )
     masks = {ability: asked.of(ability) for ability in asked.capabilities}
     return {
-        ability: np.stack([asked.right[:, mine].sum(axis=1), np.full(len(plans), mine.sum())], 1)
-        for ability, mine in masks.items()
+        plan.fingerprint: {
+            ability: [int(right[mine].sum()), int(mine.sum())] for ability, mine in masks.items()
+        }
+        for plan, right in zip(plans, asked.right, strict=True)
     }
 
 
@@ -311,7 +419,6 @@ def main() -> None:
     parser.add_argument("step", choices=["H", "best", "plans", "page"])
     parser.add_argument("--c4", type=Path, required=True, help="a slice of C4, a document per line")
     parser.add_argument("--wikitext", type=Path, help="the valid split of WikiText-2")
-    parser.add_argument("--manual", action="store_true", help="judge on Python's manual, too")
     parser.add_argument("--kl-only", action="store_true", help="ask the plans no questions")
     parser.add_argument("--evaluations", type=int, default=3000, help="of a search, in rows")
     parser.add_argument("--work", type=Path, default=Path("build/smollm2"), help="keeps each step")

@@ -33,6 +33,7 @@ SECTIONS: dict[str, tuple[str, str, str]] = {
     "stability": (CERTAINTY, "3 · Would other text give another plan?", "18"),
     "convergence": (CERTAINTY, "4 · Is H converged?", "25"),
     "sensitivity": (CERTAINTY, "5 · One knob at a time", "31"),
+    "purpose": (CERTAINTY, "What is this plan for?", "purpose-text"),
     "preview": (CERTAINTY, "6 · A preview in seconds", "39"),
     "capabilities": (BAKE_OFF, "4 · Which abilities are left", "17"),
     "bake-off": (BAKE_OFF, "5 · Is the order more than chance?", "21"),

@@ -23,7 +23,7 @@ from cocurve_lab.base.tables import Table
 from cocurve_lab.measuring.generation import Question
 from cocurve_lab.models.identity import fingerprint_model, model_dtype
 from cocurve_studies import abilities
-from cocurve_studies.certainty import coverage, precision, sensitivity
+from cocurve_studies.certainty import coverage, precision, purposes, sensitivity
 from cocurve_studies.certainty import findings as certain
 from cocurve_studies.findings import Finding
 from cocurve_studies.sections import SECTIONS
@@ -90,6 +90,7 @@ KNOBS = sensitivity.SensitivityOptions(
     group_counts=(),
     draws=2,
 )
+PURPOSES = {"here": (tiny_text(2, seed=3), TEXT), "there": (tiny_text(2, seed=4), OTHER)}
 ASKED = abilities.strength_plans(H, (0.3,), (0.0, 1.0))
 
 
@@ -270,6 +271,14 @@ STUDIES: dict[str, Study] = {
         certain.sensitivity_findings,
         sensitivity.plot_sensitivity,
     ),
+    "purposes": Study(
+        in_folder(purposes.purpose_table, MODEL, UNITS, PURPOSES, 0.3, top_r=16),
+        {"model": M, "dtype": model_dtype(MODEL), "units": UNITS.fingerprint, "ratio": 0.3}
+        | {"recipes": {name: Recipe(rows, 16).mark for name, (rows, _) in PURPOSES.items()}}
+        | {"judges": {name: judge.fingerprint for name, (_, judge) in PURPOSES.items()}},
+        certain.purpose_findings,
+        partial(purposes.plot_purposes, strength=1.0),
+    ),
     "abilities": Study(
         in_folder(abilities.ability_study, MODEL, TOKENIZER, ASKED, QUESTIONS),
         BOTH
@@ -320,6 +329,9 @@ def check_chart(figure: Any) -> None:
     assert any(len(trace.x) for trace in figure.data)
     looks = []
     for trace in figure.data:
+        if trace.type == "heatmap":
+            assert len(trace.z) == len(trace.y)
+            continue
         (points,) = {len(v) for v in (trace.x, trace.y) if not (len(v) and isinstance(v[0], list))}
         for error in (getattr(trace, "error_x", None), getattr(trace, "error_y", None)):
             assert error is None or error.array is None or len(error.array) == points

@@ -25,6 +25,7 @@ SOURCE_CHANGE = 12.91 / 12.58 - 1  # of perplexity, C4 against WikiText-2
 # our readings of its words
 SAME_PLAN = 0.9  # overlap from which we call two plans the same selection
 SHORTFALL = 0.05  # of coverage, that a test of intervals must be able to see
+OTHER_TEXT = 0.1  # of KL, that a plan of another text may cost more
 SAME_MATRIX = 0.05  # relative Frobenius distance up to which we call H nearly unchanged
 
 
@@ -234,3 +235,29 @@ def preview_findings(table: Table) -> list[Finding]:
     }
     last = [max(rows, key=lambda row: row["requested_ratio"]) for rows in by_strength.values()]
     return evaluate(PREVIEW, last)
+
+
+PURPOSE = Claim(
+    "purpose",
+    f"a plan is for any text (we say: another text's costs at most {OTHER_TEXT:.0%} more KL)",
+    SENSITIVITY,
+    "KL over that of the text's own plan, λ {strength:g}: {each}",
+    "share",
+    (-math.inf, OTHER_TEXT),
+    each="{calibrated_on} on {judged_on} {share:+.0%} ± {share_error:.0%}",
+)
+
+
+def purpose_findings(table: Table) -> list[Finding]:
+    """Judge, per lambda, what the plan of one text costs on another; from `purpose_table`.
+
+    The paired error is that of the judge's rows; other rows would have made another H.
+    """
+    known = [row for row in table if not row["own"] and row["share_error"] is not None]
+    return [
+        finding
+        for strength in dict.fromkeys(row["interaction_strength"] for row in known)
+        for finding in evaluate(
+            PURPOSE, pick(known, interaction_strength=strength), strength=strength
+        )
+    ]

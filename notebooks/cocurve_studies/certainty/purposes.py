@@ -1,0 +1,170 @@
+"""What a plan is for: one budget, calibrated on each of several texts and judged on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, pick
+from cocurve_lab.calibration import CalibrationSet
+from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.extensions.pretrained.kept import kept_plans
+from cocurve_lab.measuring.risk import standard_error
+from cocurve_lab.models.units import UnitSet
+from cocurve_lab.solver.solve import solve_greedy
+
+from ..chart import chart, empty
+from ..shared import Recipe, known, marks
+from ..study import Study
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+STRENGTHS = (0.0, 1.0)
+# kept plans: the text of H as their names have it -> the text that judges
+KEPT = {"C4": "c4", "WikiText": "wikitext", "the manual": "manual", "chat text": "chat"}
+OWN_COLUMNS: Columns = {
+    "judged_on": "judged on",
+    "calibrated_on": "calibrated on",
+    "interaction_strength": "λ",
+    "kl": "KL",
+    "against_own": "minus the plan for it",
+}
+Text = tuple[CalibrationSet, CalibrationSet]  # rows to calibrate on, and rows to judge on
+
+
+def cut_texts(
+    sources: Mapping[str, list[str]],
+    tokenizer: PreTrainedTokenizerBase,
+    rows: int,
+    judged: int,
+    seq_len: int,
+) -> dict[str, Text]:
+    """Cut rows of each source, every position scored: `rows` to calibrate on, `judged` to judge."""
+    found = {}
+    for name, documents in sources.items():
+        text = CalibrationSet.from_texts(
+            documents, tokenizer, rows + judged, seq_len, "all", source=name
+        )
+        found[name] = text.rows(judged, rows + judged), text.rows(0, judged)
+    return found
+
+
+def purpose_table(
+    model: PreTrainedModel,
+    units: UnitSet,
+    texts: Mapping[str, Text],
+    ratio: float,
+    *,
+    top_r: int = 256,
+    cache: Folder = None,
+    progress: bool = True,
+) -> Table:
+    """Build H of each text, solve the same budget at lambda 0 and 1, and judge on every text.
+
+    Returns:
+        One row per plan and judge: calibrated_on, judged_on, interaction_strength, own (whether
+        they are the same text), kl with its error, and against_own: KL less that of the plan of the
+        judge's own text, with its paired error, and relative to that KL as `share`.
+    """
+    for rows, judge in texts.values():
+        judge.require_disjoint(rows)
+    recipes = {
+        name: Recipe(rows, top_r, cache=cache, progress=progress)
+        for name, (rows, _) in texts.items()
+    }
+    judges = {name: judge.fingerprint for name, (_, judge) in texts.items()}
+    calibrations = {name: recipe.mark for name, recipe in recipes.items()}
+    settings = marks(
+        model, units=units.fingerprint, ratio=ratio, recipes=calibrations, judges=judges
+    )
+
+    def compute() -> Table:
+        plans = {}
+        for name, recipe in recipes.items():
+            curvature = recipe.build(model, units)
+            for strength in STRENGTHS:
+                plans[name, strength] = solve_greedy(curvature, ratio, strength)
+        kl: dict[tuple[str, float], dict[str, np.ndarray]] = {key: {} for key in plans}
+        for name, (_, judge) in texts.items():
+            measured = Study(model, judge, cache=cache, progress=progress).measure(
+                list(plans.values())
+            )
+            for key, values in zip(plans, measured.kl, strict=True):
+                kl[key][name] = values
+        return list(_rows(kl))
+
+    return cached_table(cache, "purposes", settings, compute)
+
+
+def kept_purposes(curvature: Curvature, ratio: float) -> Table | None:
+    """Return `purpose_table` of what ships with a kept H; None for any other H."""
+    kept = kept_plans(curvature)
+    if kept is None:
+        return None
+    kl = {
+        (name, strength): {judge: plan.kl[key] for judge, key in KEPT.items()}
+        for plan in kept.plans
+        for name in KEPT
+        for strength in STRENGTHS
+        if plan.name == f"H of {name}, lambda {strength:g}"
+        and plan.selection.requested_ratio == ratio
+    }
+    return list(_rows(kl)) or None
+
+
+def _rows(kl: Mapping[tuple[str, float], Mapping[str, np.ndarray]]) -> Iterator[Row]:
+    for (name, strength), by_judge in kl.items():
+        for judge, values in by_judge.items():
+            own = kl[judge, strength][judge]
+            yield {
+                "calibrated_on": name,
+                "judged_on": judge,
+                "interaction_strength": strength,
+                "own": name == judge,
+                **_with_error("kl", values),
+                **_with_error("against_own", values - own),
+                "share": float(values.mean() / own.mean() - 1),
+                "share_error": known(standard_error(values[None] - own)[0] / own.mean()),
+            }
+
+
+def _with_error(name: str, values: np.ndarray) -> Row:
+    error = standard_error(values[None])[0]
+    return {name: float(values.mean()), f"{name}_error": known(error)}
+
+
+def others(table: Table) -> Table:
+    """Return the rows of plans made for another text than they are judged on, by judge."""
+    return sorted(pick(table, own=False), key=lambda row: (row["judged_on"], row["kl"]))
+
+
+def plot_purposes(table: Table, strength: float) -> Figure:
+    """Plot the KL of each plan on each text as a map; the diagonal is the plan's own text."""
+    rows = pick(table, interaction_strength=strength)
+    names = list(dict.fromkeys(row["calibrated_on"] for row in rows))
+    cells = {(row["calibrated_on"], row["judged_on"]): row for row in rows}
+    grid = [[cells[made, judge] for judge in names] for made in names]
+    figure: Any = empty()
+    figure.add_heatmap(
+        x=names,
+        y=names,
+        z=[[row["share"] for row in line] for line in grid],
+        text=[[_label(row) for row in line] for line in grid],
+        texttemplate="%{text}",
+        hovertemplate="calibrated on %{y}, judged on %{x}<br>%{text}<extra></extra>",
+        colorscale="RdBu_r",
+        zmid=0.0,
+        colorbar={"title": "over the text's own plan", "tickformat": "+.0%"},
+    )
+    figure.update_yaxes(autorange="reversed")
+    title = f"KL of each plan on each text, λ = {strength:g} (nats per token)"
+    return chart(figure, title, "judged on", "calibrated on", height=420)
+
+
+def _label(row: Row) -> str:
+    error = row["kl_error"]
+    return f"{row['kl']:.3g}" if error is None else f"{row['kl']:.3g} ± {error:.1g}"

@@ -1,0 +1,206 @@
+"""The tables of SMOLLM2.md, from the measurements that ship with the library. No model is needed.
+
+    python tests/benchmarks/bench_smollm2.py            # all tables
+    python tests/benchmarks/bench_smollm2.py edges      # one of them
+
+`data/measure_smollm2.py` makes the measurements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from cocurve_lab.base.tables import pick
+from cocurve_lab.extensions.pretrained.kept import KeptPlan, KeptPlans, kept_curvature, kept_plans
+from cocurve_lab.measuring.risk import standard_error
+from cocurve_studies.certainty import purposes
+from helpers.benchmarks import error_bar
+
+Table = tuple[str, list[str], list[list[str]]]  # title, heads, cells
+RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4)
+TEXTS = {"c4": "C4", "wikitext": "WikiText", "manual": "the manual"}
+STRENGTHS = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0)
+CURVATURE = kept_curvature("smollm2")
+
+
+def bar(values: np.ndarray, sign: str = "") -> str:
+    """The mean of values by row and its standard error."""
+    return error_bar(float(values.mean()), float(standard_error(values[None])[0]), 3, sign)
+
+
+class Plans:
+    """The kept plans by name and ratio."""
+
+    def __init__(self, kept: KeptPlans) -> None:
+        self.by_name: dict[str, dict[float, KeptPlan]] = defaultdict(dict)
+        for plan in kept.plans:
+            self.by_name[plan.name][plan.selection.requested_ratio or 0.0] = plan
+
+    def kl(self, name: str, ratio: float, text: str) -> np.ndarray | None:
+        plan = self.by_name[name].get(ratio)
+        return None if plan is None else plan.kl.get(text)
+
+    def named(self, begin: str) -> list[str]:
+        return [name for name in self.by_name if name.startswith(begin)]
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of plans that are of no H, nor random, nor parts of other plans."""
+        other = ("H", "random", "draw", "pair", "unit", "dense", "measured", "units", "searched")
+        return [name for name in self.by_name if not name.startswith(other)]
+
+
+def methods(plans: Plans) -> Iterable[Table]:
+    """Every method on every text."""
+    names = [f"H, lambda {strength:g}" for strength in (0.0, 0.5, 1.0)]
+    names += [f"H, lambda {strength:g}, ends kept" for strength in (0.0, 0.5, 1.0)]
+    names += ["units by their own KL", *plans.named("measured"), "searched", *plans.methods]
+    for text, title in TEXTS.items():
+        cells = []
+        for name in names:
+            values = [plans.kl(name, ratio, text) for ratio in RATIOS]
+            cells.append([name, *("" if x is None else bar(x) for x in values)])
+        cells.append(["random, mean and range of ten", *(_random(plans, r, text) for r in RATIOS)])
+        yield f"KL on {title}", ["plan", *(f"{r:.0%}" for r in RATIOS)], cells
+
+
+def _random(plans: Plans, ratio: float, text: str) -> str:
+    found = [plans.kl(name, ratio, text) for name in plans.named("random")]
+    means = [values.mean() for values in found if values is not None]
+    return f"{np.mean(means):.2f} ({min(means):.2f} to {max(means):.2f})" if means else ""
+
+
+def edges(plans: Plans) -> Iterable[Table]:
+    """Lambda 1 against lambda 0, with errors over rows and over draws of H."""
+    for words in ("", ", ends kept"):
+        cells = []
+        for ratio in RATIOS:
+            line = [f"{ratio:.0%}"]
+            for text in TEXTS:
+                with_, without = (plans.kl(f"H, lambda {s}{words}", ratio, text) for s in (1, 0))
+                line.append("" if with_ is None or without is None else bar(with_ - without, "+"))
+            drawn = [] if words else _draws(plans, ratio, "c4")
+            line.append(", ".join(f"{value:+.2f}" for value in drawn))
+            cells.append(line)
+        heads = ["removed", *TEXTS.values(), "draws of H, C4"]
+        title = "KL at lambda 1 minus that at lambda 0" + (
+            ", two layers kept at either end"
+        ) * bool(words)
+        yield title, heads if not words else heads[:-1], [x if not words else x[:-1] for x in cells]
+
+
+def _draws(plans: Plans, ratio: float, text: str) -> list[float]:
+    found = []
+    for name in plans.named("draw"):
+        if name.endswith("lambda 1"):
+            both = plans.kl(name, ratio, text), plans.kl(f"{name[:-1]}0", ratio, text)
+            if both[0] is not None and both[1] is not None:
+                found.append(float((both[0] - both[1]).mean()))
+    return found
+
+
+def strengths(plans: Plans) -> Iterable[Table]:
+    """KL and the risk that H predicts, along lambda."""
+    assert CURVATURE is not None
+    for words in ("", ", ends kept"):
+        cells = []
+        for strength in STRENGTHS:
+            line = [f"{strength:g}"]
+            for ratio in (0.1, 0.2, 0.3):
+                plan = plans.by_name[f"H, lambda {strength:g}{words}"].get(ratio)
+                if plan is None:
+                    line += ["", ""]
+                    continue
+                risk = CURVATURE.risk(plan.selection.pruned)
+                line += [bar(plan.kl["c4"]), f"{risk:.2f}"]
+            cells.append(line)
+        heads = ["lambda", *(x for r in (0.1, 0.2, 0.3) for x in (f"C4, {r:.0%}", "by H"))]
+        yield f"KL along lambda{words}", heads, cells
+
+
+def abilities(plans: Plans) -> Iterable[Table]:
+    """Right answers and perplexity."""
+    names = ["dense", *(f"H, lambda {s}" for s in (0, 0.5, 1)), "units by their own KL"]
+    names += ["measured layers, lambda 0.5", "searched", *plans.methods]
+    cells = []
+    for name in names:
+        line = [name]
+        for ratio in (0.1, 0.2, 0.3):
+            plan = plans.by_name[name].get(0.0 if name == "dense" else ratio)
+            if plan is None:
+                line += ["", ""]
+                continue
+            right, asked = (sum(x[n] for x in plan.right.values()) for n in (0, 1))
+            line += [f"{right} of {asked}", f"{np.exp(plan.nll['wikitext'].mean()):.1f}"]
+        cells.append(line)
+    heads = ["plan", *(x for r in (0.1, 0.2, 0.3) for x in (f"right, {r:.0%}", "perplexity"))]
+    yield "Right answers, and perplexity on WikiText", heads, cells
+
+
+def texts(plans: Plans) -> Iterable[Table]:
+    """What a plan is for."""
+    assert CURVATURE is not None
+    for ratio in (0.1, 0.2):
+        table = purposes.kept_purposes(CURVATURE, ratio) or []
+        for strength in purposes.STRENGTHS:
+            cells = []
+            for name in purposes.KEPT:
+                rows = pick(table, calibrated_on=name, interaction_strength=strength)
+                by = {row["judged_on"]: error_bar(row["kl"], row["kl_error"], 3) for row in rows}
+                cells.append([name, *(by.get(judge, "") for judge in purposes.KEPT)])
+            title = f"{ratio:.0%}, lambda {strength:g}: H of 4 rows of a text, judged on four texts"
+            yield title, ["H of", *purposes.KEPT], cells
+
+
+def kinds(plans: Plans) -> Iterable[Table]:
+    """Texts that everyone has, as calibration."""
+    names = [name.removesuffix(", lambda 0") for name in plans.named("H of") if "lambda 0" in name]
+    for strength in purposes.STRENGTHS:
+        cells = []
+        for name in names:
+            line = [name.removeprefix("H of ")]
+            for ratio in (0.1, 0.2):
+                for text in TEXTS:
+                    values = plans.kl(f"{name}, lambda {strength:g}", ratio, text)
+                    line.append("" if values is None else bar(values))
+            cells.append(line)
+        heads = ["H of", *(f"{r:.0%}, {title}" for r in (0.1, 0.2) for title in TEXTS.values())]
+        yield f"H of texts that everyone has, lambda {strength:g}", heads, cells
+
+
+TABLES: dict[str, Callable[[Plans], Iterable[Table]]] = {
+    function.__name__: function for function in (methods, edges, strengths, abilities, texts, kinds)
+}
+
+
+def printed(name: str) -> str:
+    """The tables of one part, in Markdown."""
+    assert CURVATURE is not None
+    kept = kept_plans(CURVATURE)
+    assert kept is not None
+    found = []
+    for title, heads, cells in TABLES[name](Plans(kept)):
+        lines = [f"| {' | '.join(line)} |" for line in (heads, *cells)]
+        lines.insert(1, "|---" * len(heads) + "|")
+        found.append(f"**{title}**\n\n" + "\n".join(lines))
+    return "\n\n".join(found)
+
+
+def main() -> None:
+    shape = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
+    parser.add_argument("parts", nargs="*", choices=[[], *TABLES], help="by default all")
+    for name in parser.parse_args().parts or TABLES:
+        print(f"{printed(name)}\n")
+
+
+if __name__ == "__main__":
+    main()
