@@ -1,7 +1,7 @@
 """How far is an edge of H true? Measured interactions against H's, from two units to two layers.
 
     python tests/benchmarks/bench_reach.py demo data/demo/H_16_rows.npz
-    python tests/benchmarks/bench_reach.py smollm2 H.npz --rows 2 --folder reach
+    python tests/benchmarks/bench_reach.py smollm2 kept --rows 2 --folder reach
 
 It prints the tables and findings of notebook 06. All measurements are kept in --folder: after
 Ctrl-C the same command goes on.
@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import shown
+from cocurve_lab.extensions.pretrained.kept import kept_curvature
 from cocurve_studies.findings import told
 from cocurve_studies.trust import findings, reach
 from helpers.benchmarks import arguments, flag
@@ -26,7 +27,7 @@ def main() -> None:
         __doc__,
         {"rows": 2, "pairs": 2, "sets": 2, "blocks": 2, "layers": 2},
         model=flag(help="as for load_model", positional=True),
-        curvature=flag(help="a file of H", positional=True),
+        curvature=flag(help='a file of H, or "kept": the one that ships', positional=True),
         rows=flag(4, "rows to measure on"),
         text=flag(None, "a file of text; by default the model's own"),
         skip=flag(1, "rows of --text to leave out before, such as those of H"),
@@ -38,7 +39,8 @@ def main() -> None:
         threads=flag(type=int),
     )
     model, tokenizer = cl.load_model(options.model)
-    curvature = cl.Curvature.load(options.curvature)
+    kept = kept_curvature(options.model) if options.curvature == "kept" else None
+    curvature = kept or cl.Curvature.load(options.curvature)
     rows_as = {"text_file": options.text, "positions_per_sequence": "all"}
     _, held_out = cl.default_calibration(
         options.model, tokenizer, options.skip, options.rows, **rows_as
