@@ -18,10 +18,18 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cocurve_lab.base.tables import pick
+from cocurve_lab.base.tables import Row, pick, typeset
+from cocurve_lab.curvature.uncertainty import jackknife
+from cocurve_lab.extensions.analysis.stability import is_converged, selection_stability
 from cocurve_lab.extensions.pretrained.kept import KeptPlan, KeptPlans, kept_curvature, kept_plans
+from cocurve_lab.measuring.agreement import RANDOM
 from cocurve_lab.measuring.risk import standard_error
+from cocurve_studies.certainty import findings as certain
 from cocurve_studies.certainty import purposes
+from cocurve_studies.structure import bridges, geometry, propositions
+from cocurve_studies.structure import findings as structural
+from cocurve_studies.trust import fidelity
+from cocurve_studies.trust import findings as trusting
 from helpers.benchmarks import error_bar
 
 Table = tuple[str, list[str], list[list[str]]]  # title, heads, cells
@@ -176,8 +184,59 @@ def kinds(plans: Plans) -> Iterable[Table]:
         yield f"H of texts that everyone has, lambda {strength:g}", heads, cells
 
 
+def claims(plans: Plans) -> Iterable[Table]:
+    """The claims of the paper that can be judged from H and these plans."""
+    assert CURVATURE is not None
+    h = CURVATURE
+    found = [
+        *trusting.single_unit_findings(fidelity.single_unit_fidelity(h)),
+        *trusting.fidelity_findings(_fidelity(plans)),
+        certain.redundancy_finding(jackknife(h, "ffn_redundancy")),
+        *(certain.stability_finding(selection_stability(h, 0.2, s)) for s in (0.0, 1.0)),
+        certain.convergence_finding(is_converged(h, 0.2, 1.0), len(h.grouped["group_grams"])),
+        *certain.purpose_findings(purposes.kept_purposes(h, 0.2) or []),
+        *structural.bridge_findings(bridges.bridge_table(h), bridges.bridge_edges(h)),
+        *structural.structure_findings(geometry.block_table(h), geometry.budget_table(h)),
+        *structural.proposition_findings(propositions.proposition_table(h)),
+    ]
+    cells = [
+        [
+            text.replace("|", r"\|")
+            for text in (f.study, typeset(f.claim), f.where, typeset(f.ours), f.said)
+        ]
+        for f in found
+    ]
+    yield "Claims", ["study", "the paper", "where", "on SmolLM2-135M, C4", "verdict"], cells
+
+
+def _fidelity(plans: Plans) -> list[Row]:
+    """The table of `fidelity_study`, of kept plans without guards."""
+    assert CURVATURE is not None
+    chosen = [
+        (fidelity.ACROSS, f"lambda {strength:g}", plan)
+        for strength in purposes.STRENGTHS
+        for plan in plans.by_name[f"H, lambda {strength:g}"].values()
+    ]
+    names = [f"H, lambda {strength:g}" for strength in STRENGTHS]
+    pool = [(name.removeprefix("H, "), name) for name in names]
+    pool += [(RANDOM, name) for name in plans.named("random")]
+    for method, name in pool:
+        chosen += [(fidelity.POOL, method, x) for r, x in plans.by_name[name].items() if r == 0.2]
+    table = []
+    for group, method, plan in chosen:
+        kl, error = plan.kl["c4"], float(standard_error(plan.kl["c4"][None])[0])
+        row = {"group": group, "method": method}
+        row |= {
+            "interaction_strength": plan.selection.interaction_strength,
+            "requested_ratio": plan.selection.requested_ratio,
+        }
+        table.append(row | fidelity.plan_columns(CURVATURE, plan.selection, kl, error))
+    return table
+
+
 TABLES: dict[str, Callable[[Plans], Iterable[Table]]] = {
-    function.__name__: function for function in (methods, edges, strengths, abilities, texts, kinds)
+    function.__name__: function
+    for function in (methods, edges, strengths, abilities, texts, kinds, claims)
 }
 
 

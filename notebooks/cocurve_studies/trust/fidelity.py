@@ -170,7 +170,7 @@ def fidelity_study(
         plans = _plans(curvature, options)
         table = study.measure([plan for _, plan in plans])
         return [
-            row | _plan_columns(curvature, plan, kl, error)
+            row | plan_columns(curvature, plan, kl, error)
             for (row, plan), kl, error in zip(plans, table.kl, table.standard_error, strict=True)
         ]
 
@@ -203,7 +203,8 @@ def _plans(curvature: Curvature, options: FidelityOptions) -> list[tuple[Row, Se
     ]
 
 
-def _plan_columns(curvature: Curvature, plan: Selection, kl: np.ndarray, error: float) -> Row:
+def plan_columns(curvature: Curvature, plan: Selection, kl: np.ndarray, error: float) -> Row:
+    """Return what `fidelity_study` says of a plan, from its measured KL [sequences]."""
     predicted, chosen = curvature.risk(plan.pruned), np.ix_(plan.pruned, plan.pruned)
     sampling = None
     if curvature.group_grams is not None:
