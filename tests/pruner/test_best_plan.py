@@ -13,10 +13,11 @@ import torch
 import cocurve_lab as cl
 from cocurve_lab.calibration import default_calibration
 from cocurve_lab.cli import DONE, FAILED, main
-from cocurve_lab.extensions.choosing.best_plan import compare_models
+from cocurve_lab.extensions.choosing import best_plan
 from cocurve_lab.measuring.generation import Question
+from cocurve_lab.measuring.risk import compare_models
 from cocurve_lab.models.identity import model_name
-from helpers.tiny_models import tiny_model, word_tokenizer
+from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
 
 LENGTH, SEQUENCES = 16, 8
 
@@ -168,3 +169,19 @@ def test_compress_writes_a_folder_and_a_report(
     assert "no step of the search has seen" in (tmp_path / "smaller" / "README.md").read_text()
     assert main(command) == FAILED
     assert "smaller" in capsys.readouterr().err
+
+
+def test_whole_layers_are_measured_where_time_allows() -> None:
+    model = tiny_model(layers=3)
+    units, rows = cl.enumerate_units(model, 4), tiny_text(2)
+    inputs = (model, units, rows)
+    (layers,) = best_plan._layers(*inputs, best_plan._Clock(60.0), None, False)
+    assert (len(layers.parts), layers.pool) == (3, (0, 1, 2))
+    assert best_plan._layers(*inputs, best_plan._Clock(1e-9), None, False) == []
+    curvature = cl.estimate_curvature(model, units, rows, 16, progress=False)
+    plans = best_plan._candidates(model, curvature, [layers], 0.3, cl.Guards())
+    assert {"KL of each unit alone", "measured layers, lambda 0.5"} <= plans.keys()
+    whole = plans["measured layers, lambda 0.5"]
+    assert {units.layers[u] for u in whole.pruned} == {whole.units.layers[whole.pruned[0]]}
+    capped = best_plan._candidates(model, curvature, [layers], 0.3, cl.Guards(protect_first=1))
+    assert not any(name.startswith("measured") for name in capped)

@@ -1,8 +1,9 @@
 """`best_plan`: from a model, a budget and some minutes to the best smaller model, in one call.
 
-H is built on as many rows as its share of the time allows. The plans of H and of the shifts are
-measured, the best of them starts a search by measured KL, and the plan found is refitted. All
-numbers of the report are measured on rows that no step before has seen.
+H is built on as many rows as its share of the time allows, and whole layers are measured alone
+and in pairs. Plans of H, of the shifts, of the KL of single units and of layers are measured. The
+best of them starts a search by measured KL that moves units and layers, and the plan found is
+refitted. All numbers of the report are measured on rows that no step before has seen.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +40,7 @@ from ...solver.guards import FREE, Guards
 from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
 from ...solver.targets import Target
+from ..interactions.measured import Interactions, measure_interactions
 from ..repairing.repair import RepairOptions, repair
 from ..surrogates.additive_torch import TorchAdditiveKL
 from .search import PlanSearch, search_plan
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _BUILD, _SEARCH = 0.4, 0.85  # of the time: when the build ends, and when the search does
+_LAYERS = 0.1  # of the time, for measured layers
 _SEARCH_ROWS, _JUDGE_ROWS, _TEST_ROWS = 32, 16, 16
 _QUESTIONS = 40  # of each ability of the demo model
 
@@ -172,10 +176,10 @@ def best_plan(
 ) -> BestPlan:
     """Find the best smaller model of a size that some minutes of work buy.
 
-    H takes 40 % of the time, or less if it runs out of rows; the search takes 45 %, the refit and
-    the report the rest. A step that has begun is ended, so the whole may take a little longer, and
-    much longer where one row of H takes longer than its share. The search uses rows of H; the rows
-    of the judging and of the test are used for nothing else.
+    H takes 40 % of the time, or less if it runs out of rows; measured layers up to 10 %, the search
+    35 %, the refit and the report the rest. A step that has begun is ended, so the whole may take a
+    little longer, and much longer where one row of H takes longer than its share. The search uses
+    rows of H; the rows of the judging and of the test are used for nothing else.
 
     Args:
         model: the dense model; it is left as it was.
@@ -228,8 +232,11 @@ def best_plan(
         curvature = _build(model, units, calibration, clock, folder, progress)
     done = curvature.provenance["sequences_done"]
     rows = calibration.rows(0, max(2, min(_SEARCH_ROWS, done)))
+    with clock.step("layers"):
+        layers = _layers(model, units, rows.rows(0, 2), clock, folder, progress)
     with clock.step("plans"):
-        path, named = plans_file(folder, model, rows), _candidates(model, curvature, target, guards)
+        path = plans_file(folder, model, rows)
+        named = _candidates(model, curvature, layers, target, guards)
         plans = list(named.values())
         table = measure_plans(model, plans, rows, checkpoint=path, progress=progress)
         best = int(table.mean.argmin())
@@ -246,6 +253,7 @@ def best_plan(
             held_out=judge,
             evaluations=evaluations,
             surrogate=curvature,
+            scales=layers,
             checkpoint=path,
             progress=progress,
         )
@@ -330,10 +338,39 @@ def _build(
     return curvature
 
 
+def _layers(
+    model: PreTrainedModel,
+    units: UnitSet,
+    rows: CalibrationSet,
+    clock: _Clock,
+    folder: Path | None,
+    progress: Progress,
+) -> list[Interactions]:
+    """Measured layers, with as many pairs as their share of the time allows; [] where none fit."""
+    path = plans_file(folder, model, rows)
+    count, begun = len(set(units.layers.tolist())), clock.gone
+    whole = Selection.from_pruned(
+        units, np.flatnonzero(units.layers == units.layers.min()).tolist()
+    )
+    measure_plans(model, [whole], rows, progress=False)  # no file: it may know it
+    fit = int(_LAYERS * clock.total / (clock.gone - begun)) - count
+    pool = min(count, int((1 + math.sqrt(1 + 8 * max(0, fit))) / 2))  # p (p - 1) / 2 pairs
+    if fit < 1 or pool < 2:
+        return []
+    measured = measure_interactions(
+        model, "layers", rows, units=units, pool=pool, checkpoint=path, progress=progress
+    )
+    return [measured]
+
+
 def _candidates(
-    model: PreTrainedModel, curvature: Curvature, target: float | Target, guards: Guards
+    model: PreTrainedModel,
+    curvature: Curvature,
+    layers: Sequence[Interactions],
+    target: float | Target,
+    guards: Guards,
 ) -> dict[str, Selection]:
-    """The plans that H and the shifts make, by what made them."""
+    """The plans that H, the shifts, single units and layers make, by what made them."""
     additive, pair, device = curvature.additive(), curvature.pair_kl(), model_device(model)
     if device.type == "cuda":
         additive = TorchAdditiveKL(curvature, device)
@@ -343,9 +380,19 @@ def _candidates(
         "pair KL": lambda: solve_greedy(pair, target, 1.0, guards),
         "additive KL": lambda: additive.solve(target, 1.0, guards),
     }
+    if (own := curvature.single_unit_risk) is not None:
+        alone = Curvature(np.diag(2 * own), curvature.units)
+        ways["KL of each unit alone"] = lambda: solve_greedy(alone, target, 0.0, guards)
+    if guards == FREE and not isinstance(target, Target):  # theirs are over units
+        for strength in (0.0, 0.5, 1.0):
+            for found in layers:
+                ways[f"measured layers, lambda {strength:g}"] = partial(
+                    found.solve, target, strength
+                )
     plans: dict[str, Selection] = {}
     for name, solve in ways.items():
-        with suppress(InfeasibleError):  # greedy stalls at this lambda; it may not at another
+        # greedy stalls at this lambda, or the layers have too few parameters
+        with suppress(InfeasibleError, InputError):
             plans[name] = solve()
     if not plans:
         ways["H, lambda 1"]()  # says why
