@@ -2,8 +2,10 @@
 
     make smollm2
     python data/measure_smollm2.py H --c4 C4 --wikitext TEXT      # 45 minutes on two cores
-    python data/measure_smollm2.py best --c4 C4                   # 40 minutes
+    python data/measure_smollm2.py best --c4 C4                   # 70 minutes
+    python data/measure_smollm2.py methods --c4 C4                # an hour
     python data/measure_smollm2.py plans --c4 C4 --wikitext TEXT  # an hour
+    python data/measure_smollm2.py refit --c4 C4 --wikitext TEXT  # 20 minutes
     python data/measure_smollm2.py page --c4 C4                   # seconds
 
 C4 and TEXT are files with one document per line: a slice of C4 in English, and the valid split of
@@ -33,13 +35,14 @@ from cocurve_lab.extensions.interactions.measured import Interactions
 from cocurve_lab.extensions.pretrained.kept import (
     kept_folder,
     read_curvature,
+    read_plans,
     write_curvature,
     write_plans,
 )
 from cocurve_lab.extensions.pretrained.smollm2 import NAME
 from cocurve_lab.extensions.pretrained.texts import END, own_questions
 from cocurve_lab.measuring.answers import AnswerOptions
-from cocurve_lab.measuring.risk import Meter
+from cocurve_lab.measuring.risk import Meter, model_risk
 from cocurve_lab.solver.guards import Guards
 
 ROWS, JUDGED = 24, (26, 32)
@@ -56,16 +59,16 @@ SOURCES = {
 }
 FEW, DRAWS = 4, 3  # rows of each kind of text; H of rows drawn again
 PAIRS, RANDOM = 12, 10  # pairs: half of the most negative edges, half of the most positive
+BLOCKWISE = ("finercut", "blockpruner")  # removals measured anew: half an hour each
 METHODS = (
-    "magnitude",
-    "wanda-sp",
-    "flap",
-    "amp",
-    "llm-pruner",
-    "slimllm",
-    "2ssp",
-    "shortgpt",
-    "cbo",
+    *("magnitude", "wanda-sp", "flap", "amp", "llm-pruner", "slimllm", "2ssp", "shortgpt", "cbo"),
+    *BLOCKWISE,
+)
+REFITTED = (
+    *((0.2, f"H, lambda {strength}") for strength in (0, 0.5, 1)),
+    *((0.2, name) for name in ("units by their own KL", "measured layers, lambda 0", "ShortGPT")),
+    *((0.2, f"measured blocks, lambda {strength}") for strength in (0.5,)),
+    *((ratio, "searched") for ratio in BEST),
 )
 PAGE = Path(__file__).resolve().parents[1] / "notebooks" / "explore_smollm2.html"
 PROMPTS = ("What is the capital of France?", "What is the opposite of hot?", "What is 2 + 3?")
@@ -301,28 +304,39 @@ def of_parts(options: argparse.Namespace, curvature: cl.Curvature) -> Iterator[N
                 yield name, plan
 
 
-def of_methods(
-    options: argparse.Namespace, model: Any, units: cl.UnitSet, rows: cl.CalibrationSet
-) -> Iterator[Named]:
-    """Plans of the other methods, each measured on the rows of H; kept in the work folder."""
-    for name in METHODS:
+def methods(options: argparse.Namespace) -> None:
+    """Make the plans of the other methods, each measured on the rows of H; in the work folder.
+
+    FinerCut and BlockPruner measure their blocks in bfloat16.
+    """
+    model, tokenizer = cl.load_model(NAME)
+    units, rows = cl.enumerate_units(model), texts(options, tokenizer)["calibration"]
+    for name in options.methods:
         method, file = cl.get_method(name), options.work / f"{name}.json"
         if not file.exists():
-            print(f"{method.title} ...", flush=True)
-            evidence = method.measure(model, units, rows)
+            with torch.autocast("cpu", torch.bfloat16, enabled=name in BLOCKWISE):
+                evidence = method.measure(model, units, rows)
             found = [method.select(evidence, units, ratio).to_json() for ratio in RATIOS[1:]]
             file.write_text(json.dumps(found))
-        for plan in json.loads(file.read_text()):
-            yield method.title, cl.Selection.from_json(plan)
+        print(f"{method.title}: {file}", flush=True)
+
+
+def of_methods(options: argparse.Namespace) -> Iterator[Named]:
+    """The plans that `methods` has made."""
+    for name in METHODS:
+        if (file := options.work / f"{name}.json").exists():
+            for plan in json.loads(file.read_text()):
+                yield cl.get_method(name).title, cl.Selection.from_json(plan)
 
 
 def measure(options: argparse.Namespace) -> None:
     """Measure all plans and write plans.json."""
     model, tokenizer = cl.load_model(NAME)
     rows = texts(options, tokenizer)
+    del rows["calibration"]
     curvature = read_curvature(options.out / "H.npz")
     named = [*from_curvature(curvature), *pairs(curvature)]
-    named += of_methods(options, model, curvature.units, rows.pop("calibration"))
+    named += of_methods(options)
     named += of_parts(options, curvature)
     for file in sorted(options.out.glob("best_*.json")):
         named.append(("searched", cl.Selection.from_json(file.read_text())))
@@ -366,6 +380,45 @@ def measure(options: argparse.Namespace) -> None:
     fingerprint = curvature.provenance["model_fingerprint"]
     write_plans(options.out / "plans.json", fingerprint, about, list(PROMPTS), written)
     print(f"{len(written)} plans in {options.out / 'plans.json'}")
+
+
+def refit(options: argparse.Namespace) -> None:
+    """Print the KL of some plans as pruned and refitted on 96 rows of C4, on every judge."""
+    model, tokenizer = cl.load_model(NAME)
+    judges = texts(options, tokenizer)
+    rows = default_rows(NAME, tokenizer, 160, text_file=options.work / "c4.jsonl", **LENGTH)
+    rows = rows.rows(64, 160)
+    del judges["calibration"]
+    for judge in judges.values():
+        judge.require_disjoint(rows)
+    kept = read_plans(options.out / "plans.json", read_curvature(options.out / "H.npz"))
+    print(
+        "| removed | plan |", " | ".join(f"{SOURCES[name]}, then refitted" for name in judges), "|"
+    )
+    for ratio, name in REFITTED:
+        (plan,) = (
+            plan
+            for plan in kept.plans
+            if (plan.name, plan.selection.requested_ratio) == (name, ratio)
+        )
+        file = options.work / f"refit_{plan.selection.fingerprint[:12]}.json"
+        if not file.exists():
+            repaired = cl.repair(model, plan.selection, rows)
+            file.write_text(
+                json.dumps(
+                    {
+                        text: model_risk(model, repaired, judge).tolist()
+                        for text, judge in judges.items()
+                    }
+                )
+            )
+        after = json.loads(file.read_text())
+        cells = [f"{shown(plan.kl[text])}, {shown(np.array(after[text]))}" for text in judges]
+        print(f"| {ratio:.0%} | {name} | {' | '.join(cells)} |", flush=True)
+
+
+def shown(rows: np.ndarray) -> str:
+    return f"{rows.mean():.3f} ± {rows.std(ddof=1) / len(rows) ** 0.5:.3f}"
 
 
 def page(options: argparse.Namespace) -> None:
@@ -414,18 +467,29 @@ def replies(
     return found
 
 
+STEPS = {
+    "H": build,
+    "best": best,
+    "methods": methods,
+    "plans": measure,
+    "refit": refit,
+    "page": page,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("step", choices=["H", "best", "plans", "page"])
+    parser.add_argument("step", choices=[*STEPS])
     parser.add_argument("--c4", type=Path, required=True, help="a slice of C4, a document per line")
     parser.add_argument("--wikitext", type=Path, help="the valid split of WikiText-2")
     parser.add_argument("--kl-only", action="store_true", help="ask the plans no questions")
     parser.add_argument("--evaluations", type=int, default=3000, help="of a search, in rows")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--work", type=Path, default=Path("build/smollm2"), help="keeps each step")
     parser.add_argument("--out", type=Path, default=kept_folder())
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    {"H": build, "best": best, "plans": measure, "page": page}[options.step](options)
+    STEPS[options.step](options)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python tests/benchmarks/bench_smollm2.py            # all tables
     python tests/benchmarks/bench_smollm2.py edges      # one of them
+    python tests/benchmarks/bench_smollm2.py --write    # put them into SMOLLM2.md
 
 `data/measure_smollm2.py` makes the measurements.
 """
@@ -36,6 +37,7 @@ Table = tuple[str, list[str], list[list[str]]]  # title, heads, cells
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4)
 TEXTS = {"c4": "C4", "wikitext": "WikiText", "manual": "the manual"}
 STRENGTHS = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0)
+PAGE = Path(__file__).with_name("SMOLLM2.md")
 CURVATURE = kept_curvature("smollm2")
 
 
@@ -253,11 +255,25 @@ def printed(name: str) -> str:
     return "\n\n".join(found)
 
 
+def page(text: str) -> str:
+    """SMOLLM2.md with the tables of today between its marks."""
+    for name in TABLES:
+        begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n{printed(name)}\n{end}{rest.split(end)[1]}"
+    return text
+
+
 def main() -> None:
     shape = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
     parser.add_argument("parts", nargs="*", choices=[[], *TABLES], help="by default all")
-    for name in parser.parse_args().parts or TABLES:
+    parser.add_argument("--write", action="store_true", help="put them into SMOLLM2.md")
+    options = parser.parse_args()
+    if options.write:
+        PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        return
+    for name in options.parts or TABLES:
         print(f"{printed(name)}\n")
 
 
