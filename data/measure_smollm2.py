@@ -159,8 +159,8 @@ def best(options: argparse.Namespace) -> None:
 def measured_parts(
     options: argparse.Namespace, model: Any, parts: str, rows: cl.CalibrationSet, pool: int
 ) -> Interactions:
-    """Measured interactions of layers or blocks, kept in the work folder."""
-    file = options.work / f"{parts}.npz"
+    """Measured interactions of layers or blocks, which ship."""
+    file = options.out / f"{parts}.npz"
     if not file.exists():
         keep = options.work / f"{parts}.ckpt"
         found = cl.measure_interactions(
@@ -297,7 +297,7 @@ def pairs(curvature: cl.Curvature) -> Iterator[Named]:
 
 def of_parts(options: argparse.Namespace, curvature: cl.Curvature) -> Iterator[Named]:
     """Plans of measured layers and blocks, and of the KL of each unit alone."""
-    scales = [Interactions.load(options.work / f"{parts}.npz") for parts in ("layers", "blocks")]
+    scales = [Interactions.load(options.out / f"{parts}.npz") for parts in ("layers", "blocks")]
     for ratio in BEST:
         for name, plan in candidates(options, curvature, scales, ratio):
             if not name.startswith("H"):

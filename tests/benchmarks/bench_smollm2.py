@@ -16,13 +16,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import spearmanr
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cocurve_lab.base.tables import Row, pick, typeset
 from cocurve_lab.curvature.uncertainty import jackknife
 from cocurve_lab.extensions.analysis.stability import is_converged, selection_stability
-from cocurve_lab.extensions.pretrained.kept import KeptPlan, KeptPlans, kept_curvature, kept_plans
+from cocurve_lab.extensions.pretrained.kept import (
+    KeptPlan,
+    KeptPlans,
+    kept_curvature,
+    kept_interactions,
+    kept_plans,
+)
 from cocurve_lab.measuring.agreement import RANDOM
 from cocurve_lab.measuring.risk import standard_error
 from cocurve_studies.certainty import findings as certain
@@ -186,6 +193,52 @@ def kinds(plans: Plans) -> Iterable[Table]:
         yield f"H of texts that everyone has, lambda {strength:g}", heads, cells
 
 
+def scales(plans: Plans) -> Iterable[Table]:
+    """Whether a sum of KLs and of pairs ranks plans of all scales; predictions beside the KL."""
+    assert CURVATURE is not None
+    own = CURVATURE.single_unit_risk
+    assert own is not None
+    names = [f"H, lambda {strength:g}" for strength in (0.0, 0.5, 1.0)]
+    names += ["units by their own KL", *plans.named("measured"), "searched"]
+    for ratio in (0.1, 0.2, 0.3):
+        found = {}  # of equal plans the first
+        for name in names:
+            if (plan := plans.by_name[name].get(ratio)) is not None:
+                found.setdefault(plan.selection.fingerprint, (name, plan))
+        numbers = []
+        for _, plan in found.values():
+            chosen = list(plan.selection.pruned)
+            whole = [plan.kl["c4"].mean(), own[chosen].sum(), CURVATURE.risk(chosen)]
+            for parts in ("blocks", "layers"):
+                measured = kept_interactions("smollm2", parts)
+                assert measured is not None
+                share = np.array(
+                    [own[sorted({*p} & {*chosen})].sum() / own[[*p]].sum() for p in measured.parts]
+                )
+                inside = share[list(measured.pool)]
+                alone = float(measured.alone.mean(axis=0) @ share)
+                whole += [alone, alone + float(inside @ measured.interaction @ inside) / 2]
+            numbers.append(whole)
+        table = np.array(numbers)
+        cells = [
+            [name, *(f"{value:.2f}" for value in line)]
+            for (name, _), line in zip(found.values(), table, strict=True)
+        ]
+        ranks = [float(spearmanr(table[:, 0], column).statistic) for column in table.T[1:]]
+        cells.append(["rank correlation", "", *(f"{rank:+.2f}" for rank in ranks)])
+        heads = [
+            "plan",
+            "KL on C4",
+            "units, summed",
+            "H",
+            "blocks",
+            "and pairs",
+            "layers",
+            "and pairs",
+        ]
+        yield f"{ratio:.0%}: what each sum predicts", heads, cells
+
+
 def claims(plans: Plans) -> Iterable[Table]:
     """The claims of the paper that can be judged from H and these plans."""
     assert CURVATURE is not None
@@ -238,7 +291,7 @@ def _fidelity(plans: Plans) -> list[Row]:
 
 TABLES: dict[str, Callable[[Plans], Iterable[Table]]] = {
     function.__name__: function
-    for function in (methods, edges, strengths, abilities, texts, kinds, claims)
+    for function in (methods, edges, strengths, abilities, texts, kinds, scales, claims)
 }
 
 

@@ -13,6 +13,7 @@ import cocurve_lab as cl
 from cocurve_lab.extensions.pretrained.kept import (
     kept_curvature,
     kept_folder,
+    kept_interactions,
     kept_plans,
     read_curvature,
     read_plans,
@@ -134,3 +135,23 @@ def test_the_plans_that_ship_are_of_the_h_that_ships() -> None:
         )
         assert set(again.pruned) == set(plan.selection.pruned)
         assert {len(values) for values in plan.kl.values()} == {6}
+
+
+@pytest.mark.parametrize(("parts", "count"), [("layers", 30), ("blocks", 60)])
+def test_measured_interactions_ship_beside_h(parts: Any, count: int) -> None:
+    curvature = kept_curvature("smollm2")
+    found = kept_interactions("smollm2", parts)
+    assert curvature is not None
+    assert found is not None
+    assert len(found.parts) == count
+    curvature.units.require_same(found.units, mine="H", theirs="the parts")
+    plan = found.solve(0.2, 0.5)
+    assert plan.realized_ratio >= 0.2
+    assert kept_interactions("demo", parts) is None
+
+
+@pytest.mark.parametrize("percent", [10, 20, 30])
+def test_the_best_plans_ship_with_their_size(percent: int) -> None:
+    plan = cl.Selection.from_json((kept_folder() / f"best_{percent}.json").read_text())
+    assert plan.realized_ratio == pytest.approx(percent / 100, abs=0.003)
+    assert plan.requested_ratio == percent / 100

@@ -1,4 +1,4 @@
-"""What ships with a fetched model: its H, built once, and plans, measured once.
+"""What ships with a fetched model: H and measured interactions, built once; plans, measured once.
 
 H takes a few megabytes: its upper triangle in float32, and for each group of rows how far its own
 H is from the whole, in 8 bits. So H has its error bars, and the gate its doubts. Errors are within
@@ -11,7 +11,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -40,6 +40,9 @@ from ...curvature.matrix import Curvature
 from ...models.units import UnitSet
 from ...solver.selection import Selection
 from .smollm2 import NAME, is_smollm2
+
+if TYPE_CHECKING:
+    from ..interactions.measured import Interactions
 
 FORMAT, VERSION = "cocurve-kept-curvature", 1
 PLANS = "cocurve-kept-plans"
@@ -89,6 +92,15 @@ def kept_folder() -> Path:
 def kept_curvature(model_id: str | os.PathLike[str]) -> Curvature | None:
     """Open the H that ships with a model (as for `load_model`); None for one that has none."""
     return read_curvature(kept_folder() / "H.npz") if is_smollm2(model_id) else None
+
+
+def kept_interactions(
+    model_id: str | os.PathLike[str], parts: Literal["layers", "blocks"]
+) -> Interactions | None:
+    """Open the measured interactions that ship with a model; None for one that has none."""
+    from ..interactions.measured import Interactions  # it needs torch
+
+    return Interactions.load(kept_folder() / f"{parts}.npz") if is_smollm2(model_id) else None
 
 
 def write_curvature(curvature: Curvature, path: str | os.PathLike[str]) -> None:
