@@ -31,6 +31,7 @@ import torch
 import cocurve_lab as cl
 from cocurve_lab.calibration import default_rows, read_documents
 from cocurve_lab.cli.demo import random_plan
+from cocurve_lab.extensions.choosing.search import SearchOptions
 from cocurve_lab.extensions.interactions.measured import Interactions
 from cocurve_lab.extensions.pretrained.kept import (
     kept_folder,
@@ -150,6 +151,7 @@ def best(options: argparse.Namespace) -> None:
                 scales=scales,
                 checkpoint=options.work / "search",
                 progress="lines",
+                options=SearchOptions(swaps=8, random_share=0.2, gradient_rows=8),
             )
             print(f"{ratio:.0%} from {list(named)[mean.argmin()]}: {found}", flush=True)
             plan = found.selection.predicted_by(curvature)

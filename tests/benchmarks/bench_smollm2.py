@@ -1,8 +1,8 @@
-"""The tables of SMOLLM2.md, from the measurements that ship with the library. No model is needed.
+"""The tables of SMOLLM2.md and SMOLLM2_FINDINGS.md, from what ships. No model is needed.
 
     python tests/benchmarks/bench_smollm2.py            # all tables
     python tests/benchmarks/bench_smollm2.py edges      # one of them
-    python tests/benchmarks/bench_smollm2.py --write    # put them into SMOLLM2.md
+    python tests/benchmarks/bench_smollm2.py --write    # put them into the two pages
 
 `data/measure_smollm2.py` makes the measurements.
 """
@@ -44,7 +44,7 @@ Table = tuple[str, list[str], list[list[str]]]  # title, heads, cells
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4)
 TEXTS = {"c4": "C4", "wikitext": "WikiText", "manual": "the manual"}
 STRENGTHS = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0)
-PAGE = Path(__file__).with_name("SMOLLM2.md")
+PAGES = [Path(__file__).with_name(f"SMOLLM2{part}.md") for part in ("", "_FINDINGS")]
 CURVATURE = kept_curvature("smollm2")
 
 
@@ -80,13 +80,13 @@ def methods(plans: Plans) -> Iterable[Table]:
     names = [f"H, lambda {strength:g}" for strength in (0.0, 0.5, 1.0)]
     names += [f"H, lambda {strength:g}, ends kept" for strength in (0.0, 0.5, 1.0)]
     names += ["units by their own KL", *plans.named("measured"), "searched", *plans.methods]
-    for text, title in TEXTS.items():
-        cells = []
-        for name in names:
-            values = [plans.kl(name, ratio, text) for ratio in RATIOS]
-            cells.append([name, *("" if x is None else bar(x) for x in values)])
-        cells.append(["random, mean and range of ten", *(_random(plans, r, text) for r in RATIOS)])
-        yield f"KL on {title}", ["plan", *(f"{r:.0%}" for r in RATIOS)], cells
+    columns = [(ratio, text) for ratio in (0.1, 0.2, 0.3) for text in TEXTS]
+    cells = []
+    for name in names:
+        values = [plans.kl(name, ratio, text) for ratio, text in columns]
+        cells.append([name, *("" if x is None else bar(x) for x in values)])
+    cells.append(["random: mean, range of ten", *(_random(plans, *at) for at in columns)])
+    yield "KL", ["plan", *(f"{ratio:.0%}, {TEXTS[text]}" for ratio, text in columns)], cells
 
 
 def _random(plans: Plans, ratio: float, text: str) -> str:
@@ -165,16 +165,15 @@ def abilities(plans: Plans) -> Iterable[Table]:
 def texts(plans: Plans) -> Iterable[Table]:
     """What a plan is for."""
     assert CURVATURE is not None
-    for ratio in (0.1, 0.2):
-        table = purposes.kept_purposes(CURVATURE, ratio) or []
-        for strength in purposes.STRENGTHS:
-            cells = []
-            for name in purposes.KEPT:
-                rows = pick(table, calibrated_on=name, interaction_strength=strength)
-                by = {row["judged_on"]: error_bar(row["kl"], row["kl_error"], 3) for row in rows}
-                cells.append([name, *(by.get(judge, "") for judge in purposes.KEPT)])
-            title = f"{ratio:.0%}, lambda {strength:g}: H of 4 rows of a text, judged on four texts"
-            yield title, ["H of", *purposes.KEPT], cells
+    table = purposes.kept_purposes(CURVATURE, 0.2) or []
+    for strength in purposes.STRENGTHS:
+        cells = []
+        for name in purposes.KEPT:
+            rows = pick(table, calibrated_on=name, interaction_strength=strength)
+            by = {row["judged_on"]: error_bar(row["kl"], row["kl_error"], 3) for row in rows}
+            cells.append([name, *(by.get(judge, "") for judge in purposes.KEPT)])
+        title = f"20%, lambda {strength:g}: H of 4 rows of a text, judged on four texts"
+        yield title, ["H of", *purposes.KEPT], cells
 
 
 def kinds(plans: Plans) -> Iterable[Table]:
@@ -309,11 +308,12 @@ def printed(name: str) -> str:
 
 
 def page(text: str) -> str:
-    """SMOLLM2.md with the tables of today between its marks."""
+    """A page with the tables of today between its marks."""
     for name in TABLES:
         begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n{printed(name)}\n{end}{rest.split(end)[1]}"
+        if begin in text:
+            before, rest = text.split(begin)
+            text = f"{before}{begin}\n{printed(name)}\n{end}{rest.split(end)[1]}"
     return text
 
 
@@ -321,10 +321,11 @@ def main() -> None:
     shape = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
     parser.add_argument("parts", nargs="*", choices=[[], *TABLES], help="by default all")
-    parser.add_argument("--write", action="store_true", help="put them into SMOLLM2.md")
+    parser.add_argument("--write", action="store_true", help="put them into the pages")
     options = parser.parse_args()
     if options.write:
-        PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        for file in PAGES:
+            file.write_text(page(file.read_text(encoding="utf-8")), encoding="utf-8")
         return
     for name in options.parts or TABLES:
         print(f"{printed(name)}\n")

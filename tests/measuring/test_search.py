@@ -16,7 +16,9 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
+from cocurve_lab.cli.demo import random_plan
 from cocurve_lab.extensions.choosing import search
+from cocurve_lab.extensions.choosing.marginals import marginals
 from cocurve_lab.extensions.choosing.search import (
     PlanSearch,
     SearchOptions,
@@ -473,3 +475,32 @@ def test_the_ends_of_a_search() -> None:
     assert near(evaluations=10**6).evaluations < 10**6  # a small problem ends before its budget
     empty = found(cl.solve_greedy(curvature, 0.0))
     assert (empty.selection.pruned, empty.evaluations, empty.kl) == ((), len(ROWS), 0)
+
+
+def test_marginals_are_the_derivative_of_the_measured_kl() -> None:
+    model, text = tiny_model(), tiny_text(3)
+    units = cl.enumerate_units(model, GROUPS)
+    plan = cl.Selection.from_pruned(units, [1, 5, 9])
+    found, step = marginals(model, plan, text, [0, 2]), 1e-2
+    kept = [n for n, unit in enumerate(units) if unit.kind == "ffn" and n not in plan.pruned]
+    for unit in kept[:3]:
+        ends = [plan.with_gains({unit: 1 + sign * step}) for sign in (-1, 1)]
+        kl = cl.measure_plans(model, ends, text, progress=False).kl[:, [0, 2]].mean(axis=1)
+        assert found[unit] == pytest.approx((kl[0] - kl[1]) / (2 * step), rel=1e-2, abs=1e-5)
+    assert np.abs(marginals(model, cl.Selection.from_pruned(units, []), text, [0])).max() < 1e-6
+
+
+def test_marginals_at_the_best_plan_guide_the_search() -> None:
+    """With them a random plan improves on fewer evaluations, their own cost counted."""
+    model, rows, held_out = tiny_model(), tiny_text(8, seed=1), tiny_text(8, seed=2)
+    units = cl.enumerate_units(model, GROUPS)
+    start = random_plan(units, 0.3, 0)
+    kl = {}
+    for count in (0, 4):
+        options = SearchOptions(random_share=0.2, gradient_rows=count, first_rows=2, children=2)
+        found = cl.search_plan(
+            model, start, rows, held_out=held_out, evaluations=200, progress=False, options=options
+        )
+        kl[count] = found.history[-1][1]
+        assert found.evaluations <= 200 + 3 * count
+    assert kl[4] <= kl[0]

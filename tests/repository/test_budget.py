@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOT_LINES = {".md", ".png", ".npz", ".pyc"}
 BUDGETS = {
-    "cocurve_lab": 32_763,
+    "cocurve_lab": 32_888,
     "cocurve_lab/base": 1_530,
     "cocurve_lab/models": 2_554,
     "cocurve_lab/curvature": 1_853,
@@ -20,14 +20,14 @@ BUDGETS = {
     "cocurve_lab/solver": 2_793,
     "cocurve_lab/measuring": 2_773,
     "cocurve_lab/pruner": 1_845,
-    "cocurve_lab/extensions": 9_090,
+    "cocurve_lab/extensions": 9_215,
     "cocurve_lab/extensions/pretrained": 546,
     "cocurve_lab/methods": 2_276,
     "cocurve_lab/evaluation": 2_310,
     "cocurve_lab/cli": 2_270,
     "notebooks/cocurve_studies": 10_672,
     "widgets/cocurve_widgets": 10_873,
-    "tests": 44_681,
+    "tests": 44_722,
 }
 CORE_PATH = (
     *("models/units", "models/masking", "estimator/algorithm1", "estimator/teacher"),

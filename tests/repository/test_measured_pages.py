@@ -9,7 +9,15 @@ from types import ModuleType
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
-NAMES = ("methods", "edges", "strengths", "abilities", "texts", "kinds")  # claims draw at random
+NAMES = (
+    "methods",
+    "edges",
+    "strengths",
+    "abilities",
+    "texts",
+    "kinds",
+    "scales",
+)  # claims draw at random
 
 
 @pytest.fixture(scope="module")
@@ -26,4 +34,5 @@ def bench() -> ModuleType:
 def test_the_page_of_the_real_model_has_the_tables_of_its_kept_plans(
     name: str, bench: ModuleType
 ) -> None:
-    assert bench.printed(name) in bench.PAGE.read_text(encoding="utf-8")
+    pages = "".join(page.read_text(encoding="utf-8") for page in bench.PAGES)
+    assert bench.printed(name) in pages

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Units = frozenset[int]
 # mean place of a guided draw, as a share of the units in order: near the best, but not always it
-_NOISE = 0.1
+_NOISE, _SHARP_NOISE = 0.1, 0.02  # of H, and of marginals measured at the plan
 
 
 class Neighbors:
@@ -43,6 +43,7 @@ class Neighbors:
         start: the plan that says what to keep.
         rules: its guards and budget.
         unit_scale, part_scales: what a draw may move.
+        noise: mean place of a guided draw among the units in order, as a share of them.
 
     Args:
         exclude: units that may not enter; a Selection does not record them.
@@ -80,6 +81,7 @@ class Neighbors:
             edges = surrogate.matrix * require_strength(1.0 if strength is None else strength)
             self.unit_scale = replace(self.unit_scale, half=surrogate.saliency / 2, edges=edges)
         self.part_scales = [_Scale.of(found, self.costs) for found in scales]
+        self.noise = _NOISE
         widths = [unit.stop - unit.start for unit in units]
         # units that may replace each other in a plan that fixes the counts of its blocks
         self.slots = list(zip(units.layers.tolist(), units.kinds.tolist(), widths, strict=True))
@@ -104,6 +106,12 @@ class Neighbors:
             assert scale.edges is not None
             return draw.exchange(1, replace(scale, edges=scale.edges * rng.random()))
         return draw.exchange(int(rng.integers(least, self.most + 1)), self.unit_scale)
+
+    def guide(self, marginals: np.ndarray) -> None:
+        """Guide draws of units by the harm of each unit's absence at a plan [M], without edges."""
+        edges = np.zeros((len(marginals), len(marginals)))
+        self.unit_scale = replace(self.unit_scale, half=marginals, edges=edges)
+        self.noise = _SHARP_NOISE
 
     def selection(self, pruned: Collection[int], curvature: Curvature | None = None) -> Selection:
         """Make the plan of these units, with the target and guards of `start`."""
@@ -259,5 +267,5 @@ class _Draw:
         sums = edges[np.ix_(parts, inside)].sum(axis=1)
         sums -= np.where(np.isin(parts, inside), edges[parts, parts], 0)
         scores = sign * (half[parts] + sums) / scale.costs[parts]
-        place = int(self.rng.exponential(max(1.0, _NOISE * len(parts))))
+        place = int(self.rng.exponential(max(1.0, self.around.noise * len(parts))))
         return int(parts[np.argsort(scores, kind="stable")[min(place, len(parts) - 1)]])

@@ -28,6 +28,7 @@ from ...solver.guards import UnitsLike
 from ...solver.selection import Selection
 from ..interactions.measured import Interactions
 from ..repairing.repaired import Repair, RepairedMeter
+from .marginals import marginals
 from .neighbors import Neighbors, Units
 from .race import doubling_stages, race, require_pairs, survivors
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _TRIES = 20  # draws per wanted plan; after that the plans near the best are taken to be all known
+_BACKWARD = 3  # row evaluations that a forward and a backward pass are worth
 _NEIGHBOR_SHARE = 0.25  # of the draws of a front, those from the plan of a neighboring size
 
 
@@ -52,6 +54,9 @@ class SearchOptions:
             does not record them.
         swaps: the most units that a draw takes out of the best plan.
         random_share: share of the draws that are random although there is a surrogate, [0, 1].
+        gradient_rows: rows on which the first-order marginals of the best plan are taken whenever
+            it changes (`marginals`); they then guide draws of units in place of the surrogate. A
+            row counts as three evaluations. 0 takes none; with a repair there are none.
         children: plans per round. With a repair it is 1, because each repair makes a model.
         first_rows: rows of the first stage of a round, at least 2. Each further stage doubles the
             rows done. Rows are drawn anew for each round.
@@ -65,13 +70,21 @@ class SearchOptions:
     exclude: UnitsLike = ()
     swaps: int = 3
     random_share: float = 0.5
+    gradient_rows: int = 0
     children: int = 8
     first_rows: int = 4
     stop_beyond: float = 1.0
     finalists: int = 3
 
     def __post_init__(self) -> None:
-        limits = {"seed": 0, "swaps": 1, "children": 1, "first_rows": 2, "finalists": 1}
+        limits = {
+            "seed": 0,
+            "swaps": 1,
+            "gradient_rows": 0,
+            "children": 1,
+            "first_rows": 2,
+            "finalists": 1,
+        }
         for name, least in limits.items():
             object.__setattr__(self, name, as_int(getattr(self, name), name, least))
         if self.finalists > 3:
@@ -309,6 +322,7 @@ class _Line:
     whole: dict[str, Selection] = field(default_factory=dict)  # measured on all rows
     spent: int = 0  # row evaluations
     history: list[tuple[int, float]] = field(default_factory=list)  # as in `PlanSearch`
+    guided: str = ""  # fingerprint of the plan whose marginals guide the draws
     done: bool = False  # nothing is left to draw, or to draw it with
 
     def __post_init__(self) -> None:
@@ -430,6 +444,7 @@ class _Search:
 
     def _round(self, line: _Line) -> None:
         """Draw some plans near the best, race them over the rows, and keep the winner."""
+        self._guide(line)
         stages = doubling_stages(self.rows, self.options.first_rows)
         first = stages[0].stop
         # one of them must be able to reach the last row
@@ -455,6 +470,16 @@ class _Search:
 
         for plan in race(children, stages, measure, ahead):
             self._enter(line, plan)
+
+    def _guide(self, line: _Line) -> None:
+        """Take the marginals of a new best plan on rows drawn for it, if they are asked for."""
+        count = min(self.options.gradient_rows, self.rows)
+        if not count or self.repair is not None or line.guided == line.best.fingerprint:
+            return
+        rows = self.rng.permutation(self.rows)[:count]
+        line.neighbors.guide(marginals(self.model, line.best, self.text, rows.tolist()))
+        line.guided = line.best.fingerprint
+        self._spent(line, _BACKWARD * count)
 
     def _enter(self, line: _Line, plan: Selection) -> None:
         """Take in a plan measured on all rows; it is the best if its mean is the lowest."""
@@ -500,6 +525,9 @@ class _Search:
             count += int((~done[rows]).sum())
             done[rows] = True
         self.meter.measure(plans, rows.tolist())
+        self._spent(line, count)
+
+    def _spent(self, line: _Line, count: int) -> None:
         self.spent += count
         line.spent += count
         self.bar.update(count)
