@@ -126,7 +126,7 @@ class CalibrationSet:
             bos: the token that begins every row; None begins rows as the tokenizer begins a text
                 (many add none), and "" with nothing. `source` then names it.
         """
-        start = text_start(tokenizer) if bos is None else _begin(tokenizer, bos)
+        start = text_start(tokenizer, bos)
         length = _row_length(tokenizer, seq_len, len(start))
         num_sequences, seed = as_int(num_sequences, "num_sequences", 1), as_int(seed, "seed")
         documents: Iterable[str] = [texts] if isinstance(texts, str) else texts
@@ -392,17 +392,23 @@ def _row_length(tokenizer: PreTrainedTokenizerBase, seq_len: int | None, start: 
     return seq_len
 
 
-def text_start(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids that the tokenizer puts before a text, such as `<bos>`; most put none."""
-    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a")["input_ids"]
+def text_start(tokenizer: PreTrainedTokenizerBase, bos: str | int | None = None) -> list[int]:
+    """Return the ids before each row, window, prompt, question and task, such as `<bos>`.
+
+    None: as the tokenizer begins a text (many add nothing); "": nothing; else one token.
+    """
+    if bos is not None:
+        return [] if bos == "" else [_token(tokenizer, bos, "bos")]
+    whole, bare = list(tokenizer("a")["input_ids"]), bare_ids(tokenizer, "a")
     starts = range(len(whole) - len(bare) + 1)
     fits = [at for at in starts if whole[at : at + len(bare)] == bare]
-    return list(whole[: max(fits, default=0)])
+    return whole[: max(fits, default=0)]
 
 
-def _begin(tokenizer: PreTrainedTokenizerBase, bos: str | int) -> list[int]:
-    return [] if bos == "" else [_token(tokenizer, bos, "bos")]
+def bare_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Return the ids of a text alone, with nothing before or after it."""
+    # not verbose: a text longer than the context is no reason to warn, it is cut or checked
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def _token(tokenizer: PreTrainedTokenizerBase, chosen: str | int, name: str) -> int:
@@ -447,8 +453,7 @@ def _pack(
                 "has no end token to join another with. Name one with eos= (--eos on the command "
                 "line), or give one longer document."
             )
-        # not verbose: a document longer than the context is no reason to warn, rows are cut
-        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        ids = bare_ids(tokenizer, text)
         tokens += ids if end is None else [*ids, end]
     cut = torch.tensor(tokens[:needed]).view(rows, -1)
     return torch.cat([torch.tensor([start], dtype=torch.int64).expand(rows, -1), cut], dim=1)

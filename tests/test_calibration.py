@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers.processors import TemplateProcessing
 
 import cocurve_lab as cl
 from cocurve_lab.calibration import default_rows, read_documents
 from cocurve_lab.models.identity import demo_folder
-from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
+from helpers.tiny_models import GROUPS, opening_tokenizer, tiny_model, tiny_text, word_tokenizer
 
 TEXTS = [" ".join(f"w{(7 * d + k) % 90}" for k in range(3 + d % 5)) for d in range(60)]
 
@@ -115,15 +114,6 @@ def test_the_end_token_can_be_chosen(eos: str | int) -> None:
         joined = " <unk> ".join(TEXTS)
         expected = tokenizer(joined, add_special_tokens=False)["input_ids"][:16]
         assert found.input_ids.flatten().tolist() == expected
-
-
-def opening_tokenizer(*starts: str) -> Any:
-    """The word tokenizer, which puts these tokens before a text, as Gemma's puts `<bos>`."""
-    tokenizer = word_tokenizer()
-    template = " ".join([*starts, "$A"])
-    ids = [(token, tokenizer.convert_tokens_to_ids(token)) for token in set(starts)]
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(template, None, ids)
-    return tokenizer
 
 
 @pytest.mark.parametrize("starts", [["<unk>"], ["<unk>", "w3"]], ids=str)

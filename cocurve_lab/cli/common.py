@@ -153,6 +153,10 @@ class Suite:
         "apt-get install bubblewrap)"
     )
     limit: int | None = flag("questions per task; default: all")
+    chat: bool | None = flag(
+        "ask prompts of a suite through the tokenizer's chat template, or as they are; default: "
+        "through it where there is one, except in suite paper"
+    )
 
     def require(self) -> None:
         """Check that --suite and --tasks belong together, and that the task files exist."""

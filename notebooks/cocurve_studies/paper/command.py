@@ -154,6 +154,7 @@ def _settings(options: Paper) -> Any:
         limit=options.suite.limit,
         allow_code_execution=options.suite.allow_code_execution,
         tasks=tasks,
+        chat=options.suite.chat,
         efficiency=EfficiencyOptions(batch_sizes=(1,), repeats=options.repeats, progress=bars),
         release=options.release,
     )
