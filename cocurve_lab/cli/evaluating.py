@@ -104,8 +104,8 @@ class Evaluate(Verb):
 
     def _documents(self, tokenizer: PreTrainedTokenizerBase) -> list[str] | None:
         """The text for the perplexity: --text, the model's own held-out text, or None."""
-        if self.text.file is not None:
-            return read_documents(self.text.file, tokenizer)
+        if self.text.files:
+            return [text for f, _ in self.text.files for text in read_documents(f, tokenizer)]
         own = own_text(self.model.place) or own_text(self.against or "")
         if own is not None:
             return own("held_out")[0]
