@@ -612,7 +612,9 @@ def _document(record: Any, where: str, tokenizer: PreTrainedTokenizerBase | None
             found = pair[0] + pair[1]
     if isinstance(found, list) and found and all(map(_is_message, found)):
         if tokenizer is not None and tokenizer.chat_template is not None:
-            return written_chat(tokenizer, found, "Give its text in a field text")
+            written = written_chat(tokenizer, found, "Give its text in a field text")
+            # a row begins so already
+            return written.removeprefix(str(tokenizer.decode(text_start(tokenizer))))
         found = "\n\n".join(message["content"] for message in found)
     if not isinstance(found, str):
         fields = f"the fields {', '.join(map(str, record))}" if isinstance(record, dict) else "none"

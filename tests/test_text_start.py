@@ -49,6 +49,15 @@ def rows(model: Any, tokenizer: Any, _: Path) -> None:
     cl.pruning_risk(model, [0], calibration)
 
 
+def chats(model: Any, tokenizer: Any, folder: Path) -> None:
+    record = {"messages": [{"role": "user", "content": TEXT}]}
+    (folder / "chats.jsonl").write_text(json.dumps(record))
+    size: dict[str, Any] = {"seq_len": 16, "positions_per_sequence": "all"}
+    file = folder / "chats.jsonl"
+    calibration = cl.CalibrationSet.from_file(file, tokenizer, num_sequences=2, **size)
+    cl.pruning_risk(model, [0], calibration)
+
+
 def windows(model: Any, tokenizer: Any, _: Path) -> None:
     cl.perplexity(model, tokenizer, TEXT, 16, 4, PerplexityOptions(progress=False))
 
@@ -80,7 +89,7 @@ Road = Callable[[Any, Any, Path], None]
 
 
 @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
-@pytest.mark.parametrize("road", [rows, windows, prompt, questions, tasks])
+@pytest.mark.parametrize("road", [rows, chats, windows, prompt, questions, tasks])
 def test_every_road_begins_as_the_tokenizer_begins_a_text(
     road: Road, chat: bool, tmp_path: Path
 ) -> None:
