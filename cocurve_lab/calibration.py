@@ -8,19 +8,20 @@ one. No label is used: position t scores the distribution of token t + 1, so pos
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
-from .base.arguments import as_int
+from .base.arguments import as_float, as_int
 from .base.errors import InputError, MismatchError, one_line, shown
 from .base.records import TABLES, kind_of, read_records, read_text
 from .base.seams import extension
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 
 # 10 million characters cost the demo model's tokenizer 15 s and about 2 GB
 LONGEST_TEXT = 10_000_000
+Recipe = Literal["plain", "release"]
+# the release's recipe: documents in a shuffled stream, long ones, no questions with choices
+SHUFFLED, FEWEST_WORDS, AUTHORS_SEED = 10_000, 32, 42
+CHOICES = (" A.", " A)", "\nA.", "\nA)", "CHOICES:", "OPTION A")
+Files = str | os.PathLike[str] | Mapping[Any, float]  # a file, or files with their shares
 LONGEST_ROW = 2048  # the paper's row length; a row of 128k tokens would only waste memory
 
 
@@ -54,12 +60,15 @@ class CalibrationSet:
         positions: [N, P] int64 in [0, T - 2]; "all" is accepted, and stored as a tensor.
         source: where the text came from.
         seed: the seed that positions and document order were drawn with; None for explicit rows.
+        begun_both_ways: where `bos` or `eos` is not the tokenizer's, the ids [T] of the first row
+            and [T'] of the same text with its own: a build compares the two. Else empty.
     """
 
     input_ids: Tensor
     positions: Tensor | Literal["all"] = "all"
     source: str = "explicit"
     seed: int | None = None
+    begun_both_ways: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:
         ids = _integers(self.input_ids, "input_ids")
@@ -108,6 +117,7 @@ class CalibrationSet:
         source: str = "texts",
         eos: str | int | None = None,
         bos: str | int | None = None,
+        recipe: Recipe = "plain",
     ) -> CalibrationSet:
         """Pack documents into rows and draw positions; the seed decides both.
 
@@ -125,8 +135,13 @@ class CalibrationSet:
                 tokenizer's. It may have none if one document fills all rows.
             bos: the token that begins every row; None begins rows as the tokenizer begins a text
                 (many add none), and "" with nothing. `source` then names it.
+            recipe: "release" makes the rows of the authors' release: documents under 32 words or
+                that look like multiple choice are left out, and no end token joins the others.
+                Their rows are padded where it was; these are full.
         """
-        start = text_start(tokenizer) if bos is None else _begin(tokenizer, bos)
+        if recipe not in get_args(Recipe):
+            raise InputError(f"recipe is {recipe!r}. Choose one of {get_args(Recipe)}.")
+        start = text_start(tokenizer, bos)
         length = _row_length(tokenizer, seq_len, len(start))
         num_sequences, seed = as_int(num_sequences, "num_sequences", 1), as_int(seed, "seed")
         documents: Iterable[str] = [texts] if isinstance(texts, str) else texts
@@ -135,19 +150,31 @@ class CalibrationSet:
         if isinstance(documents, (list, tuple)):
             documents = random.Random(seed).sample(documents, len(documents))
         end = tokenizer.eos_token_id if eos is None else _token(tokenizer, eos, "eos")
+        joint = None if end is None else [end]
+        if recipe == "release":
+            documents, source, joint = _released(documents), f"{source}, the release's recipe", []
         if start:
             source = f"{source}, each row after {tokenizer.decode(start)}"
-        ids = _pack(documents, tokenizer, num_sequences, length, start, end)
+        ids = _pack(documents, tokenizer, num_sequences, length, start, joint)
         positions = draw_positions(num_sequences, length, positions_per_sequence, seed)
-        return cls(ids, positions, source, seed)
+        own = text_start(tokenizer), tokenizer.eos_token_id
+        end = end if joint else own[1]
+        both = () if own == (start, end) else _both_ways(ids[0], (start, end), own)
+        return cls(ids, positions, source, seed, both)
 
     @classmethod
     def from_file(
-        cls, path: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase, **options: Any
+        cls, path: Files, tokenizer: PreTrainedTokenizerBase, **options: Any
     ) -> CalibrationSet:
-        """Read documents from a file (`read_documents`); `options` are those of `from_texts`."""
-        documents = read_documents(path, tokenizer)
-        return cls.from_texts(documents, tokenizer, **{"source": Path(path).name} | options)
+        """Read documents from a file (`read_documents`); `options` are those of `from_texts`.
+
+        Several files with their shares of the text, {"a.jsonl": 0.5, "b.txt": 0.5}, are mixed.
+        """
+        if isinstance(path, Mapping):
+            documents, source = _documents_of(path, tokenizer, options.get("seed", 0))
+            return cls.from_texts(documents, tokenizer, **{"source": source} | options)
+        texts = read_documents(path, tokenizer)
+        return cls.from_texts(texts, tokenizer, **{"source": Path(path).name} | options)
 
     @classmethod
     def from_hub(
@@ -167,7 +194,10 @@ class CalibrationSet:
             split, field_name: the split, and the field that holds the text.
             tokenizer, **options: as for `from_texts`.
         """
-        stream = stream_hub(dataset, name=name, split=split, field_name=field_name)
+        shuffled = options.get("seed", 0) if options.get("recipe") == "release" else None
+        stream = stream_hub(
+            dataset, name=name, split=split, field_name=field_name, shuffled=shuffled
+        )
         return cls.from_texts(
             stream, tokenizer, **{"source": f"{dataset} {name or ''}".strip()} | options
         )
@@ -195,9 +225,9 @@ class CalibrationSet:
 
     def rows(self, start: int, stop: int) -> CalibrationSet:
         """Return the rows `start:stop` as a new set."""
-        return CalibrationSet(
-            self.input_ids[start:stop], self.scored[start:stop], self.source, self.seed
-        )
+        begun = self.begun_both_ways if start == 0 else ()
+        ids, positions = self.input_ids[start:stop], self.scored[start:stop]
+        return CalibrationSet(ids, positions, self.source, self.seed, begun)
 
     def split(self, *, held_out: int = 0, test: int = 0) -> tuple[CalibrationSet, ...]:
         """Split into disjoint parts: calibration, held-out, test. A part of 0 rows is omitted.
@@ -260,7 +290,7 @@ def default_calibration(
     tokenizer: PreTrainedTokenizerBase,
     num_sequences: int = 128,
     held_out: int = 16,
-    text_file: str | os.PathLike[str] | None = None,
+    text_file: Files | None = None,
     **options: Any,
 ) -> tuple[CalibrationSet, CalibrationSet]:
     """Choose calibration and held-out rows for a model.
@@ -271,7 +301,8 @@ def default_calibration(
     Args:
         model_id, tokenizer: as from `load_model`.
         num_sequences, held_out: rows of the two sets.
-        text_file: a file as for `CalibrationSet.from_file`, for example where there is no network.
+        text_file: a file, or files with shares, as for `CalibrationSet.from_file`, for example
+            where there is no network.
         **options: as for `CalibrationSet.from_texts`.
 
     Returns:
@@ -286,7 +317,7 @@ def default_calibration(
         built = _next_rows(stream, source, tokenizer, num_sequences, options)
         try:
             judge = _next_rows(stream, source, tokenizer, held_out, options)
-        except _TooLittle as error:
+        except TooLittle as error:
             raise InputError(
                 f"{built.source} has enough text for the {num_sequences} rows to build on, but not "
                 f"for {held_out} held-out rows, which share no document with them (in plain text, "
@@ -300,7 +331,7 @@ def default_rows(
     model_id: str,
     tokenizer: PreTrainedTokenizerBase,
     num_sequences: int = 128,
-    text_file: str | os.PathLike[str] | None = None,
+    text_file: Files | None = None,
     **options: Any,
 ) -> CalibrationSet:
     """Choose the calibration rows of `default_calibration` alone, with nothing held out."""
@@ -334,17 +365,62 @@ def _demo_text(name: str) -> tuple[list[str], str]:
 
 
 def _default_text(
-    text_file: str | os.PathLike[str] | None,
+    text_file: Files | None,
     tokenizer: PreTrainedTokenizerBase,
     options: dict[str, Any],
 ) -> tuple[Iterator[str], str]:
-    """Return documents and their source: of a file, shuffled by the seed, or of C4 as they come."""
-    if text_file is None:
-        stream = stream_hub("allenai/c4", name="en", split="train", field_name="text")
-        return stream, "allenai/c4 en"
-    documents = read_documents(text_file, tokenizer)
-    random.Random(options.get("seed", 0)).shuffle(documents)
-    return iter(documents), Path(text_file).name
+    """Return documents and their source: of files, shuffled by the seed, or of C4 as they come.
+
+    The release's recipe shuffles C4 too.
+    """
+    seed = options.get("seed", 0)
+    if text_file is not None:
+        return _documents_of(text_file, tokenizer, seed)
+    shuffled = seed if options.get("recipe") == "release" else None
+    where = {"name": "en", "split": "train", "field_name": "text"}
+    return stream_hub("allenai/c4", **where, shuffled=shuffled), "allenai/c4 en"
+
+
+def _documents_of(
+    files: Files, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> tuple[Iterator[str], str]:
+    """Return the documents of a file or a mix of files, shuffled by the seed, and their source."""
+    if not isinstance(files, Mapping):
+        documents = read_documents(files, tokenizer)
+        random.Random(seed).shuffle(documents)
+        return iter(documents), Path(files).name
+    shares = {path: as_float(share, f"the share of {path}") for path, share in files.items()}
+    if not shares or not all(0 < share < math.inf for share in shares.values()):
+        raise InputError(f"the shares of the files are {dict(files)}. Give each a number above 0.")
+    whole = sum(shares.values())
+    source = " + ".join(f"{share / whole:.4g} {Path(f).name}" for f, share in shares.items())
+    streams = {path: _documents_of(path, tokenizer, seed)[0] for path in shares}
+    return _mixed(streams, shares), source
+
+
+def _mixed(streams: dict[Any, Iterator[str]], shares: dict[Any, float]) -> Iterator[str]:
+    """Yield the next document of whichever source has the fewest characters for its share."""
+    taken = dict.fromkeys(streams, 0)
+    while True:
+        behind = min(streams, key=lambda path: taken[path] / shares[path])
+        text = next(streams[behind], None)
+        if text is None:
+            raise TooLittle(
+                f"{behind} has no more text after {taken[behind]:,} characters of it, and the "
+                f"other files cannot have its share. Give more of it, or fewer or shorter rows."
+            )
+        taken[behind] += len(text)
+        yield text
+
+
+def _released(documents: Iterable[str]) -> Iterator[str]:
+    """Yield what the authors' release keeps of documents, with its white space."""
+    for text in documents:
+        text = re.sub(r"[ \t]+", " ", require_tokenizable(text).replace("\u00a0", " "))
+        text = re.sub(r"\n{3,}", "\n\n", text).strip()
+        chosen = any(mark in text.upper() for mark in CHOICES)
+        if len(text.split()) >= FEWEST_WORDS and not chosen:
+            yield text
 
 
 def _next_rows(
@@ -376,7 +452,7 @@ def draw_positions(rows: int, length: int, per_row: int | Literal["all"], seed: 
     return torch.stack(draws).sort(dim=1).values
 
 
-class _TooLittle(InputError):
+class TooLittle(InputError):
     """The text ended before the rows were full."""
 
 
@@ -392,17 +468,23 @@ def _row_length(tokenizer: PreTrainedTokenizerBase, seq_len: int | None, start: 
     return seq_len
 
 
-def text_start(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids that the tokenizer puts before a text, such as `<bos>`; most put none."""
-    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a")["input_ids"]
+def text_start(tokenizer: PreTrainedTokenizerBase, bos: str | int | None = None) -> list[int]:
+    """Return the ids before each row, window, prompt, question and task, such as `<bos>`.
+
+    None: as the tokenizer begins a text (many add nothing); "": nothing; else one token.
+    """
+    if bos is not None:
+        return [] if bos == "" else [_token(tokenizer, bos, "bos")]
+    whole, bare = list(tokenizer("a")["input_ids"]), bare_ids(tokenizer, "a")
     starts = range(len(whole) - len(bare) + 1)
     fits = [at for at in starts if whole[at : at + len(bare)] == bare]
-    return list(whole[: max(fits, default=0)])
+    return whole[: max(fits, default=0)]
 
 
-def _begin(tokenizer: PreTrainedTokenizerBase, bos: str | int) -> list[int]:
-    return [] if bos == "" else [_token(tokenizer, bos, "bos")]
+def bare_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Return the ids of a text alone, with nothing before or after it."""
+    # not verbose: a text longer than the context is no reason to warn, it is cut or checked
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def _token(tokenizer: PreTrainedTokenizerBase, chosen: str | int, name: str) -> int:
@@ -423,9 +505,9 @@ def _pack(
     rows: int,
     length: int,
     start: list[int],
-    end: int | None,
+    end: list[int] | None,
 ) -> Tensor:
-    """Join documents by the end token and cut the first tokens into rows [rows, length].
+    """Join documents, each before `end`, and cut the first tokens into rows [rows, length].
 
     Each row begins with `start`. Documents are taken one by one, so the rest of a stream can be
     read later.
@@ -435,7 +517,7 @@ def _pack(
     while len(tokens) < needed:
         text = next(stream, None)
         if text is None:
-            raise _TooLittle(
+            raise TooLittle(
                 f"the text has {len(tokens)} tokens, but {rows} rows of {length} need {needed}. "
                 "Give more text, fewer rows, or shorter ones."
             )
@@ -447,11 +529,22 @@ def _pack(
                 "has no end token to join another with. Name one with eos= (--eos on the command "
                 "line), or give one longer document."
             )
-        # not verbose: a document longer than the context is no reason to warn, rows are cut
-        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        tokens += ids if end is None else [*ids, end]
+        ids = bare_ids(tokenizer, text)
+        tokens += [*ids, *(end or ())]
     cut = torch.tensor(tokens[:needed]).view(rows, -1)
     return torch.cat([torch.tensor([start], dtype=torch.int64).expand(rows, -1), cut], dim=1)
+
+
+def _both_ways(
+    row: Tensor, used: tuple[list[int], int | None], own: tuple[list[int], int | None]
+) -> tuple[Tensor, Tensor]:
+    """Return a row [T], and its text with the tokenizer's own (start, end), both to equal text."""
+    text = row[len(used[0]) : len(row) - max(0, len(own[0]) - len(used[0]))]
+    same = text.clone()
+    if used[1] is not None and own[1] is not None:
+        same[text == used[1]] = own[1]
+    asked, other = (torch.tensor(each[0], dtype=torch.int64) for each in (used, own))
+    return torch.cat([asked, text]), torch.cat([other, same])
 
 
 def require_tokenizable(text: Any) -> str:
@@ -519,7 +612,9 @@ def _document(record: Any, where: str, tokenizer: PreTrainedTokenizerBase | None
             found = pair[0] + pair[1]
     if isinstance(found, list) and found and all(map(_is_message, found)):
         if tokenizer is not None and tokenizer.chat_template is not None:
-            return written_chat(tokenizer, found, "Give its text in a field text")
+            written = written_chat(tokenizer, found, "Give its text in a field text")
+            # a row begins so already
+            return written.removeprefix(str(tokenizer.decode(text_start(tokenizer))))
         found = "\n\n".join(message["content"] for message in found)
     if not isinstance(found, str):
         fields = f"the fields {', '.join(map(str, record))}" if isinstance(record, dict) else "none"
@@ -549,8 +644,10 @@ def _is_message(value: Any) -> bool:
     )
 
 
-def stream_hub(dataset: str, *, name: str | None, split: str, field_name: str) -> Iterator[str]:
-    """Yield the texts of a hub dataset, streamed. `datasets` is imported only here."""
+def stream_hub(
+    dataset: str, *, name: str | None, split: str, field_name: str, shuffled: int | None = None
+) -> Iterator[str]:
+    """Yield the texts of a hub dataset, streamed, or `shuffled` by a seed in a buffer of 10,000."""
     try:
         from datasets import load_dataset
     except ImportError:
@@ -560,6 +657,8 @@ def stream_hub(dataset: str, *, name: str | None, split: str, field_name: str) -
         ) from None
     try:
         rows = load_dataset(dataset, name, split=split, streaming=True)
+        if shuffled is not None:
+            rows = rows.shuffle(seed=shuffled, buffer_size=SHUFFLED)
         yield from (row[field_name] for row in rows)
     except Exception as error:  # each hub client release raises its own network errors
         raise InputError(

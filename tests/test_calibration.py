@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers.processors import TemplateProcessing
 
 import cocurve_lab as cl
 from cocurve_lab.calibration import default_rows, read_documents
 from cocurve_lab.models.identity import demo_folder
-from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
+from helpers.tiny_models import GROUPS, opening_tokenizer, tiny_model, tiny_text, word_tokenizer
 
 TEXTS = [" ".join(f"w{(7 * d + k) % 90}" for k in range(3 + d % 5)) for d in range(60)]
 
@@ -115,15 +114,6 @@ def test_the_end_token_can_be_chosen(eos: str | int) -> None:
         joined = " <unk> ".join(TEXTS)
         expected = tokenizer(joined, add_special_tokens=False)["input_ids"][:16]
         assert found.input_ids.flatten().tolist() == expected
-
-
-def opening_tokenizer(*starts: str) -> Any:
-    """The word tokenizer, which puts these tokens before a text, as Gemma's puts `<bos>`."""
-    tokenizer = word_tokenizer()
-    template = " ".join([*starts, "$A"])
-    ids = [(token, tokenizer.convert_tokens_to_ids(token)) for token in set(starts)]
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(template, None, ids)
-    return tokenizer
 
 
 @pytest.mark.parametrize("starts", [["<unk>"], ["<unk>", "w3"]], ids=str)
@@ -427,3 +417,71 @@ def test_where_only_the_held_out_rows_lack_text_the_error_says_so(tmp_path: Path
     assert (
         default_rows("some/model", word_tokenizer(), 4, **ours).fingerprint == several.fingerprint
     )
+
+
+# Recipes and mixes --------------------------------------------------------------------------------
+
+LONG = [" ".join(f"w{(11 * d + k) % 90}" for k in range(30 + d % 6)) for d in range(40)]
+
+
+def test_the_release_s_recipe_leaves_out_documents_and_end_tokens() -> None:
+    asked = [*LONG, LONG[5] + " A. w1", "Choices: " + LONG[5], LONG[5] + "\nA) w2"]
+    tokenizer = opening_tokenizer("<unk>")
+    options: dict[str, Any] = {"seq_len": 16, "positions_per_sequence": "all", "recipe": "release"}
+    rows = cl.CalibrationSet.from_texts(iter(asked), tokenizer, 40, **options)
+    kept = [text.split() for text in LONG if len(text.split()) >= 32]
+    assert 0 < len(kept) < len(LONG)
+    expected = [int(word[1:]) + 2 for text in kept for word in text]
+    assert rows.input_ids[:, 1:].flatten().tolist() == expected[: 40 * 15]
+    assert set(rows.input_ids[:, 0].tolist()) == {1}
+    assert "the release's recipe" in rows.source
+    wide = [f"w1\u00a0{text}\t\tw2\n\n\n\nw3 " for text in LONG]
+    narrow = [f"w1 {text} w2\n\nw3" for text in LONG]
+    spaced = (
+        cl.CalibrationSet.from_texts(iter(t), tokenizer, 40, **options) for t in (wide, narrow)
+    )
+    assert len({found.fingerprint for found in spaced}) == 1
+    with pytest.raises(cl.InputError, match="recipe"):
+        pack(recipe="papers")
+    with pytest.raises(cl.InputError, match="0 tokens"):
+        pack(recipe="release")
+
+
+def test_the_release_s_recipe_shuffles_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    class Stream(list[dict[str, str]]):
+        def shuffle(self, *, seed: int, buffer_size: int) -> list[dict[str, str]]:
+            assert (seed, buffer_size) == (42, 10_000)
+            return self[::-1]
+
+    found = Stream({"text": text} for text in LONG if len(text.split()) >= 32)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: found)
+    options: dict[str, Any] = {"seq_len": 16, "positions_per_sequence": "all", "seed": 42}
+    rows = default_rows("any", word_tokenizer(), 8, recipe="release", **options)
+    assert rows.input_ids[0, 0] == int(found[-1]["text"].split()[0][1:]) + 2
+    assert default_rows("any", word_tokenizer(), 8, **options).input_ids[0, 0] == 2 + int(
+        found[0]["text"].split()[0][1:]
+    )
+
+
+def test_files_are_mixed_by_their_shares(tmp_path: Path) -> None:
+    for name, first in (("a.txt", 0), ("b.txt", 45)):
+        words = torch.randint(
+            first, first + 45, (300, 3), generator=torch.Generator().manual_seed(0)
+        )
+        texts = [" ".join(f"w{word}" for word in row) for row in words.tolist()]
+        (tmp_path / name).write_text("\n\n".join(texts))
+    mix = {tmp_path / "a.txt": 3, tmp_path / "b.txt": 1}
+    options: dict[str, Any] = {"seq_len": 16, "positions_per_sequence": "all"}
+    rows = cl.CalibrationSet.from_file(mix, word_tokenizer(), num_sequences=40, **options)
+    words = rows.input_ids[rows.input_ids > 1]
+    assert (words < 47).double().mean() == pytest.approx(0.75, abs=0.02)
+    assert rows.source == "0.75 a.txt + 0.25 b.txt"
+    built, judge = cl.default_calibration("any", word_tokenizer(), 20, 20, mix, **options)
+    assert torch.equal(torch.cat([built.input_ids, judge.input_ids]), rows.input_ids)
+    with pytest.raises(cl.InputError, match=r"a\.txt has no more text"):
+        default_rows("any", word_tokenizer(), 110, mix, **options)
+    for wrong in ({}, {tmp_path / "a.txt": 0}, {tmp_path / "a.txt": float("inf")}):
+        with pytest.raises(cl.InputError, match="share"):
+            cl.CalibrationSet.from_file(wrong, word_tokenizer(), num_sequences=2, **options)

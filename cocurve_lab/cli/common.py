@@ -8,13 +8,15 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..base.atomic import write_atomically
 from ..base.errors import FileFormatError, InputError
 from ..base.progress import Progress
 from ..calibration import (
+    AUTHORS_SEED,
     CalibrationSet,
+    Recipe,
     default_calibration,
     default_rows,
     own_text,
@@ -153,6 +155,10 @@ class Suite:
         "apt-get install bubblewrap)"
     )
     limit: int | None = flag("questions per task; default: all")
+    chat: bool | None = flag(
+        "ask prompts of a suite through the tokenizer's chat template, or as they are; default: "
+        "through it where there is one, except in suite paper"
+    )
 
     def require(self) -> None:
         """Check that --suite and --tasks belong together, and that the task files exist."""
@@ -216,11 +222,15 @@ def rows_of(name: str, sequences: int, what: str, otherwise: str) -> Any:
         otherwise: the text of models without a text of their own, if no file is given.
     """
     text = (
-        f'{what}: .jsonl with a "text" field, or plain text split at blank lines. Default: '
-        f"the own text of demo and smollm2; {otherwise} for other models"
+        f'{what}: records with "text", "messages" (a chat, written by the tokenizer\'s template), '
+        'or "prompt" and "completion"; or plain text split at blank lines. Several files are mixed '
+        "by their shares of the text, as in a.jsonl:0.7 b.txt:0.3. Default: the own text of demo "
+        f"and smollm2; {otherwise} for other models"
     )
     return part(
-        file=flag(text, None, name=name, metavar="FILE"),
+        files=flag(
+            text, (), name=name, metavar="FILE or FILE:SHARE", nargs="+", type=as_share_of_text
+        ),
         sequences=flag("rows (%(default)s)", sequences),
     )
 
@@ -235,6 +245,24 @@ def as_positions(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor all") from None
 
 
+class ShareOfText(NamedTuple):
+    """A file of text, and its share of a mix; None where none is given."""
+
+    path: Path
+    share: float | None = None
+
+
+def as_share_of_text(text: str) -> ShareOfText:
+    """Read FILE or FILE:SHARE."""
+    name, colon, share = text.rpartition(":")
+    if not colon or as_path(text).exists():
+        return ShareOfText(as_path(text))
+    try:
+        return ShareOfText(as_path(name), float(share))
+    except ValueError:  # a colon of the name
+        return ShareOfText(as_path(text))
+
+
 def as_token(text: str) -> str | int:
     """Read a token: its id if it is a number, else its text."""
     return int(text) if text.isdecimal() else text
@@ -242,9 +270,9 @@ def as_token(text: str) -> str | int:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Rows of text: the file, and how it is cut."""
+    """Rows of text: the files, and how they are cut."""
 
-    file: Path | None = None
+    files: tuple[ShareOfText, ...] = ()
     sequences: int
     length: int | None = flag("tokens per row; default: the context, at most 2048")
     positions: int | Literal["all"] = flag(
@@ -252,7 +280,7 @@ class Rows:
         "all",
         type=as_positions,
     )
-    seed: int = flag("seed of rows and positions (0)", 0)
+    seed: int | None = flag("seed of rows and positions (0; with --recipe release 42)")
     eos: str | int | None = flag(
         "the token that ends a document of the text; default: the tokenizer's. One document that "
         "fills all rows needs none",
@@ -265,12 +293,28 @@ class Rows:
         type=as_token,
     )
 
+    recipe: Recipe | None = flag(
+        "release: the rows of the authors' release. Documents under 32 words or that look like "
+        "multiple choice are left out, no end token joins the others, C4 is shuffled, and the "
+        "seed is 42"
+    )
+
+    @property
+    def file(self) -> Any:
+        """The file, or the files with their shares; None without one."""
+        if len(self.files) == 1 and self.files[0].share is None:
+            return self.files[0].path
+        return {file: 1.0 if share is None else share for file, share in self.files} or None
+
     def require(self) -> None:
-        """Check, before a model is loaded, that the text file exists."""
-        file = self.file
-        if file is not None and (file.is_dir() or not file.exists()):
-            fact = f"{file} is a folder" if file.is_dir() else f"there is no text {file}"
-            raise InputError(f'{fact}. Give a .jsonl file with a "text" field, or plain text.')
+        """Check, before a model is loaded, that the text files exist and have shares or not."""
+        for file, _ in self.files:
+            if file.is_dir() or not file.exists():
+                fact = f"{file} is a folder" if file.is_dir() else f"there is no text {file}"
+                raise InputError(f'{fact}. Give a .jsonl file with a "text" field, or plain text.')
+        if len({share is None for _, share in self.files}) > 1:
+            named = " ".join(f"{file}" for file, share in self.files if share is None)
+            raise InputError(f"{named} has no share. Give one to each file, or to none.")
 
     def calibration(self, model: str, tokenizer: PreTrainedTokenizerBase) -> CalibrationSet:
         """Make the rows H is built on, as `default_calibration` does, so that notebooks find H."""
@@ -299,7 +343,8 @@ class Rows:
         return {
             "seq_len": self.length,
             "positions_per_sequence": self.positions,
-            "seed": self.seed,
+            "seed": AUTHORS_SEED if self.seed is None and self.recipe == "release" else self.seed,
+            "recipe": self.recipe,
             "eos": self.eos,
             "bos": self.bos,
         }

@@ -61,7 +61,7 @@ class Evaluate(Verb):
         documents = self._documents(tokenizer)
         if documents is not None:
             settings = PerplexityOptions(progress=progress())
-            measured = perplexity(model, tokenizer, documents, options=settings)
+            measured = perplexity(model, tokenizer, documents, options=settings, bos=self.text.bos)
             whole = asdict(measured) | {"standard_error": measured.standard_error}
             found["perplexity"] = {k: v for k, v in whole.items() if not k.startswith("window_")}
             self._say(measured)
@@ -104,8 +104,8 @@ class Evaluate(Verb):
 
     def _documents(self, tokenizer: PreTrainedTokenizerBase) -> list[str] | None:
         """The text for the perplexity: --text, the model's own held-out text, or None."""
-        if self.text.file is not None:
-            return read_documents(self.text.file, tokenizer)
+        if self.text.files:
+            return [text for f, _ in self.text.files for text in read_documents(f, tokenizer)]
         own = own_text(self.model.place) or own_text(self.against or "")
         if own is not None:
             return own("held_out")[0]
@@ -135,4 +135,6 @@ class Evaluate(Verb):
         bars = progress() is True
         settings = TaskOptions(files=tuple(self.suite.tasks), data=self.suite.data, progress=bars)
         limit, allowed = self.suite.limit, self.suite.allow_code_execution
-        return evaluate_tasks(model, tokenizer, suite, limit, allowed, options=settings)
+        return evaluate_tasks(
+            model, tokenizer, suite, limit, allowed, options=settings, chat=self.suite.chat
+        )

@@ -153,7 +153,7 @@ def _settings(hint: Any, default: Any, about: Mapping[str, Any]) -> dict[str, An
         if default is None and not optional and "positional" not in about["more"]:
             more["required"] = True
     if kind is bool:
-        more["action"] = "store_true"
+        more["action"] = argparse.BooleanOptionalAction if optional else "store_true"
     elif get_origin(kind) is Literal:
         more["choices"] = get_args(kind)
     elif "type" not in more:

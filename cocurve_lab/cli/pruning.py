@@ -22,6 +22,7 @@ from ..pruner.manifest import read_manifest
 from ..pruner.saving import load_pruned, open_pruned, save_pruned
 from .common import (
     Rows,
+    ShareOfText,
     StreamedModel,
     progress,
     read_plan,
@@ -98,7 +99,8 @@ class Prune(Verb):
         if self.verify:
             self.text.require()
         # cut like the text to verify on
-        text = replace(self.text, file=self.calibration, sequences=self.calibration_sequences)
+        files = () if self.calibration is None else (ShareOfText(self.calibration),)
+        text = replace(self.text, files=files, sequences=self.calibration_sequences)
         if self.refit:
             text.require()
         try:

@@ -110,7 +110,16 @@ def sum_builds(parts: Sequence[Buildable]) -> dict[str, Any]:
         "device": sorted({str(each.get("device")) for each in facts}),
         "merged_from": [part.fingerprint for part in parts],
     }
+    _join_losses(provenance, facts)
     return {"units": parts[0].units, "provenance": provenance, **sums}
+
+
+def _join_losses(provenance: dict[str, Any], facts: Sequence[dict[str, Any]]) -> None:
+    """Set the dense losses of a merged H, in the order of its parts, where all have them."""
+    known = [each["sequence_losses"] for each in facts if "sequence_losses" in each]
+    provenance.pop("sequence_losses", None)
+    if len(known) == len(facts):
+        provenance["sequence_losses"] = [loss for losses in known for loss in losses]
 
 
 def _in_all(parts: Sequence[Buildable]) -> list[str]:
@@ -192,27 +201,31 @@ def _assemble(parts: list[Buildable]) -> dict[str, Any]:
     # copy, do not add: summation order changes the last bits
     arrays = {name: np.zeros_like(first.grouped[name]) for name in _in_all(parts)}
     # back into the order of sequences, so that provenance too is that of one build
-    rows: dict[int, tuple[str, float]] = {}
+    rows: dict[int, tuple[Any, ...]] = {}
     for part in parts:
         settings, shard = part.provenance, tuple(part.provenance["shard"])
         mine = shard_groups(shard, settings["groups"])
         for name, array in arrays.items():
             array[mine] = part.grouped[name][mine]
         numbers = shard_sequences(shard, settings["groups"], settings["num_sequences"])
-        values = zip(settings["row_fingerprints"], settings["sequence_seconds"], strict=True)
+        losses = settings.get("sequence_losses") or [None] * len(numbers)
+        seconds = settings["sequence_seconds"]
+        values = zip(settings["row_fingerprints"], seconds, losses, strict=True)
         rows |= dict(zip(numbers, values, strict=True))
     ordered = [rows[number] for number in sorted(rows)]
     provenance = {key: value for key, value in first.provenance.items() if key != "shard"}
     provenance |= {
         "complete": True,
         "sequences_done": len(ordered),
-        "row_fingerprints": [row for row, _ in ordered],
-        "sequence_seconds": [seconds for _, seconds in ordered],
+        "row_fingerprints": [row for row, *_ in ordered],
+        "sequence_seconds": [seconds for _, seconds, _ in ordered],
         "seconds": sum(part.provenance["seconds"] for part in parts),
         "device": sorted({str(part.provenance["device"]) for part in parts}),
         "events": _events(parts),
         "merged_from": [part.fingerprint for part in parts],
     }
+    losses = [{"sequence_losses": [loss]} if loss is not None else {} for *_, loss in ordered]
+    _join_losses(provenance, losses)
     return {"units": first.units, "provenance": provenance, **arrays}
 
 

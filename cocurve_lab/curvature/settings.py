@@ -291,6 +291,7 @@ _PROVENANCE: Schema = optional(
         "seed": Field("a whole number, or null", or_none(lambda value: type(value) is int)),
         "seconds": SECONDS,
         "sequence_seconds": Field("seconds of each sequence", list_of(SECONDS.fits)),
+        "sequence_losses": Field("nats per token of each sequence", list_of(is_number)),
         "versions": Field("texts by name", dict_of(is_text)),
         "merged_from": TEXTS,
     }

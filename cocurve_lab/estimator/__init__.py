@@ -7,7 +7,7 @@ In reading order:
     fisher.py      centring, the whitened feature and the KL divergence
     replay.py      an ablation runs only what follows the unit
     batches.py     how many ablations run together
-    risks.py       the KL of each unit alone
+    risks.py       the KL of each unit alone, and the dense model's loss
     sums.py        the sum over sequences, by group
     worker.py      measures sequences; the interface for running workers elsewhere
     build.py       the loop over sequences, with checkpoints

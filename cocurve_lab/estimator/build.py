@@ -30,6 +30,7 @@ from ..base.schema import (
     TEXTS,
     Field,
     Schema,
+    is_number,
     list_of,
     reading,
     require_fields,
@@ -54,6 +55,7 @@ from ..models.layers import bytes_of, source_of
 from ..models.runtime import device_name
 from ..models.units import UnitSet
 from .batches import SMALLER, memory_needed, sweeps
+from .risks import is_guess, told_fit
 from .sums import GroupSums, Measured, Value, within_memory
 from .worker import Executor, LocalExecutor, Preparation, WorkerPool, WorkItem
 
@@ -68,6 +70,7 @@ _CHECKPOINT: Schema = {
     "settings": OBJECT,
     "runtime": OBJECT,
     "done": POSITIVE,
+    "losses": Field("nats per token of each sequence", list_of(is_number), optional=True),
     "seconds": Field("seconds of each sequence", list_of(SECONDS.fits)),
     "events": TEXTS,
     **SUMS,
@@ -181,12 +184,12 @@ class Build:
                 self._settle_runtime(pool)
                 if progress:
                     print(self._within_memory(lambda: self._announcement(model, pool)), flush=True)
-                self._go_on(pool, progress)
+                self._go_on(pool, progress, describe(model).vocabulary)
         curvature = self.sums.curvature(self.units, self._provenance(device))
-        tell_saturation(curvature, progress)
+        tell_text(curvature, model, progress)
         return curvature
 
-    def _go_on(self, pool: WorkerPool, progress: Progress) -> None:
+    def _go_on(self, pool: WorkerPool, progress: Progress, vocabulary: int) -> None:
         """Measure and add the remaining sequences, saving in between."""
         saved, size = time.monotonic(), len(self.units) - len(self.removed)
         rest = f" without {len(self.removed)} units" if self.removed else ""
@@ -205,6 +208,10 @@ class Build:
                     begun = time.monotonic()
                     measured = self._within_memory(lambda: next(results))
                     self._book(measured, time.monotonic() - begun)
+                    # hours of work on a text that the model cannot read end here, if anybody looks
+                    first = progress and self.done == 1 < self.total
+                    if first and is_guess(self.sums.losses, vocabulary):
+                        bar.write(fold(told_fit(self.sums.losses, vocabulary)))
                     last = self.done == self.total
                     if last or time.monotonic() - saved >= self.options.checkpoint_seconds:
                         self.save()
@@ -331,6 +338,7 @@ class Build:
             "runtime": self.runtime,
             "done": self.done,
             "seconds": self.seconds,
+            "losses": self.sums.losses,
             "events": self.events,
             **{name: getattr(self.sums, name) for name in SUMS},
         }
@@ -373,6 +381,7 @@ class Build:
             other = "" if self.sums.sketches is None else self.sums.sketches.restore(content)
         for name in (*SUMS, "seconds"):
             setattr(self.sums, name, content[name])
+        self.sums.losses = content.get("losses", [])
         self.events = content["events"]
         if other:
             self.sums.sketches = None
@@ -410,8 +419,14 @@ class Build:
             )
 
 
-def tell_saturation(curvature: Curvature, progress: Progress) -> None:
-    """Print the warning of a saturated teacher (`Saturation.warning`), unless progress is False."""
+def tell_text(curvature: Curvature, model: PreTrainedModel, progress: Progress) -> None:
+    """Print what a build found of model and text, unless progress is False.
+
+    The dense model's perplexity (`told_fit`), and a saturated teacher (`Saturation.warning`).
+    """
+    losses = curvature.provenance.get("sequence_losses", ())
+    if progress and (fit := told_fit(losses, describe(model).vocabulary)):
+        print(fold(fit), flush=True)
     if progress and curvature.saturation is not None and curvature.saturation.saturated:
         print(fold(curvature.saturation.warning), flush=True)
 

@@ -23,7 +23,7 @@ from ..models.architectures import describe
 from ..models.identity import fingerprint_model, model_dtype, model_name
 from ..models.runtime import require_measurable, require_one_device
 from ..models.units import UnitSet, enumerate_units, require_units
-from .build import Build, remedy, tell_saturation
+from .build import Build, remedy, tell_text
 from .files import build_path, checkpoint_of, complete_shards, files_in, kept_at
 from .worker import Executor
 
@@ -174,7 +174,7 @@ def load_or_estimate(
         _discard(checkpoint_of(path))  # there if a build was killed right after it saved H
         if progress:
             print(f"Loaded H from {path} (nothing was rebuilt).")
-            tell_saturation(curvature, progress)
+            tell_text(curvature, model, progress)
         return curvature
     checkpoint = checkpoint_of(path)
     if progress and not checkpoint.exists():

@@ -1,7 +1,12 @@
-"""The measured KL of removing each unit alone, which a build hears of while it makes H."""
+"""What else a build hears while it makes H: the KL of each unit alone, and the dense model's loss.
+
+The loss checks text, tokenizer and weights. No label enters H, so H of a model on a text that it
+cannot read looks like any other.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -9,14 +14,20 @@ import torch
 from torch import Tensor
 
 from ..base.errors import NumericalError
+from ..calibration import CalibrationSet
 from ..models.architectures import Architecture
 from ..models.identity import model_device
 from ..models.runtime import in_double
 from ..models.units import Unit
 from .batches import LOGIT_BYTES
 from .fisher import centered_kl, kl_divergence
-from .replay import SupportHead
+from .replay import GATHER_BYTES, SupportHead, widen
 from .teacher import AblationPass, Ablations
+
+SEVERAL = 3  # times the perplexity of the same text with the tokenizer's own tokens
+
+
+# Units removed alone ------------------------------------------------------------------------------
 
 
 class UnitRisks:
@@ -89,3 +100,81 @@ class FullVocabulary:
             shift = self.head(ablated[:, part]).sub_(z_0)
             found.append(kl_divergence(torch.softmax(z_0, dim=-1), shift))
         return torch.cat(found, dim=-1)
+
+
+# The dense model's loss ---------------------------------------------------------------------------
+
+
+class RowLoss:
+    """Measures the dense model on a row, from the hidden states that a build has anyway.
+
+    Attributes:
+        mean: nats per scored token; None in a build that starts without some units.
+    """
+
+    def __init__(
+        self, architecture: Architecture, calibration: CalibrationSet, number: int
+    ) -> None:
+        self.architecture = architecture
+        self.next = calibration.input_ids[number, calibration.scored[number] + 1]
+        self.mean: float | None = None
+
+    def begin(self, start: AblationPass) -> None:
+        if start.base is None:
+            self.mean = mean_loss(self.architecture, start.replay.scored_hidden[0], self.next)
+
+    def hear(self, batch: Ablations) -> None:
+        """Ablations do not matter here."""
+
+
+@torch.no_grad()
+def mean_loss(architecture: Architecture, hidden: Tensor, tokens: Tensor) -> float:
+    """Return the nats per token of `tokens` [P] after final hidden states [P, d]."""
+    total, step = 0.0, max(1, GATHER_BYTES // (8 * architecture.vocabulary))
+    for part, chosen in zip(hidden.split(step), tokens.to(hidden.device).split(step), strict=True):
+        logits = widen(architecture.logits(part))
+        wanted = logits.gather(-1, chosen[:, None])[:, 0]
+        total += in_double(logits.logsumexp(dim=-1) - wanted).sum().item()
+    return total / len(tokens)
+
+
+def other_start(architecture: Architecture, calibration: CalibrationSet) -> str:
+    """Warn of a text that the model reads far better as the tokenizer writes it; "" if not."""
+    losses = []
+    for ids in calibration.begun_both_ways:
+        count = min(map(len, calibration.begun_both_ways)) - 1  # the same tokens are scored
+        hidden = architecture.last_hidden(ids[None].to(model_device(architecture.model)))[0]
+        losses.append(mean_loss(architecture, hidden[-count - 1 : -1], ids[-count:]))
+    if not losses or losses[0] - losses[1] < math.log(SEVERAL):
+        return ""
+    asked, own = (shown_perplexity(loss) for loss in losses)
+    return (
+        f"the dense model's perplexity on the first row is {asked}, but {own} on the same text "
+        "with the tokens that the tokenizer itself puts before and between texts. Leave out bos "
+        "and eos (--bos, --eos), unless the model was trained with them"
+    )
+
+
+def told_fit(losses: Sequence[float], vocabulary: int) -> str:
+    """Word the dense model's perplexity on rows; "" without losses, in nats per token of each."""
+    if not losses:
+        return ""
+    rows = "the first row" if len(losses) == 1 else f"{len(losses)} rows"
+    perplexity = shown_perplexity(float(np.mean(losses)))
+    text = f"The dense model's perplexity on {rows} is {perplexity}."
+    if is_guess(losses, vocabulary):
+        text += (
+            f" That is near the {vocabulary:,} of a uniform guess: the model does not know this "
+            "text. Check the tokenizer, the weights, and the token that begins a row (bos)."
+        )
+    return text
+
+
+def is_guess(losses: Sequence[float], vocabulary: int) -> bool:
+    """Whether the model predicts rows no better than a guess among a third of the vocabulary."""
+    return bool(losses) and float(np.mean(losses)) > math.log(vocabulary / 3)
+
+
+def shown_perplexity(loss: float) -> str:
+    """Write exp(loss)."""
+    return f"{math.exp(min(loss, 700)):,.4g}"

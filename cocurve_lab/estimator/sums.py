@@ -43,6 +43,7 @@ class Measured(NamedTuple):
         sure: number of positions where the teacher is sure (`saturation.SURE`), and the part of
             `risks` there [M] float64, nats; None if unknown.
         sketch: this sequence's part of the sketch of shifts; None if none is kept.
+        loss: the dense model's nats per scored token; None if unknown.
     """
 
     number: int
@@ -53,6 +54,7 @@ class Measured(NamedTuple):
     notes: tuple[str, ...] = ()
     sure: tuple[int, np.ndarray] | None = None
     sketch: Any = None
+    loss: float | None = None
 
 
 class GroupSums:
@@ -62,6 +64,7 @@ class GroupSums:
         grams, positions, risks, sure_positions, sure_risks: as `group_...` of `Curvature`; the last
             three are None where units are not removed.
         seconds: what each sequence done took.
+        losses: `Measured.loss` of each sequence that has one.
         sketches: keeps the sketch of shifts of each sequence; None where none is kept.
     """
 
@@ -72,6 +75,7 @@ class GroupSums:
         self.sure_positions = np.zeros(groups, np.int64) if with_risks else None
         self.sure_risks = np.zeros((groups, size)) if with_risks else None
         self.seconds: list[float] = []
+        self.losses: list[float] = []
         self.sketches = sketches
 
     @property
@@ -95,6 +99,8 @@ class GroupSums:
                 self.sketches.add(measured.sketch)
             self.positions[group] += measured.positions
             self.seconds.append(seconds)
+            if measured.loss is not None:
+                self.losses.append(measured.loss)
 
     def curvature(
         self, units: UnitSet, provenance: dict[str, Any], groups: slice = slice(None)
@@ -113,7 +119,8 @@ class GroupSums:
     def facts(self, calibration: CalibrationSet, numbers: list[int]) -> dict[str, Any]:
         """Return what the provenance records of the sequences done, the first of `numbers`."""
         rows = calibration.row_fingerprints
-        return {
+        known = {"sequence_losses": list(self.losses)} if len(self.losses) == self.done else {}
+        return known | {
             "sequences_done": self.done,
             "complete": self.done == len(calibration),
             "row_fingerprints": [rows[number] for number in numbers[: self.done]],

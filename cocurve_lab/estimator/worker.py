@@ -27,7 +27,7 @@ from .algorithm1 import Listener, sequence_gram
 from .batches import Batches, Room, Tick, by_layer, choose_batch, choose_block, sweeps
 from .fisher import kl_divergence
 from .replay import Replay
-from .risks import FullVocabulary, UnitRisks
+from .risks import FullVocabulary, RowLoss, UnitRisks, other_start
 from .sums import Measured
 from .teacher import Teacher, TeacherSetup, row
 
@@ -186,7 +186,11 @@ class Worker:
         item, size = self.item, len(self.item.units)
         batches = Batches(self.units_per_batch, tick, self.block)
         risks, sketch = UnitRisks(item.ablated, self.full_kl), None
-        listeners: list[Listener] = [risks]
+        loss = RowLoss(self.architecture, item.calibration, number)
+        listeners: list[Listener] = [risks, loss]
+        if number == 0:
+            note = other_start(self.architecture, item.calibration)
+            batches.notes += [note] if note else []
         if self.options.sketch is not None:
             make = require_extension("sketch of a sequence", "sketch_positions")
             of_build = (item.left, self.options.sketch, self.options.groups)
@@ -209,6 +213,7 @@ class Worker:
             tuple(batches.notes),
             (sure, sure_risk),
             None if sketch is None else sketch.kept(),
+            loss.mean,
         )
 
     def _settle(self) -> TeacherSetup:

@@ -18,7 +18,9 @@ import torch
 
 from ..base.arguments import as_int, as_list
 from ..base.errors import InputError
-from ..measuring.perplexity import PerplexityOptions, perplexity
+from ..calibration import bare_ids, text_start
+from ..measuring.generation import uses_chat
+from ..measuring.perplexity import PerplexityOptions, Starts, perplexity
 from ..models.runtime import measuring
 from .code_execution import LIMITATION, Limits, Outcome, require_permission, run_programs
 from .confinement import require_confinement
@@ -43,6 +45,9 @@ log = logging.getLogger(__name__)
 SUITES = ("demo", "paper", "local")
 _LONGEST = 2048  # tokens of a prompt with its reply, as the paper's context
 _SEED = 1234  # of few-shot examples, the harness's own default
+BOS_WINDOWS = (
+    "BOS in every window"  # a second perplexity beside the release's windows in suite "paper"
+)
 _REPLY = 256  # tokens of a reply where a task does not say, the harness's own default
 
 
@@ -88,6 +93,8 @@ def evaluate_tasks(
     limit: int | None = None,
     allow_code_execution: bool = False,
     options: TaskOptions | None = None,
+    *,
+    chat: bool | None = None,
 ) -> EvaluationReport:
     """Score a model on a suite of tasks, by the real harness (lm_eval).
 
@@ -102,6 +109,8 @@ def evaluate_tasks(
         allow_code_execution: True lets generated programs run for pass@1, confined by bubblewrap.
             Where that does not start, no program runs, and the report names the tasks as failed.
         options: a choice of tasks, files, batch size, limits, progress.
+        chat: True asks each prompt as the user's turn in the tokenizer's chat template, False as it
+            is. None asks through the template where there is one, except in suite "paper".
 
     Returns:
         Every metric the harness gives, which of them are averaged, the settings of the run, and
@@ -119,8 +128,12 @@ def evaluate_tasks(
     code = [n for n, made in work.items() if n in PAPER_CODE or (made and made.program)]
     if code:
         require_permission(allow_code_execution)  # before anything is read from the hub
-    bench = _Bench(model, tokenizer, options, limit, _max_length(model, options))
+    chat = uses_chat(tokenizer, False if chat is None and suite == "paper" else chat)
+    bench = _Bench(model, tokenizer, options, limit, _max_length(model, options), chat)
     found, failed = bench.found, {}
+    if uses_chat(tokenizer):  # said only where there is a choice
+        asked = "through" if chat else "without"
+        found.notes.append(f"prompts were asked {asked} the tokenizer's chat template")
     for name, made in work.items():
         try:
             if name in code:
@@ -140,6 +153,7 @@ def evaluate_tasks(
         averaged=bench.averaged,
         settings=found.settings
         | {"limit": limit, "batch_size": options.batch_size, "max_length": bench.length}
+        | {"chat": chat}
         | {"notes": found.notes},
         versions=_versions() | found.versions,
         failed={name: f"{type(error).__name__}: {error}" for name, error in failed.items()},
@@ -197,6 +211,7 @@ class _Bench:
     options: TaskOptions
     limit: int | None
     length: int
+    chat: bool
     found: Scores = field(default_factory=Scores)
     averaged: dict[str, str] = field(default_factory=dict)
 
@@ -223,16 +238,27 @@ class _Bench:
             execute_code(results, task, self.options, self.found)
 
     def _text(self, name: str) -> None:
-        """Measure one of the paper's three perplexities: context 2048, stride 512."""
+        """Measure one of the paper's three perplexities: context 2048, stride 512.
+
+        The release's windows, and where the tokenizer begins a text, ours beside them.
+        """
         text = PAPER_TEXTS[name].read(self.options.data, self.limit)
-        settings = PerplexityOptions(progress=self.options.progress)
-        result = perplexity(self.model, self.tokenizer, text, options=settings)
-        error = result.standard_error
-        # perplexity is exp(nll), so its error is perplexity x that of the nll, to first order
-        spread = None if error is None else error * result.value
-        self.found.add(name, {"perplexity": result.value}, {"perplexity": spread})
-        self.found.samples[name] = result.tokens
-        self.found.notes.append(f"{name}: {len(text)} documents, none blank. {result.protocol}")
+        starts: dict[str, Starts] = {"perplexity": "first window"}
+        if text_start(self.tokenizer):
+            starts[BOS_WINDOWS] = "every window"
+        values, errors = {}, {}
+        for metric, start in starts.items():
+            settings = PerplexityOptions(progress=self.options.progress, starts=start)
+            result = perplexity(self.model, self.tokenizer, text, options=settings)
+            error = result.standard_error
+            # perplexity is exp(nll), so its error is perplexity x that of the nll, to first order
+            values[metric] = result.value
+            errors[metric] = None if error is None else error * result.value
+            self.found.samples.setdefault(name, result.tokens)
+            self.found.notes.append(
+                f"{name}, {metric}: {len(text)} documents, none blank. {result.protocol}"
+            )
+        self.found.add(name, values, errors)
 
     def _measure(self, task: TaskFile) -> Any:
         """Run a task by lm_eval, greedily and in eval mode; the model comes out as it went in.
@@ -256,15 +282,26 @@ class _Bench:
                 known.set_config(key="num_fewshot", value=0)
             known.set_fewshot_seed(seed=_SEED)
             shortened_from = _shorten(known, self.length)
+            # a template writes its own first token
+            start = [] if self.chat else text_start(self.tokenizer)
             wrapped: Any = HFLM(
                 pretrained=self.model,
                 tokenizer=copy.deepcopy(self.tokenizer),
                 backend="causal",
                 batch_size=self.options.batch_size,
                 max_length=self.length,
+                add_bos_token=bool(start),
+                prefix_token_id=start[-1] if start else None,  # before a whole text
             )
             # simple_evaluate would seed the caller's generators and ask git and pip
-            found: Any = evaluate(wrapped, loaded, limit=self.limit, log_samples=True)
+            found: Any = evaluate(
+                wrapped,
+                loaded,
+                limit=self.limit,
+                log_samples=True,
+                apply_chat_template=self.chat,
+                fewshot_as_multiturn=self.chat,
+            )
         return found | {"shortened_from": shortened_from}
 
     def _collect(self, task: TaskFile, results: Mapping[str, Any]) -> None:
@@ -285,9 +322,8 @@ class _Bench:
         found.samples[task.name] = results["n-samples"][name]["effective"]
         found.versions[f"task {task.name}"] = str(results["versions"].get(name, "unstated"))
         found.settings.setdefault("num_fewshot", {})[task.name] = results["n-shot"].get(name)
-        cut = sum(
-            _is_cut(row, self.tokenizer, self.length) for row in results["samples"].get(name, ())
-        )
+        room = self.length - (0 if self.chat else len(text_start(self.tokenizer)))
+        cut = sum(_is_cut(row, self.tokenizer, room) for row in results["samples"].get(name, ()))
         found.settings.setdefault("truncated", {})[task.name] = cut
         if results["shortened_from"]:
             found.notes.append(
@@ -432,6 +468,6 @@ def _is_cut(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, length: 
             text += arguments[1]
         else:
             room -= arguments[1].get("max_gen_toks", _REPLY)
-        if len(text) > room and len(tokenizer(text, verbose=False)["input_ids"]) > room:
+        if len(text) > room and len(bare_ids(tokenizer, text)) > room:
             return True
     return False

@@ -25,6 +25,7 @@ from ..base.errors import InputError
 from ..base.progress import Bar
 from ..base.storage import fingerprint
 from ..base.tables import Row, Table
+from ..calibration import bare_ids
 from ..estimator.replay import widen
 from ..models.architectures import Architecture, describe
 from ..models.identity import model_device
@@ -340,14 +341,13 @@ class Case:
             )
         prompt = encode_prompt(model, tokenizer, question.prompt, chat)
         if uses_chat(tokenizer, chat):  # the template ends where the reply begins
-            ids = list(tokenizer(answer, add_special_tokens=False)["input_ids"])
-            return cls(question, prompt, ids)
+            return cls(question, prompt, bare_ids(tokenizer, answer))
         spaced = answer if question.prompt[-1].isspace() else f" {answer}"
         joint = encode_prompt(model, tokenizer, question.prompt + spaced, chat)
         ids = joint[len(prompt) :]
         # where prompt and answer would merge into other tokens, the answer is encoded by itself
         if joint[: len(prompt)] != prompt or not ids:
-            ids = list(tokenizer(spaced, add_special_tokens=False)["input_ids"])
+            ids = bare_ids(tokenizer, spaced)
         return cls(question, prompt, ids)
 
 

@@ -17,7 +17,13 @@ from ..base.arguments import as_int
 from ..base.errors import InputError
 from ..base.records import read_objects
 from ..base.seams import extension
-from ..calibration import CalibrationSet, require_tokenizable, written_chat
+from ..calibration import (
+    CalibrationSet,
+    bare_ids,
+    require_tokenizable,
+    text_start,
+    written_chat,
+)
 from ..models.identity import demo_folder, is_demo
 from ..models.runtime import measuring
 from .logits import require_known_ids
@@ -139,9 +145,9 @@ def encode_prompt(
     if uses_chat(tokenizer, chat):
         turn = [{"role": "user", "content": prompt}]
         prompt = written_chat(tokenizer, turn, "Give chat=False", answer=True)
-        ids = list(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+        ids = bare_ids(tokenizer, prompt)
     else:
-        ids = list(tokenizer(prompt)["input_ids"])
+        ids = text_start(tokenizer) + bare_ids(tokenizer, prompt)
     if not ids:
         raise InputError(f"the prompt {prompt!r} has no tokens. Write a few words to continue.")
     require_known_ids(model, max(ids), "prompt")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..base.arguments import as_int, as_list
 from ..base.errors import InputError, MismatchError
 from ..base.progress import Progress, open_bar
-from ..calibration import require_tokenizable
+from ..calibration import bare_ids, require_tokenizable, text_start
 from ..models.identity import embedding_weight, model_device
 from ..models.runtime import in_double, measuring
 from .logits import (
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Join = Literal["blank line", "end token"]
+Starts = Literal["every window", "first window"]
 _LOGIT_BYTES = 256e6  # bytes of logits in a batch of windows; a single window may need more
 _BATCH_TOKENS = 8192  # with more tokens a forward pass gets no faster, and on a CPU slower
 
@@ -42,6 +43,8 @@ class PerplexityOptions:
         join: how documents are joined into one text: "blank line" (as SparseGPT, Wanda and the
             harness recipes join WikiText-2) or "end token" (the tokenizer's end token follows each
             document, as in `CalibrationSet.from_texts`).
+        starts: the windows that begin with `<bos>`, or what else begins a text: every one, or the
+            first alone, as in the authors' release.
         batch_size: windows per forward pass; None takes at most 8,192 tokens and 256 MB of logits.
         progress: show a bar; "lines" writes lines for a log file instead.
     """
@@ -49,8 +52,11 @@ class PerplexityOptions:
     join: Join = "blank line"
     batch_size: int | None = None
     progress: Progress = True
+    starts: Starts = "every window"
 
     def __post_init__(self) -> None:
+        if self.starts not in get_args(Starts):
+            raise InputError(f"starts is {self.starts!r}. Choose one of {get_args(Starts)}.")
         if self.join not in ("blank line", "end token"):
             raise InputError(f'join is {self.join!r}. Join documents by "blank line" or '
                              '"end token".')  # fmt: skip
@@ -65,7 +71,7 @@ class Perplexity:
     Attributes:
         value: exp(nll).
         nll: mean negative log-likelihood, nats per scored token.
-        tokens: number of scored tokens; the first token of the text has no prediction.
+        tokens: number of scored tokens; a first token with nothing before it has no prediction.
         protocol: the protocol in one sentence, to print with the number.
         context, stride: tokens per window and between the starts of windows, as used.
         window_nll, window_tokens: summed nats and number of scored tokens of each window [W].
@@ -125,23 +131,26 @@ def perplexity(
     context: int = 2048,
     stride: int = 512,
     options: PerplexityOptions | None = None,
+    *,
+    bos: str | int | None = None,
 ) -> Perplexity:
     """Compute the perplexity of a text by a sliding window (appendix "Evaluation Protocol").
 
     Windows of `context` tokens start every `stride` tokens. Each window scores the tokens that no
     earlier one has scored, given all tokens before them in the window. So every token is scored
-    once, including the tail. With stride = context the windows do not overlap, and the first token
-    of a window is not scored, because it has no context.
+    once, including the tail. With stride = context the windows do not overlap. The first token of a
+    window is scored only after a token that begins the window, such as `<bos>`.
 
     Args:
         model: a dense, ablated or pruned model.
-        tokenizer: its tokenizer; the text is tokenized as a whole, with the special tokens that the
-            tokenizer adds by default.
+        tokenizer: its tokenizer; the text is tokenized as a whole.
         text: a text, or documents, which are joined as `options.join` says.
-        context: tokens per window. A model with a shorter context uses its own, with the stride
-            shortened in proportion; the protocol then states that.
+        context: tokens per window, `<bos>` included. A model with a shorter context uses its own,
+            with the stride shortened in proportion; the protocol then states that.
         stride: tokens between the starts of windows, at most `context`; 512 in the paper's tables.
         options: joining of documents, batch size, progress.
+        bos: the token that begins a window; None begins windows as the tokenizer begins a text
+            (many add nothing), and "" with nothing.
     """
     options = options or PerplexityOptions()
     context, stride = as_int(context, "context"), as_int(stride, "stride")
@@ -152,13 +161,24 @@ def perplexity(
         )
     used, step = _fitting(model, context, stride)
     ids, joined = _tokens(tokenizer, text, options.join)
-    require_known_ids(model, int(ids.max()))
-    windows = list(_windows(len(ids), used, step))
-    sums = _measure(model, ids, windows, options)
+    start = text_start(tokenizer, bos)
+    if start:
+        joined += f", {options.starts} after {tokenizer.decode(start)}"
+    if options.starts == "first window":  # then it is a part of the text
+        ids, start = start + ids, []
+    if len(ids) + bool(start) < 2 or len(start) >= used:
+        raise InputError(
+            f"the text has {len(ids)} tokens, a window {used}, and {len(start)} begin it. A "
+            "prediction needs a token and one before it. Give a longer text or context."
+        )
+    require_known_ids(model, max(*start, *ids))
+    protocol = _protocol((context, stride), (used, step), joined)
+    step = min(step, used - len(start))
+    windows = list(_windows(len(ids), used - len(start), step, bool(start)))
+    sums = _measure(model, torch.tensor(start), torch.tensor(ids), windows, options)
     counts = tuple(window.scored for window in windows)
     nll = math.fsum(sums) / sum(counts)
     value = math.exp(nll) if nll < 700 else math.inf  # exp overflows above 709
-    protocol = _protocol((context, stride), (used, step), joined)
     return Perplexity(value, nll, sum(counts), protocol, used, step, tuple(sums), counts)
 
 
@@ -172,8 +192,8 @@ def _fitting(model: PreTrainedModel, context: int, stride: int) -> tuple[int, in
 
 def _tokens(
     tokenizer: PreTrainedTokenizerBase, text: str | Iterable[str], join: Join
-) -> tuple[Tensor, str]:
-    """Ids [n] of the whole text, and the joining of documents in words."""
+) -> tuple[list[int], str]:
+    """Ids of the whole text, and the joining of documents in words."""
     documents = [text] if isinstance(text, str) else as_list(text, "text")
     for document in documents:
         require_tokenizable(document)
@@ -181,25 +201,28 @@ def _tokens(
         end = tokenizer.eos_token_id
         if end is None:
             raise InputError('the tokenizer has no end token. Use join="blank line".')
-        parts = (tokenizer(part, add_special_tokens=False, verbose=False) for part in documents)
-        ids = [token for part in parts for token in (*part["input_ids"], end)]
+        ids = [token for part in documents for token in (*bare_ids(tokenizer, part), end)]
     else:
-        whole = require_tokenizable("\n\n".join(documents))
-        ids = list(tokenizer(whole, verbose=False)["input_ids"])
-    if len(ids) < 2:
-        raise InputError(f"the text has {len(ids)} tokens, and a prediction needs two. Give more.")
+        ids = bare_ids(tokenizer, require_tokenizable("\n\n".join(documents)))
     joined = "one text" if len(documents) == 1 else f"{len(documents):,} documents joined by "
     if len(documents) > 1:
         joined += "a blank line" if join == "blank line" else "the end token"
-    return torch.tensor(ids), joined
+    return ids, joined
 
 
-def _windows(tokens: int, context: int, stride: int) -> Iterator[Window]:
-    """The windows over a text; those with no token left to score are omitted."""
-    done = 1  # the first token of the text has no prediction
+def _windows(tokens: int, room: int, stride: int, begun: bool) -> Iterator[Window]:
+    """The windows over a text; those with no token left to score are omitted.
+
+    Args:
+        tokens: number of tokens of the text.
+        room: the most of them in a window.
+        stride: tokens between the starts of windows, at most `room`.
+        begun: whether something stands before each window, so that its first token is scored.
+    """
+    done = 0
     for start in range(0, tokens, stride):
-        stop = min(start + context, tokens)
-        scored = stop - max(done, start + 1)  # not the first of the window, which has no context
+        stop = min(start + room, tokens)
+        scored = stop - max(done, start + (not begun))  # a first token needs one before it
         if scored > 0:
             yield Window(start, stop, scored)
         if stop == tokens:
@@ -208,20 +231,24 @@ def _windows(tokens: int, context: int, stride: int) -> Iterator[Window]:
 
 
 def _measure(
-    model: PreTrainedModel, ids: Tensor, windows: list[Window], options: PerplexityOptions
+    model: PreTrainedModel,
+    start: Tensor,
+    ids: Tensor,
+    windows: list[Window],
+    options: PerplexityOptions,
 ) -> list[float]:
-    """Summed nats of each window."""
+    """Summed nats of each window, with `start` before it."""
     sums: list[float] = []
-    ids = ids.to(model_device(model))
+    start, ids = (tokens.long().to(model_device(model)) for tokens in (start, ids))
     bar = open_bar(options.progress, total=len(windows), desc="perplexity", unit="window")
     with measuring(model, torch.get_num_threads()), bar:
         # a batch has windows of one shape, which need no padding: all but the first and the last
         for (length, scored), same in groupby(windows, lambda w: (w.stop - w.start, w.scored)):
             group = list(same)
             fits = int(_LOGIT_BYTES // (4 * (scored + 1) * embedding_weight(model).shape[0]))
-            batch = options.batch_size or max(1, min(fits, _BATCH_TOKENS // length))
+            batch = options.batch_size or max(1, min(fits, _BATCH_TOKENS // (len(start) + length)))
             while group:
-                found = unless_too_large(_batch, model, ids, group[:batch])
+                found = unless_too_large(_batch, model, start, ids, group[:batch])
                 if found is None and batch == 1:
                     raise too_large(f"one window of {length} tokens")
                 if found is None:  # out of memory: the same windows again, by halves
@@ -235,9 +262,9 @@ def _measure(
     return sums
 
 
-def _batch(model: Any, ids: Tensor, windows: list[Window]) -> list[float]:
+def _batch(model: Any, start: Tensor, ids: Tensor, windows: list[Window]) -> list[float]:
     """Summed nats of windows of one shape."""
-    rows = torch.stack([ids[window.start : window.stop] for window in windows])
+    rows = torch.stack([torch.cat([start, ids[w.start : w.stop]]) for w in windows])
     scored = windows[0].scored
     # logits for the scored tokens only: position t predicts token t + 1, so one more is needed
     # before them, and the last position predicts none

@@ -107,6 +107,23 @@ def texts(place: Path, held_out: int) -> tuple[Any, cl.CalibrationSet, cl.Calibr
     return model, *rows
 
 
+def test_files_of_text_are_mixed(place: Path, tmp_path: Path, cocurve: Run) -> None:
+    mix = {place / "calibration.jsonl": 0.5, place / "held_out.jsonl": 0.5}
+    files = [f"{file}:{share}" for file, share in mix.items()]
+    command = ["build", place / "model", *CUT, "--out", tmp_path, *CPU, "--calibration", *files]
+    said = cocurve(*command).out
+    assert "0.5 calibration.jsonl + 0.5 held_out.jsonl" in said
+    assert "The dense model's perplexity on" in said
+    _, tokenizer = cl.load_model(place / "model", device="cpu")
+    cut: Any = {"seq_len": 20, "positions_per_sequence": "all"}
+    rows = default_rows(str(place / "model"), tokenizer, ROWS, mix, **cut)
+    assert the_h_in(tmp_path).provenance["calibration_fingerprint"] == rows.fingerprint
+    assert "has no share" in cocurve(*command[:-1], place / "held_out.jsonl", code=FAILED).err
+    assert "there is no text a:b" in cocurve(*command[:-2], "a:b", code=FAILED).err
+    suite = ["evaluate", place / "model", "--suite", "demo", *CPU, "--chat"]
+    assert "no chat template" in cocurve(*suite, code=FAILED).err
+
+
 # A whole run ------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.base.tables import pick
 from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, main
+from cocurve_studies.paper import command as paper_command
 from cocurve_studies.paper import reproduction
 from cocurve_studies.paper.side_by_side import HOURS, SIZES
 from helpers.hub_copies import write_copies
@@ -88,6 +89,30 @@ def test_measured_numbers_are_those_of_the_pruned_model(done: Path, place: Path)
     (size,) = pick(results(done), source="measured", task="parameters")
     smaller = cl.prune(model, plan).num_parameters() / model.num_parameters()
     assert float(size["value"]) == pytest.approx(smaller)
+
+
+def test_rows_are_the_release_s_where_the_text_has_enough(
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tokenizer, long = word_tokenizer(), tmp_path / "long.jsonl"
+    words = np.random.default_rng(0).integers(90, size=(40, 35))
+    texts = [" ".join(f"w{n}" for n in row) for row in words]
+    long.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    seen: list[Any] = []
+    monkeypatch.setattr(paper_command, "run", lambda options: seen.append(options) or DONE)
+    for file, *recipe in ((long,), (long, "--recipe", "plain"), (place / "text.jsonl",)):
+        main([*command(place, tmp_path), "--calibration", str(file), *recipe])
+    release, plain, short = (paper_command._rows(options, tokenizer) for options in seen)
+    assert "the release's recipe" in release.source
+    assert not (release.input_ids == tokenizer.eos_token_id).any()
+    assert release.seed == 42
+    for rows in (plain, short):
+        assert "recipe" not in rows.source
+        assert (rows.input_ids == tokenizer.eos_token_id).any()
+    assert capsys.readouterr().out.count("The release's recipe leaves too little text") == 1
 
 
 def test_the_average_is_of_seven_tasks(done: Path) -> None:

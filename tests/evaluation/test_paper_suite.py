@@ -13,9 +13,12 @@ import cocurve_lab as cl
 from cocurve_lab.evaluation import suites
 from cocurve_lab.evaluation.suites import Source
 from cocurve_lab.evaluation.task_files import gsm8k, mmlu, mmlu_letters
-from cocurve_lab.evaluation.tasks import TaskOptions, evaluate_tasks
+from cocurve_lab.evaluation.tasks import BOS_WINDOWS, TaskOptions, evaluate_tasks
+from cocurve_lab.measuring.perplexity import PerplexityOptions
+from cocurve_studies.paper.published import published
+from cocurve_studies.paper.reproduction import Reproduction, ReproductionOptions
 from helpers.hub_copies import write_copies
-from helpers.tiny_models import tiny_model, word_tokenizer
+from helpers.tiny_models import CHAT, opening_tokenizer, tiny_model, word_tokenizer
 
 pytest.importorskip("lm_eval")
 NO_CODE = tuple(name for name in suites.PAPER_NAMES if name not in suites.PAPER_CODE)
@@ -59,6 +62,22 @@ def test_perplexity_is_of_these_texts(copies: Path) -> None:
     report = evaluate(copies, "ptb")
     by_hand = cl.perplexity(tiny_model(), word_tokenizer(), "w1 w2 w3\n\nw4 w5")
     assert report["ptb"]["perplexity"] == pytest.approx(by_hand.value)
+
+
+def test_the_release_s_windows_stand_beside_begun_ones(copies: Path, tmp_path: Path) -> None:
+    model, tokenizer, said = tiny_model(), opening_tokenizer("<unk>"), list[str]()
+    tokenizer.chat_template = CHAT  # which the suite leaves alone
+    settings = TaskOptions(tasks=("ptb",), data=copies, progress=False)
+    options = ReproductionOptions(tmp_path, tasks=settings)
+    study = Reproduction(model, tokenizer, [], published("any"), options, say=said.append)
+    found = {row["task"]: row["value"] for row in study.run() if row["shown"]}
+    text, first = "w1 w2 w3\n\nw4 w5", PerplexityOptions(progress=False, starts="first window")
+    assert found == {
+        "ptb": pytest.approx(cl.perplexity(model, tokenizer, text, options=first).value),
+        f"ptb, {BOS_WINDOWS}": pytest.approx(cl.perplexity(model, tokenizer, text).value),
+    }
+    assert "ptb perplexity" in said[-2]
+    assert BOS_WINDOWS in said[-1]
 
 
 def test_one_text_that_fails_does_not_end_the_others(

@@ -37,6 +37,10 @@ from cocurve_lab import CalibrationSet
 torch.set_num_threads(1)  # models this small only wait for a second thread
 
 HIDDEN, FFN, VOCAB, CONTEXT, GROUPS = 32, 42, 97, 64, 4  # 42 / 4: uneven groups of 11 and 10
+CHAT = (  # a chat template
+    "{% for message in messages %}w80 {{ message['content'] }} w81{% endfor %}"
+    "{% if add_generation_prompt %} w82{% endif %}"
+)
 HEADS = {"mha": (4, 4), "gqa": (4, 2), "mqa": (4, 1)}
 FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "llama": (LlamaConfig, {}),
@@ -244,6 +248,17 @@ def word_tokenizer(context: int = 10**30, eos: str | None = "<end>") -> PreTrain
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=eos, unk_token="<unk>", model_max_length=context
     )
+
+
+def opening_tokenizer(*starts: str) -> PreTrainedTokenizerFast:
+    """The word tokenizer, which puts these tokens before a text, as Gemma's puts `<bos>`."""
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = word_tokenizer()
+    template = " ".join([*starts, "$A"])
+    ids = [(token, tokenizer.convert_tokens_to_ids(token)) for token in set(starts)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(template, None, ids)
+    return tokenizer
 
 
 class Columns(NamedTuple):

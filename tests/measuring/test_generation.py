@@ -34,6 +34,7 @@ from cocurve_lab.measuring.lockstep import (
 )
 from cocurve_lab.models.runtime import exclusive
 from helpers.tiny_models import (
+    CHAT,
     FAMILIES,
     GROUPS,
     VOCAB,
@@ -114,11 +115,8 @@ def test_next_token_probabilities_are_those_of_the_ablated_model(tokenizer: Any)
 
 def test_a_prompt_is_a_turn_of_a_chat_where_there_is_a_template(tokenizer: Any) -> None:
     model, chatting = tiny_model(), word_tokenizer()
-    chatting.chat_template = (
-        "{% for message in messages %}w90 {{ message['content'] }} w91{% endfor %}"
-        "{% if add_generation_prompt %} w92{% endif %}"
-    )
-    plan, asked = plan_of(model), f"w90 {PROMPT} w91 w92"
+    chatting.chat_template = CHAT
+    plan, asked = plan_of(model), f"w80 {PROMPT} w81 w82"
     for chat, prompt in ((None, asked), (True, asked), (False, PROMPT)):
         ids = tuple(tokenizer(prompt)["input_ids"])
         assert tuple(encode_prompt(model, chatting, PROMPT, chat)) == ids

@@ -11,7 +11,7 @@ import torch
 
 from cocurve_lab import InputError, MismatchError, NumericalError
 from cocurve_lab.measuring.perplexity import PerplexityOptions, perplexity
-from helpers.tiny_models import CONTEXT, full_logits, tiny_model, word_tokenizer
+from helpers.tiny_models import CONTEXT, full_logits, opening_tokenizer, tiny_model, word_tokenizer
 
 QUIET = PerplexityOptions(progress=False)
 
@@ -84,6 +84,31 @@ def test_documents_are_joined_as_said() -> None:
     assert "the end token" in ended.protocol
 
 
+@pytest.mark.parametrize(("context", "stride"), [(16, 4), (16, 15), (16, 16), (3, 1)])
+def test_every_window_begins_as_the_tokenizer_begins_a_text(context: int, stride: int) -> None:
+    model, text, begins = tiny_model(), words(50), opening_tokenizer("<unk>", "w3")
+    ids, room = [int(w[1:]) + 2 for w in text.split()], context - 2
+    nats = 0.0
+    for token in range(50):
+        starts = range(0, 50, min(stride, room))
+        start = next(s for s in starts if s <= token < s + room)
+        logits = full_logits(model, torch.tensor([[1, 5, *ids[start:token]]]))[0, -1]
+        nats -= float(torch.log_softmax(logits, dim=-1)[ids[token]])
+    found = perplexity(model, begins, text, context, stride, QUIET)
+    assert (found.tokens, found.nll) == (50, pytest.approx(nats / 50, abs=1e-5))
+    assert "every window after <unk> w3" in found.protocol
+    plain = perplexity(model, word_tokenizer(), text, context, stride, QUIET)
+    assert perplexity(model, begins, text, context, stride, QUIET, bos="") == plain
+    chosen = perplexity(model, word_tokenizer(), text, context, stride, QUIET, bos="<unk>")
+    assert chosen == perplexity(model, opening_tokenizer("<unk>"), text, context, stride, QUIET)
+    # the release's windows: one text, which the tokenizer begins as a whole
+    settings = PerplexityOptions(progress=False, starts="first window")
+    release = perplexity(model, begins, text, context, stride, settings)
+    nats, count = naive(model, [1, 5, *ids], context, stride)
+    assert (release.tokens, release.nll) == (count, pytest.approx(nats / count, abs=1e-5))
+    assert perplexity(model, word_tokenizer(), text, context, stride, settings) == plain
+
+
 def test_the_paired_error_is_that_of_the_differences() -> None:
     text, tokenizer = words(300), word_tokenizer()
     one, other = (perplexity(tiny_model(seed=s), tokenizer, text, 20, 20, QUIET) for s in (0, 1))
@@ -120,6 +145,12 @@ END = PerplexityOptions("end token")
         ),
         (lambda: PerplexityOptions(join="space"), InputError),  # type: ignore[arg-type]
         (lambda: PerplexityOptions(batch_size=0), InputError),
+        (lambda: PerplexityOptions(starts="both"), InputError),  # type: ignore[arg-type]
+        (lambda: perplexity(tiny_model(), word_tokenizer(), "w1 w2", bos="absent"), InputError),
+        (
+            lambda: perplexity(tiny_model(), opening_tokenizer("w1", "w2"), "w1", 2, 1, QUIET),
+            InputError,
+        ),
         (
             lambda: perplexity(tiny_model(), word_tokenizer(eos=None), ["w1", "w2"], 16, 4, END),
             InputError,

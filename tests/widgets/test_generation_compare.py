@@ -20,7 +20,7 @@ from cocurve_lab.models.runtime import exclusive
 from cocurve_widgets import GenerationCompare, Session, generation_compare
 from cocurve_widgets.session import Cancelled
 from helpers.problems import random_curvature
-from helpers.tiny_models import GROUPS, tiny_model, word_tokenizer
+from helpers.tiny_models import CHAT, GROUPS, tiny_model, word_tokenizer
 from helpers.waiting import eventually
 
 PROMPT = "w1 w5 w7 w20"
@@ -115,6 +115,27 @@ def test_sampling_with_a_seed(bench: Bench) -> None:
     assert g.stale == ""
 
 
+def test_a_prompt_is_asked_as_chat_says(bench: Bench) -> None:
+    assert "chat" not in bench.instrument().status
+    bench.tokenizer.chat_template = CHAT
+    for chat, asked in ((None, True), (False, False), (True, True)):
+        g = bench.instrument(chat=chat)
+        pair = compare_text(
+            *(bench.model, bench.tokenizer, PROMPT, g.selection, Sampling(8)), chat=asked
+        )
+        assert g.generate() == (pair.dense, pair.pruned)
+        assert ("through the chat template" in g.status, "not as a chat" in g.status) == (
+            asked,
+            not asked,
+        )
+        names: dict[str, Any] = {"model": bench.model, "tokenizer": bench.tokenizer}
+        names["curvature"] = bench.curvature
+        exec(g.code(), names)
+        assert names["pair"] == pair
+        g.chat = not asked
+        assert g.stale == "text of other settings"
+
+
 def test_an_empty_plan_gives_equal_texts(bench: Bench) -> None:
     empty = cl.Selection.from_pruned(bench.curvature.units, [])
     g = bench.instrument(selection=empty, temperature=1.0)
@@ -133,8 +154,8 @@ def slowly(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> list[int]:
     made: list[int] = []
     original = generate_lockstep
 
-    def slow(*args: Any) -> Iterator[Any]:
-        for pair in original(*args):
+    def slow(*args: Any, **more: Any) -> Iterator[Any]:
+        for pair in original(*args, **more):
             time.sleep(seconds)
             made.append(1)
             yield pair
@@ -169,8 +190,8 @@ def test_stop_stops_within_a_token_and_keeps_the_text(
 def test_interrupting_a_cell_keeps_the_text(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     original = generate_lockstep
 
-    def interrupted(*args: Any) -> Iterator[Any]:
-        for number, pair in enumerate(original(*args)):
+    def interrupted(*args: Any, **more: Any) -> Iterator[Any]:
+        for number, pair in enumerate(original(*args, **more)):
             if number == 3:
                 raise KeyboardInterrupt
             yield pair

@@ -19,6 +19,7 @@ from cocurve_lab.measuring.generation import (
     encode_prompt,
     own_questions,
     token_pieces,
+    uses_chat,
 )
 from cocurve_lab.measuring.lockstep import Sampling, first_divergence, forced_kl, generate_lockstep
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 SIDES = ("dense", "pruned")
 BATCH_SECONDS = 0.04  # between two messages with new tokens
-SETTINGS = ("prompt", "max_new_tokens", "temperature", "seed")
+SETTINGS = ("prompt", "max_new_tokens", "temperature", "seed", "chat")
 WRITING = "writing both texts"
 WAITING = "waiting for the model: something else is using it"
 FORCED_TEXTS = {  # the text both models read: its code, and its name in the ribbon's title
@@ -42,13 +43,17 @@ FORCED_TEXTS = {  # the text both models read: its code, and its name in the rib
 
 @dataclass(frozen=True)
 class Request:
-    """The settings of one press of Generate; `number` counts the presses."""
+    """The settings of one press of Generate; `number` counts the presses.
+
+    `chat` is whether the prompt is asked through the chat template; None where there is none.
+    """
 
     number: int
     prompt: str
     prompt_ids: list[int]
     selection: cl.Selection
     sampling: Sampling
+    chat: bool | None
 
 
 @dataclass
@@ -83,8 +88,9 @@ class Written:
         so_far = " so far" if self.stopped else ""
         same = f"the texts are the same{so_far}"
         parting = same if place is None else f"they part at token {place + 1}"
+        asked = {None: "", True: "through the chat template; ", False: "not as a chat; "}
         return (
-            f"{'stopped: ' if self.stopped else ''}{lengths}; "
+            f"{'stopped: ' if self.stopped else ''}{lengths}; {asked[self.request.chat]}"
             f"{how if sampling.temperature else 'greedy'}; {parting}; "
             f"written together in {self.seconds:.1f} s"
         )
@@ -100,6 +106,8 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         prompt, max_new_tokens, temperature, seed: settings of Generate; temperature 0 is greedy.
         selection: the session's plan; None for none.
         choice: index of the chosen menu entry; None for a prompt of your own.
+        chat: whether prompts are asked through the chat template; None: where there is one. The
+            status says which.
         live: write again whenever the plan changes.
         forced_text: the text of the ribbon: "dense", "pruned" or "custom" (then `custom_text`).
         dense_text, pruned_text: the texts, without the prompt.
@@ -117,6 +125,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
     temperature = Float(0.0).tag(sync=True)
     seed = Int(0).tag(sync=True)
     choice = Int(None, allow_none=True).tag(sync=True)
+    chat = Bool(None, allow_none=True).tag(sync=True)
     live = Bool(False).tag(sync=True)
     forced_text = Enum(list(FORCED_TEXTS), "dense").tag(sync=True)
     custom_text = Unicode().tag(sync=True)
@@ -238,7 +247,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         elif request.prompt != self.prompt:
             self.stale = "text of another prompt"
         else:
-            other = astuple(request.sampling) != settings
+            other = astuple(request.sampling) != settings or request.chat != self._asked
             self.stale = "text of other settings" if other else ""
 
     @observe("forced_text", "custom_text")
@@ -333,8 +342,14 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         if self.selection is None:
             raise cl.InputError("there is no plan to compare with. Set selection.")
         sampling = Sampling(self.max_new_tokens, self.temperature, self.seed)
-        prompt_ids = encode_prompt(self.session.require_model(), self._tokenizer, self.prompt)
-        return Request(number, self.prompt, prompt_ids, self.selection, sampling)
+        model, chat = self.session.require_model(), self._asked
+        prompt_ids = encode_prompt(model, self._tokenizer, self.prompt, chat)
+        return Request(number, self.prompt, prompt_ids, self.selection, sampling, chat)
+
+    @property
+    def _asked(self) -> bool | None:
+        asked = uses_chat(self._tokenizer, self.chat)
+        return asked if uses_chat(self._tokenizer) else None
 
     @property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
@@ -376,9 +391,8 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         started = last = time.monotonic()
         sent = [0, 0]
         self.send({"start": self._describe(written)})
-        for pair in generate_lockstep(
-            model, self._tokenizer, request.prompt, request.selection, request.sampling
-        ):
+        inputs = (model, self._tokenizer, request.prompt, request.selection, request.sampling)
+        for pair in generate_lockstep(*inputs, chat=request.chat):
             for side, new in zip(SIDES, pair, strict=True):
                 if new is not None:
                     texts[side].add(new)
@@ -464,7 +478,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         written = self._written
         request = self._request(0) if written is None else written.request
         sampling = request.sampling if written is None else written.sampling
-        prompt = request.prompt
+        prompt, chat = request.prompt, ", chat=False" if request.chat is False else ""
         forced = FORCED_TEXTS[self.forced_text][0].format(self.custom_text)
         return "\n".join(
             [
@@ -473,7 +487,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
                 "",
                 f"selection = {plan_code(request.selection, self.session.curvature)}",
                 f"sampling = {sampling!r}",
-                f"pair = cl.compare_text(model, tokenizer, {prompt!r}, selection, sampling)",
+                f"pair = cl.compare_text(model, tokenizer, {prompt!r}, selection, sampling{chat})",
                 "print(pair.dense, pair.pruned, sep='\\n---\\n')",
                 f"kl = forced_kl(model, selection, {forced})  # nats per token",
             ]

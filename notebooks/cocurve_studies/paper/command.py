@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,7 +90,7 @@ def run(options: Paper) -> int:
     try:
         model, tokenizer = options.model.load(options.model.place)
         units = enumerate_units(model, options.ffn_groups)
-        rows = options.text.calibration(options.model.place, tokenizer)
+        rows = _rows(options, tokenizer)
         print(f"{options.model.place}: {units}\n{rows}", flush=True)
         inputs = (model, units, rows, options.top_r)
         curvature = load_or_estimate(options.out, *inputs, progress=progress())
@@ -113,6 +113,23 @@ def run(options: Paper) -> int:
         print(f"{failed} results are missing, for the reasons above. To try them again:")
         print(f"  {options.again}")
     return 1 if failed else 0
+
+
+def _rows(options: Paper, tokenizer: Any) -> CalibrationSet:
+    """Make the rows H is built on: by default those of the release, of any text but a model's own.
+
+    Where its recipe leaves too little of a file, all of it is taken, and that is said.
+    """
+    from cocurve_lab.calibration import TooLittle, own_text
+
+    text, place = options.text, options.model.place
+    if text.recipe is not None or (not text.files and own_text(place) is not None):
+        return text.calibration(place, tokenizer)
+    try:
+        return replace(text, recipe="release").calibration(place, tokenizer)
+    except TooLittle as error:
+        print(f"The release's recipe leaves too little text: {error} All documents are taken.")
+        return text.calibration(place, tokenizer)
 
 
 def _settings(options: Paper) -> Any:
@@ -154,6 +171,7 @@ def _settings(options: Paper) -> Any:
         limit=options.suite.limit,
         allow_code_execution=options.suite.allow_code_execution,
         tasks=tasks,
+        chat=options.suite.chat,
         efficiency=EfficiencyOptions(batch_sizes=(1,), repeats=options.repeats, progress=bars),
         release=options.release,
     )

@@ -25,6 +25,7 @@ from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficie
 from cocurve_lab.evaluation.suites import PAPER_CODE, PAPER_HARNESS, PAPER_METRICS
 from cocurve_lab.evaluation.task_files import TaskFile
 from cocurve_lab.evaluation.tasks import (
+    BOS_WINDOWS,
     TaskOptions,
     evaluate_tasks,
     require_harness,
@@ -134,6 +135,7 @@ class ReproductionOptions:
         limit: only so many samples of each task; None takes all.
         allow_code_execution: without it, code tasks are omitted.
         tasks: options of `evaluate_tasks`.
+        chat: as for `evaluate_tasks`.
         efficiency: options of `measure_efficiency`.
         release: the release's folder of this model, whose reference metrics are added.
     """
@@ -143,6 +145,7 @@ class ReproductionOptions:
     limit: int | None = None
     allow_code_execution: bool = False
     tasks: TaskOptions = field(default_factory=TaskOptions)
+    chat: bool | None = None
     efficiency: EfficiencyOptions = field(
         default_factory=lambda: EfficiencyOptions(batch_sizes=(1,))
     )
@@ -245,15 +248,15 @@ class Reproduction:
                 except Exception as error:  # one task must not cost the others
                     rows.append(subject.failure(error, name))
                     continue
-                shown = _shown_metric(name, found)
-                rows += [
-                    subject.row("measured", name, r["metric"], r["value"], r["metric"] == shown)
-                    | {"value_error": r["value_error"]}
-                    for r in found
-                ]
-                (head,) = pick(found, metric=shown)
-                value = plus_minus(head["value"], head["value_error"])
-                self.say(f"{subject}: {name} {shown} {value}{' (kept)' if name in kept else ''}")
+                shown = (_shown_metric(name, found), BOS_WINDOWS)
+                for r in found:
+                    metric, value = r["metric"], plus_minus(r["value"], r["value_error"])
+                    task = f"{name}, {metric}" if metric == BOS_WINDOWS else name
+                    row = subject.row("measured", task, metric, r["value"], metric in shown)
+                    rows.append(row | {"value_error": r["value_error"]})
+                    if metric in shown:
+                        again = " (kept)" if name in kept else ""
+                        self.say(f"{subject}: {name} {metric} {value}{again}")
         return rows + self._average(subject, rows)
 
     def _evaluate(self, model: PreTrainedModel, name: str) -> Table:
@@ -266,6 +269,7 @@ class Reproduction:
             options.limit,
             options.allow_code_execution,
             options=replace(options.tasks, tasks=(name,)),
+            chat=options.chat,
         )
         notes = " ".join(report.settings["notes"])
         return [row | {"notes": notes} for row in report.rows()]
@@ -297,16 +301,21 @@ class Reproduction:
 
     def _settings(self, name: str, made: TaskFile | None, plan: Selection | None) -> dict[str, Any]:
         options = self.options
-        return self._mark | {
-            "plan": "" if plan is None else plan.fingerprint,
-            "suite": options.suite,
-            "task": name,
-            "content": "" if made is None else fingerprint([made.config, list(made.records)]),
-            "data": None if options.tasks.data is None else str(options.tasks.data),
-            "limit": options.limit,
-            "max_length": options.tasks.max_length,
-            "lm_eval": version("lm_eval"),
-        }
+        chat = {} if options.chat is None else {"chat": options.chat}
+        return (
+            self._mark
+            | chat
+            | {
+                "plan": "" if plan is None else plan.fingerprint,
+                "suite": options.suite,
+                "task": name,
+                "content": "" if made is None else fingerprint([made.config, list(made.records)]),
+                "data": None if options.tasks.data is None else str(options.tasks.data),
+                "limit": options.limit,
+                "max_length": options.tasks.max_length,
+                "lm_eval": version("lm_eval"),
+            }
+        )
 
     # Speed ----------------------------------------------------------------------------------------
     def _timed(self, subject: Subject) -> Table:

@@ -1,0 +1,130 @@
+"""The dense model's perplexity on the rows of a build: measured, stored, and told."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import cocurve_lab as cl
+from cocurve_lab.curvature.matrix import merge_shards
+from cocurve_lab.curvature.settings import BuildOptions
+from cocurve_lab.estimator.risks import told_fit
+from helpers.tiny_models import (
+    GROUPS,
+    VOCAB,
+    full_logits,
+    opening_tokenizer,
+    tiny_model,
+    tiny_text,
+)
+
+ONE = {"seq_len": 12, "positions_per_sequence": "all"}
+
+
+def by_hand(model: Any, text: cl.CalibrationSet) -> list[float]:
+    logs = torch.log_softmax(full_logits(model, text.input_ids).double(), dim=-1)
+    found = []
+    for number, row in enumerate(text.input_ids):
+        nats = [-logs[number, t, row[t + 1]].item() for t in text.scored[number].tolist()]
+        found.append(sum(nats) / len(nats))
+    return found
+
+
+def build(model: Any, text: cl.CalibrationSet, **options: Any) -> cl.Curvature:
+    units = cl.enumerate_units(model, GROUPS)
+    progress = options.pop("progress", False)
+    checkpoint = options.pop("checkpoint", None)
+    return cl.estimate_curvature(
+        model, units, text, 16, progress=progress, checkpoint=checkpoint,
+        options=BuildOptions(**options),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_the_loss_of_each_row_is_that_of_full_passes(family: str, tmp_path: Path) -> None:
+    model, text = tiny_model(family), tiny_text(3, 12)
+    found = build(model, text, temperature=2.0)  # which does not change the model's own loss
+    assert found.provenance["sequence_losses"] == pytest.approx(by_hand(model, text), abs=1e-5)
+    found.save(tmp_path / "H.pkl")
+    kept = cl.Curvature.load(tmp_path / "H.pkl").provenance
+    assert kept["sequence_losses"] == found.provenance["sequence_losses"]
+    removed = build(model, text, removed=(0,), sketch_positions=0)
+    assert "sequence_losses" not in removed.provenance
+
+
+def test_losses_are_resumed_and_merged(tmp_path: Path) -> None:
+    model, text = tiny_model(), tiny_text(4, 12)
+    expected = pytest.approx(by_hand(model, text), abs=1e-5)
+
+    def stop(build: Any) -> None:
+        if build.done == 2 and not build.stopped:
+            raise KeyboardInterrupt
+
+    file = tmp_path / "build.pkl"
+    part = build(model, text, checkpoint=file, on_sequence=stop)
+    assert len(part.provenance["sequence_losses"]) == 2
+    assert build(model, text, checkpoint=file).provenance["sequence_losses"] == expected
+    shards = [build(model, text, shard=(n, 2)) for n in (1, 2)]
+    merged = merge_shards(shards)
+    assert merged.provenance["sequence_losses"] == expected
+    halves = [build(model, text.rows(a, a + 2)) for a in (0, 2)]
+    assert cl.Curvature.merge(halves).provenance["sequence_losses"] == expected
+    del halves[0].provenance["sequence_losses"]  # of an older build
+    assert "sequence_losses" not in cl.Curvature.merge(halves).provenance
+
+
+def test_a_text_that_the_model_does_not_know_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    build(tiny_model(), tiny_text(2, 12), progress=True)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "perplexity on 2 rows is" in said
+    assert f"near the {VOCAB} of a uniform guess" in said
+    assert "first row is" in told_fit([2.0], VOCAB)
+    assert f"{math.exp(2.0):.4g}" in told_fit([1.0, 3.0], VOCAB)
+    assert "guess" not in told_fit([1.0, 3.0], VOCAB)
+    assert told_fit([], VOCAB) == ""
+
+
+def counting() -> Any:
+    """A model that counts by one after <unk>, and by seven in any other row."""
+    model = tiny_model(layers=2)
+    torch.manual_seed(0)
+    chosen = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model.requires_grad_(True).train()
+    for _ in range(120):
+        begun, start = torch.rand(32, 1) < 0.5, torch.randint(80, (32, 1))
+        ids = 2 + (start + torch.where(begun, 1, 7) * torch.arange(11)) % 80
+        ids[:, :1] = torch.where(begun, 1, ids[:, :1])
+        loss = model(input_ids=ids, labels=ids).loss
+        chosen.zero_grad()
+        loss.backward()
+        chosen.step()
+    return model.requires_grad_(False).eval()
+
+
+def test_a_start_that_the_model_does_not_know_is_told() -> None:
+    model, tokenizer = counting(), opening_tokenizer("<unk>")
+    text = [" ".join(f"w{n % 80}" for n in range(11))]
+    for bos, warned in ((None, False), ("<unk>", False), ("", True)):
+        rows = cl.CalibrationSet.from_texts(iter(text), tokenizer, 1, 11, "all", bos=bos)
+        events = build(model, rows, sketch_positions=0).provenance["events"]
+        assert [("perplexity on the first row is" in event) for event in events] == [True] * warned
+        assert (by_hand(model, rows)[0] > math.log(3)) is warned
+
+
+@pytest.mark.parametrize("bos", ["", "w3"])
+def test_the_tokenizer_s_own_start_is_compared(bos: str) -> None:
+    tokenizer = opening_tokenizer("<unk>", "w7")
+    words = [f"w{n}" for n in np.random.default_rng(0).integers(80, size=40)]
+    text = cl.CalibrationSet.from_texts(iter([" ".join(words)]), tokenizer, 2, **ONE, bos=bos)
+    asked, own = (ids.tolist() for ids in text.begun_both_ways)
+    ids, start = [int(w[1:]) + 2 for w in words], [5] if bos else []
+    count = 12 - 2  # both fit into a row
+    assert (asked, own) == (start + ids[:count], [1, 9, *ids[:count]])
+    assert text.rows(1, 2).begun_both_ways == ()
+    plain = cl.CalibrationSet.from_texts(iter([" ".join(words)]), tokenizer, 2, **ONE)
+    assert plain.begun_both_ways == ()
