@@ -3,9 +3,10 @@
     make smollm2
     python data/write_smollm2.py        # three minutes on two cores
 
-Three kinds, 24 texts of at most 255 tokens each: "free", sampled from the start of a text at
-temperature 1; "cool", the same at 0.7; and "chat", answers to "Write a short text about ...",
-asked through the chat template at 0.7. The files are JSON lines with the field "text".
+Two kinds, 24 texts of at most 255 tokens each: "free", sampled from the start of a text at
+temperature 1; and "chat", answers to "Write a short text about ...", asked through the chat
+template at 0.7. At 0.7 a quarter of the first kind was code, so it was left out. The files are JSON
+lines with the field "text".
 """
 
 import argparse
@@ -22,7 +23,7 @@ from cocurve_lab.extensions.pretrained.texts import END
 from cocurve_lab.measuring.generation import encode_prompt
 
 TEXTS, TOKENS, SEED = 24, 255, 0
-TEMPERATURES = {"free": 1.0, "cool": 0.7, "chat": 0.7}
+TEMPERATURES = {"free": 1.0, "chat": 0.7}
 TOPICS = """
 the history of bread; how bridges are built; the life of bees; a walk in a city; the water cycle;
 learning to play the piano; the invention of the telephone; keeping a garden in winter; the moon;

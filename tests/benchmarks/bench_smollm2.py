@@ -172,7 +172,7 @@ def texts(plans: Plans) -> Iterable[Table]:
             rows = pick(table, calibrated_on=name, interaction_strength=strength)
             by = {row["judged_on"]: error_bar(row["kl"], row["kl_error"], 3) for row in rows}
             cells.append([name, *(by.get(judge, "") for judge in purposes.KEPT)])
-        title = f"20%, lambda {strength:g}: H of 4 rows of a text, judged on four texts"
+        title = f"20%, lambda {strength:g}: H of 3 rows of a text, judged on four texts"
         yield title, ["H of", *purposes.KEPT], cells
 
 

@@ -69,7 +69,7 @@ def test_knobs_and_the_preview(ran: Ran) -> None:
 def test_every_finding_has_a_verdict(ran: Ran) -> None:
     last = ran.content.cells[-1].outputs[-1]["data"]["text/html"]
     verdicts = re.findall("[✓✗?] (agrees|does not agree|cannot be told)<", last)
-    assert len(verdicts) == 1 + 4 + 1 + 1 + 6 + 3
+    assert len(verdicts) == 1 + 4 + 1 + 1 + 6 + 2 + 3
     # 3 rows of text cannot tell what 16 groups could
     assert verdicts[0] == "cannot be told"
     text = " ".join(ran.text.split())
@@ -95,7 +95,7 @@ def test_in_jupyterlab(ran: Ran) -> None:
     assert visit.ask("explorer.interaction_strength, explorer.ratio") == "(0.5, 0.2)"
     # anywidget complains where a busy page took 2 s to start a widget, though it came up after
     visit.errors = [text for text in visit.errors if "Failed to initialize model" not in text]
-    require_shown(visit, 6)
+    require_shown(visit, 8)
 
 
 def test_a_second_run_builds_and_measures_nothing(ran: Ran) -> None:
