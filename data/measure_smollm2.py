@@ -60,6 +60,8 @@ SOURCES = {
 }
 FEW, DRAWS = 3, 3  # rows of each kind of text; H of rows drawn again
 PAIRS, RANDOM = 12, 10  # pairs: half of the most negative edges, half of the most positive
+# draws guided by H, then by marginals at the plan
+GUIDES = (SearchOptions(), SearchOptions(seed=1, swaps=8, random_share=0.2, gradient_rows=8))
 BLOCKWISE = ("finercut", "blockpruner")  # removals measured anew: half an hour each
 METHODS = (
     *("magnitude", "wanda-sp", "flap", "amp", "llm-pruner", "slimllm", "2ssp", "shortgpt", "cbo"),
@@ -141,20 +143,23 @@ def best(options: argparse.Namespace) -> None:
             error = table.std(axis=1, ddof=1) / len(searched) ** 0.5
             for at in mean.argsort():
                 print(f"{ratio:.0%} {list(named)[at]}: {mean[at]:.4f} ± {error[at]:.4f}")
-            found = cl.search_plan(
-                model,
-                list(named.values())[mean.argmin()],
-                searched,
-                held_out=chosen_on,
-                evaluations=options.evaluations,
-                surrogate=curvature,
-                scales=scales,
-                checkpoint=options.work / "search",
-                progress="lines",
-                options=SearchOptions(swaps=8, random_share=0.2, gradient_rows=8),
-            )
-            print(f"{ratio:.0%} from {list(named)[mean.argmin()]}: {found}", flush=True)
-            plan = found.selection.predicted_by(curvature)
+            plan = list(named.values())[mean.argmin()]
+            for guide in GUIDES:
+                found = cl.search_plan(
+                    model,
+                    plan,
+                    searched,
+                    held_out=chosen_on,
+                    evaluations=options.evaluations,
+                    surrogate=curvature,
+                    scales=scales,
+                    checkpoint=options.work / "search",
+                    progress="lines",
+                    options=guide,
+                )
+                plan = found.selection
+                print(f"{ratio:.0%} from {list(named)[mean.argmin()]}: {found}", flush=True)
+            plan = plan.predicted_by(curvature)
             (options.out / f"best_{ratio * 100:.0f}.json").write_text(plan.to_json() + "\n")
 
 
@@ -214,9 +219,8 @@ def kinds(
         "WikiText": rows_of(paragraphs, SOURCES["wikitext"]),
         "the manual": (default_rows(NAME, tokenizer, FEW, **LENGTH), judges["manual"]),
     }
-    for file in sorted((kept_folder() / "texts").glob("*.jsonl")):
-        kind = f"{file.stem} text"
-        found[kind] = rows_of(read_documents(file), f"{file.name} of SmolLM2")
+    chat = read_documents(kept_folder() / "texts" / "chat.jsonl")
+    found["chat text"] = rows_of(chat, "chat.jsonl of SmolLM2")
     return found
 
 
@@ -233,8 +237,6 @@ def of_kinds(
     few = list(range(FEW))
     groups = {kind: [(kind, few)] for kind in found}
     groups["chat text and the manual"] = [("chat text", few), ("the manual", few)]
-    groups["all own texts"] = [(kind, few) for kind in found if kind.endswith(" text")]
-    groups["own texts and the manual"] = [*groups["all own texts"], ("the manual", few)]
     for name, parts in groups.items():
         mixed = of_groups([(found[kind], chosen) for kind, chosen in parts])
         for ratio in BEST[:2]:
@@ -490,7 +492,9 @@ def main() -> None:
     parser.add_argument("--c4", type=Path, required=True, help="a slice of C4, a document per line")
     parser.add_argument("--wikitext", type=Path, help="the valid split of WikiText-2")
     parser.add_argument("--kl-only", action="store_true", help="ask the plans no questions")
-    parser.add_argument("--evaluations", type=int, default=3000, help="of a search, in rows")
+    parser.add_argument(
+        "--evaluations", type=int, default=2500, help="of each of two searches, in rows"
+    )
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--work", type=Path, default=Path("build/smollm2"), help="keeps each step")
     parser.add_argument("--out", type=Path, default=kept_folder())

@@ -1,12 +1,11 @@
-"""Let SmolLM2-135M write calibration text, which is kept in data/smollm2/texts/.
+"""Let SmolLM2-135M write calibration text, which is kept in data/smollm2/texts/chat.jsonl.
 
     make smollm2
     python data/write_smollm2.py        # three minutes on two cores
 
-Two kinds, 24 texts of at most 255 tokens each: "free", sampled from the start of a text at
-temperature 1; and "chat", answers to "Write a short text about ...", asked through the chat
-template at 0.7. At 0.7 a quarter of the first kind was code, so it was left out. The files are JSON
-lines with the field "text".
+24 answers of at most 255 tokens to "Write a short text about ...", asked through the chat template
+and sampled at temperature 0.7, as JSON lines with the field "text". Texts sampled from the start of
+a document were tried, too: at 0.7 a quarter of them was code, at 1 much was odd words.
 """
 
 import argparse
@@ -19,11 +18,9 @@ import torch
 import cocurve_lab as cl
 from cocurve_lab.extensions.pretrained.kept import kept_folder
 from cocurve_lab.extensions.pretrained.smollm2 import NAME
-from cocurve_lab.extensions.pretrained.texts import END
 from cocurve_lab.measuring.generation import encode_prompt
 
-TEXTS, TOKENS, SEED = 24, 255, 0
-TEMPERATURES = {"free": 1.0, "chat": 0.7}
+TOKENS, TEMPERATURE, SEED = 255, 0.7, 0
 TOPICS = """
 the history of bread; how bridges are built; the life of bees; a walk in a city; the water cycle;
 learning to play the piano; the invention of the telephone; keeping a garden in winter; the moon;
@@ -33,7 +30,7 @@ a letter to a friend
 """
 
 
-def written(model: Any, tokenizer: Any, prompts: list[list[int]], temperature: float) -> list[str]:
+def written(model: Any, tokenizer: Any, prompts: list[list[int]]) -> list[str]:
     """What the model writes after each prompt, sampled; prompts of one length make a batch."""
     found: dict[int, str] = {}
     for length in sorted(set(map(len, prompts))):
@@ -45,7 +42,7 @@ def written(model: Any, tokenizer: Any, prompts: list[list[int]], temperature: f
             attention_mask=torch.ones_like(ids),
             max_new_tokens=TOKENS,
             do_sample=True,
-            temperature=temperature,
+            temperature=TEMPERATURE,
             top_k=0,
             top_p=1.0,
             pad_token_id=tokenizer.eos_token_id,
@@ -57,18 +54,16 @@ def written(model: Any, tokenizer: Any, prompts: list[list[int]], temperature: f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=kept_folder() / "texts")
+    parser.add_argument("--out", type=Path, default=kept_folder() / "texts" / "chat.jsonl")
     out = parser.parse_args().out
     model, tokenizer = cl.load_model(NAME)
     topics = [topic.strip() for topic in TOPICS.replace("\n", " ").split(";")]
-    asked = [encode_prompt(model, tokenizer, f"Write a short text about {x}.") for x in topics]
-    start = [[tokenizer.convert_tokens_to_ids(END)]] * TEXTS
-    out.mkdir(parents=True, exist_ok=True)
-    for kind, temperature in TEMPERATURES.items():
-        texts = written(model, tokenizer, asked if kind == "chat" else start, temperature)
-        lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts if text.strip()]
-        (out / f"{kind}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        print(f"{len(lines)} texts in {out / f'{kind}.jsonl'}", flush=True)
+    prompts = [encode_prompt(model, tokenizer, f"Write a short text about {x}.") for x in topics]
+    texts = written(model, tokenizer, prompts)
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts if text.strip()]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"{len(lines)} texts in {out}")
 
 
 if __name__ == "__main__":
