@@ -20,7 +20,7 @@ from scipy.stats import spearmanr
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cocurve_lab.base.tables import Row, pick, typeset
+from cocurve_lab.base.tables import Row, pick, plus_minus, typeset
 from cocurve_lab.curvature.uncertainty import jackknife
 from cocurve_lab.extensions.analysis.stability import is_converged, selection_stability
 from cocurve_lab.extensions.pretrained.kept import (
@@ -36,7 +36,7 @@ from cocurve_studies.certainty import findings as certain
 from cocurve_studies.certainty import purposes
 from cocurve_studies.structure import bridges, geometry, propositions
 from cocurve_studies.structure import findings as structural
-from cocurve_studies.trust import fidelity
+from cocurve_studies.trust import fidelity, reach
 from cocurve_studies.trust import findings as trusting
 from helpers.benchmarks import error_bar
 
@@ -58,7 +58,9 @@ class Plans:
 
     def __init__(self, kept: KeptPlans) -> None:
         self.by_name: dict[str, dict[float, KeptPlan]] = defaultdict(dict)
+        self.all: dict[str, list[KeptPlan]] = defaultdict(list)
         for plan in kept.plans:
+            self.all[plan.name].append(plan)
             self.by_name[plan.name][plan.selection.requested_ratio or 0.0] = plan
 
     def kl(self, name: str, ratio: float, text: str) -> np.ndarray | None:
@@ -238,6 +240,39 @@ def scales(plans: Plans) -> Iterable[Table]:
         yield f"{ratio:.0%}: what each sum predicts", heads, cells
 
 
+def reached(plans: Plans) -> Iterable[Table]:
+    """How far an edge is true: measured interactions of units, blocks and layers against H's."""
+    assert CURVATURE is not None
+    summary = []
+    alone = {plan.selection.pruned: plan.kl["c4"] for plan in plans.all["unit"]}
+    cases = []
+    for plan in plans.all["pair"]:
+        parts = tuple((unit,) for unit in plan.selection.pruned)
+        cases.append((reach.STRONGEST, parts, plan.kl["c4"], sum(alone[part] for part in parts)))
+    for kind in ("blocks", "layers"):
+        measured = kept_interactions("smollm2", kind)
+        assert measured is not None
+        found = list(reach.pairs_of(measured, f"2 {kind}"))
+        summary += reach.reach_summary([reach.case_row(CURVATURE, *case) for case in found])
+    summary[:0] = reach.reach_summary([reach.case_row(CURVATURE, *case) for case in cases])
+    cells = [
+        [
+            row["scale"],
+            str(row["cases"]),
+            *(
+                plus_minus(row[name], row[f"{name}_error"])
+                for name in ("same_sign", "spearman", "size", "negative")
+            ),
+            f"{row['predicted_negative']:.2f}",
+            plus_minus(row["factor"], row["factor_error"]),
+        ]
+        for row in summary
+    ]
+    heads = ["removed together", "cases", "same sign", "Spearman", "size, measured / H"]
+    heads += ["negative, measured", "negative, by H", "KL / sum of each alone"]
+    yield "Measured interactions and the edges of H", heads, cells
+
+
 def claims(plans: Plans) -> Iterable[Table]:
     """The claims of the paper that can be judged from H and these plans."""
     assert CURVATURE is not None
@@ -290,7 +325,7 @@ def _fidelity(plans: Plans) -> list[Row]:
 
 TABLES: dict[str, Callable[[Plans], Iterable[Table]]] = {
     function.__name__: function
-    for function in (methods, edges, strengths, abilities, texts, kinds, scales, claims)
+    for function in (methods, edges, strengths, abilities, texts, kinds, scales, reached, claims)
 }
 
 

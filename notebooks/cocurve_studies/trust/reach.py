@@ -18,7 +18,7 @@ from scipy.stats import rankdata
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, column, pick
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.extensions.interactions.measured import measure_interactions
+from cocurve_lab.extensions.interactions.measured import Interactions, measure_interactions
 from cocurve_lab.measuring.gap import RiskSplit, split_risk
 from cocurve_lab.measuring.plan_memory import plans_file
 from cocurve_lab.measuring.risk import Meter, standard_error
@@ -130,7 +130,7 @@ def edge_reach(
         ]
         rows: dict[str, Table] = {}
         for scale, parts, kl, alone in measured:
-            row = _row(curvature, scale, parts, kl, alone)
+            row = case_row(curvature, scale, parts, kl, alone)
             if len(parts) > 2 and scale not in rows:  # the first set of its size
                 plan = Selection.from_pruned(curvature.units, _union(parts))
                 split = split_risk(model, plan, held_out, progress=progress)
@@ -183,17 +183,25 @@ def _of_wholes(
         checkpoint=plans_file(study.cache, study.model, study.text),
         progress=study.progress,
     )
+    yield from pairs_of(found, f"2 {kind}")
+
+
+def pairs_of(found: Interactions, scale: str) -> Iterator[Measured]:
+    """Yield the measured pairs of parts."""
     for a, b in combinations(range(len(found.pool)), 2):
         both = [found.pool[a], found.pool[b]]
         parts = found.parts[both[0]], found.parts[both[1]]
-        yield f"2 {kind}", parts, found.together[:, a, b], found.alone[:, both].sum(axis=1)
+        yield scale, parts, found.together[:, a, b], found.alone[:, both].sum(axis=1)
 
 
 def _union(parts: Parts) -> tuple[int, ...]:
     return tuple(sorted(chain(*parts)))
 
 
-def _row(curvature: Curvature, scale: str, parts: Parts, kl: np.ndarray, alone: np.ndarray) -> Row:
+def case_row(
+    curvature: Curvature, scale: str, parts: Parts, kl: np.ndarray, alone: np.ndarray
+) -> Row:
+    """Return the row of `edge_reach` of parts, from KL [sequences] of all and the sum of each."""
     together = _union(parts)
     return {
         "scale": scale,
