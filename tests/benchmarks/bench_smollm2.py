@@ -201,6 +201,8 @@ def scales(plans: Plans) -> Iterable[Table]:
     assert own is not None
     names = [f"H, lambda {strength:g}" for strength in (0.0, 0.5, 1.0)]
     names += ["units by their own KL", *plans.named("measured"), "searched"]
+    heads = ["KL on C4", "units, summed", "H", "blocks", "and pairs", "layers", "and pairs"]
+    ranked = []
     for ratio in (0.1, 0.2, 0.3):
         found = {}  # of equal plans the first
         for name in names:
@@ -221,23 +223,15 @@ def scales(plans: Plans) -> Iterable[Table]:
                 whole += [alone, alone + float(inside @ measured.interaction @ inside) / 2]
             numbers.append(whole)
         table = np.array(numbers)
-        cells = [
-            [name, *(f"{value:.2f}" for value in line)]
-            for (name, _), line in zip(found.values(), table, strict=True)
-        ]
         ranks = [float(spearmanr(table[:, 0], column).statistic) for column in table.T[1:]]
-        cells.append(["rank correlation", "", *(f"{rank:+.2f}" for rank in ranks)])
-        heads = [
-            "plan",
-            "KL on C4",
-            "units, summed",
-            "H",
-            "blocks",
-            "and pairs",
-            "layers",
-            "and pairs",
-        ]
-        yield f"{ratio:.0%}: what each sum predicts", heads, cells
+        ranked.append([f"{ratio:.0%}", str(len(table)), *(f"{rank:+.2f}" for rank in ranks)])
+        if ratio == 0.2:
+            cells = [
+                [name, *(f"{value:.2f}" for value in line)]
+                for (name, _), line in zip(found.values(), table, strict=True)
+            ]
+            yield "20%: what each sum predicts", ["plan", *heads], cells
+    yield "Rank correlation with the KL on C4", ["removed", "plans", *heads[1:]], ranked
 
 
 def reached(plans: Plans) -> Iterable[Table]:
