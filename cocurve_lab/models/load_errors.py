@@ -82,12 +82,7 @@ def require_place(model_id: str | os.PathLike[str]) -> None:
     text = str(model_id)
     path = Path(text).expanduser()
     if path.is_dir():
-        if (path / "adapter_config.json").exists():
-            raise InputError(
-                f"the folder {text!r} holds an adapter, as PEFT saves it. Merge it first: "
-                "PeftModel.from_pretrained(base, folder).merge_and_unload(), save_pretrained to a "
-                "new folder, and give that. To use the base alone, move the adapter away."
-            )
+        require_no_adapter(path)
         if not (path / "config.json").exists():
             held = ", ".join(sorted(entry.name for entry in path.iterdir())[:8])
             found = f"has no config.json; it holds {held}" if held else "is empty"
@@ -99,6 +94,16 @@ def require_place(model_id: str | os.PathLike[str]) -> None:
         raise InputError(f"{text!r} is a file. Give the folder that contains it.")
     elif text.startswith(_PATH_SIGNS) or text.count("/") > 1 or not isinstance(model_id, str):
         raise InputError(f"there is no folder {text!r}.{_alike(path)} Check the path.")
+
+
+def require_no_adapter(folder: Path) -> None:
+    """Raise InputError if an adapter, alone or beside its base, is in a folder."""
+    if (folder / "adapter_config.json").exists():
+        raise InputError(
+            f"the folder {str(folder)!r} holds an adapter, as PEFT saves it. Merge it first: "
+            "PeftModel.from_pretrained(base, folder).merge_and_unload(), save_pretrained to a "
+            "new folder, and give that. To use the base alone, move the adapter away."
+        )
 
 
 def _alike(path: Path) -> str:

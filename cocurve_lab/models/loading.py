@@ -16,7 +16,7 @@ import torch
 from ..base.errors import ArchitectureError, CocurveError, FileFormatError, InputError, shown
 from ..base.seams import extension, require_extension
 from .architectures import describe
-from .identity import DEMO, MANIFEST, demo_folder, is_demo
+from .identity import DEMO, demo_folder, is_demo, is_pruned
 from .layers import source_of
 from .load_errors import explain, require_own_files, require_place, require_usable
 from .runtime import device_name, sums_on, transient_bars
@@ -167,7 +167,7 @@ def load_model(
     target, place = pick_device(device), place_of(model_id)
     source = str(place)
     chosen = pick_dtype(target, dtype, is_demo(source))
-    if (Path(source) / MANIFEST).exists():
+    if is_pruned(source):
         raise InputError(
             f"{source} holds a pruned model, whose layers differ in width. Load it with "
             "load_pruned. Its tokenizer is in the folder if it was saved there; otherwise use that "

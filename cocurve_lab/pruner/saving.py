@@ -18,13 +18,22 @@ from ..base.errors import FileFormatError, InputError
 from ..base.seams import require_extension
 from ..models.architectures import Architecture, describe
 from ..models.families import KINDS
-from ..models.identity import MANIFEST, model_dtype
+from ..models.identity import MANIFEST, is_pruned, model_dtype
+from ..models.load_errors import require_no_adapter
 from ..models.loading import keep_score_cap, pick_device, read_dtype
 from ..models.runtime import transient_bars
 from ..models.weights import StoredWeights, weight_files, with_stored
 from .card import CardFacts, model_card
 from .folder import MODELING_FILE, dense_configuration, rejecting, write_configuration
-from .manifest import VERSION, read_manifest, weights_now, widths_of
+from .manifest import (
+    VERSION,
+    manifest_elsewhere,
+    manifest_on,
+    read_manifest,
+    weights_now,
+    widths_in,
+    widths_of,
+)
 from .slicing import block_cuts, block_modules, settle_heads
 
 if TYPE_CHECKING:
@@ -58,16 +67,17 @@ def save_pruned(
     manifest's "loads_with" say which case it is. The folder is written completely or not at all.
 
     Args:
-        pruned: what `prune` returned.
+        pruned: what `prune` returned, or transformers loaded of a saved folder, also trained since.
         folder: a folder that does not exist or is empty, unless `overwrite`. Links are followed.
         tokenizer: the dense model's, to save in the folder too.
         evaluation: the measurements for the card, which states no others.
         overwrite: replace a folder that holds an earlier pruned model and nothing else.
     """
-    manifest = getattr(pruned, "cocurve_manifest", None)
+    manifest = manifest_on(pruned)
     if manifest is None:
         raise InputError(
-            "this model carries no manifest, so it was not made by prune. Prune it, then save it."
+            "this model carries no manifest, so it was not made by prune. Prune it, then save it; "
+            "a stock model that was trained elsewhere saves itself: save_pretrained(folder)."
         )
     folder = as_path(folder, "folder")
     with new_folder(folder, overwrite=overwrite) as temporary:
@@ -125,7 +135,8 @@ def load_pruned(
 ) -> PreTrainedModel:
     """Load what `save_pruned` wrote, in eval mode and without gradients.
 
-    No code from the folder is run. A damaged folder raises FileFormatError.
+    Or what a trainer saved of it: widths are then read from config.json. No code from the folder is
+    run. A damaged folder raises FileFormatError.
 
     Args:
         folder: the folder.
@@ -187,15 +198,17 @@ def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     folder = as_path(folder, "folder")
-    manifest, config = read_manifest(folder), dense_configuration(folder)
-    dtype = getattr(torch, manifest["dtype"])
+    require_no_adapter(folder)
+    known = (folder / MANIFEST).exists() or not is_pruned(folder)
+    manifest, config = read_manifest(folder) if known else {}, dense_configuration(folder)
+    dtype = read_dtype(manifest.get("dtype") or config.dtype or torch.float32)
     with (
         rejecting(f"{folder / 'config.json'} describes no model that can be built"),
         torch.device("meta"),
     ):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    _narrow(describe(model), manifest["layers"])
-    model.cocurve_manifest = manifest
+    _narrow(describe(model), manifest["layers"] if known else widths_in(folder, describe(model)))
+    model.cocurve_manifest = manifest or manifest_elsewhere(model)
     return model
 
 

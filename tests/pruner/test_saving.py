@@ -457,7 +457,10 @@ def reweighed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 # what is done to a folder, and what the message must name
 HOSTILE: list[tuple[Callable[[Path], Any], str]] = [
-    (lambda f: (f / MANIFEST).unlink(), MANIFEST),
+    (
+        lambda f: ((f / MANIFEST).unlink(), edited(CONFIG, lambda c: c.pop("per_layer_config"))(f)),
+        MANIFEST,
+    ),
     *((rewritten(MANIFEST, lambda _, c=c: c), "small") for c in ("{", "[]", "[" * 100_000)),
     (rewritten(MANIFEST, lambda text: text[:-40]), "small"),
     (lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe\x00"), "small"),
