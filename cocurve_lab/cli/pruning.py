@@ -193,7 +193,7 @@ class Prune(Verb):
         if mark is None:
             raise self._taken("holds this plan, but does not say of which dense model")
         if mark != fingerprint_model(model):
-            raise self._taken("holds this plan of another dense model")
+            raise self._taken("holds this plan of another dense model, or of another dtype of it")
         checked = ""
         if selection is not None and verified is not None:
             checked = ", refitted, and so not compared with the masked model"

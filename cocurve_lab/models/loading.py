@@ -184,7 +184,7 @@ def load_model(
             given = "stream" if stream else next(iter(options))
             raise InputError(f"{file} is a GGUF file, which {given}= is not for. Leave it out.")
         read = require_extension("gguf model", str(file))
-        model = read(file, torch.float32 if chosen == "auto" else chosen)
+        model = read(file, "float32" if chosen == "auto" else chosen)
         describe(model)
         keep_score_cap(model)
         return model.to(target).requires_grad_(False), load_tokenizer(file)
@@ -225,6 +225,7 @@ def load_model(
     require_used_scales(source, shapes, loaded[1]["unexpected_keys"])
     describe(model)
     keep_score_cap(model)
+    model.cocurve_dtype = shapes.config.dtype
     if "device_map" not in options and not stream:
         torch.nn.Module.to(model, target)
     if stream:

@@ -10,15 +10,14 @@ import re
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...base.errors import InputError
 from ...models.load_errors import explain
 from .tokenizer import pretokenizer_for
 
 if TYPE_CHECKING:
+    import torch
     from gguf import GGUFReader
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -29,7 +28,7 @@ _OF_THE_GGUF = (
 )
 
 
-def gguf_model(file: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def gguf_model(file: Path, dtype: torch.dtype | Literal["float32"] = "float32") -> PreTrainedModel:
     """Read the model of a GGUF file as a stock model on the CPU, in eval mode.
 
     The object that transformers makes of it claims to be quantized and cannot be saved; a fresh
