@@ -24,6 +24,7 @@ from cocurve_lab.base.tables import (
     pick,
     plus_minus,
     shown,
+    spread,
     typeset,
 )
 from cocurve_studies.trust.choices import FITTING_COLUMNS
@@ -213,6 +214,7 @@ def test_a_table_for_reading_shows_itself() -> None:
 def test_one_sequence_has_no_error() -> None:
     assert plus_minus(0.12345, float("nan")) == "0.123"
     assert plus_minus(None) == "unknown"
+    assert [spread(error, ".2g") for error in (None, float("nan"), 0.123)] == ["", "", " ± 0.12"]
 
 
 @pytest.mark.parametrize(

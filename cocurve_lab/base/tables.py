@@ -304,6 +304,11 @@ def as_html(heads: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
+def spread(error: float | None, form: str = ".5f") -> str:
+    """A standard error after its value, " ± 0.00120"; nothing if it is None or NaN."""
+    return "" if error is None or math.isnan(error) else f" ± {error:{form}}"
+
+
 def plus_minus(value: float | None, error: float | None = None) -> str:
     """A value and its standard error to two digits, "0.0123 ± 0.0045"; "unknown" for None."""
     if value is None:

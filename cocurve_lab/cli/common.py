@@ -25,7 +25,7 @@ from ..calibration import (
 from ..curvature.matrix import Curvature
 from ..curvature.release import MASK, REGISTRY
 from ..estimator.files import files_in
-from ..models.identity import MANIFEST
+from ..models.identity import is_pruned
 from ..models.loading import load_model, load_tokenizer, place_of
 from ..pruner.saving import load_pruned
 from ..solver.selection import Selection
@@ -56,20 +56,23 @@ class Device:
     stream: bool = False
 
     def load(self, place: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """Load a dense model with its tokenizer."""
-        return load_model(place, device=self.device, dtype=self.dtype, stream=self.stream)
+        """Load a model, also a pruned one from its folder, with its tokenizer."""
+        model, tokenizer = self.load_any(place)
+        if tokenizer is None:
+            raise InputError(f"{place} holds no tokenizer. Save that of the dense model there.")
+        return model, tokenizer
 
     def load_any(
         self, place: str, tokenizer: str | None = None
     ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-        """Load a dense model, or a pruned one from its folder, and its tokenizer if there is one.
+        """Load a model as `load` does, and its tokenizer if there is one.
 
         Args:
             place: as `load_model` takes it, or a folder of `cocurve prune`.
             tokenizer: where the tokenizer of a folder without one is.
         """
-        if not (Path(place_of(place)) / MANIFEST).exists():
-            return self.load(place)
+        if not is_pruned(place_of(place)):
+            return load_model(place, device=self.device, dtype=self.dtype, stream=self.stream)
         pruned = load_pruned(place, device=self.device, dtype=self.dtype, stream=self.stream)
         return pruned, read_tokenizer(place, tokenizer)
 

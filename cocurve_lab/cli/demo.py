@@ -17,6 +17,7 @@ import numpy as np
 import transformers
 
 from ..base.errors import CocurveError
+from ..base.tables import spread
 from ..calibration import default_calibration
 from ..estimator.estimate import estimate_curvature, load_or_estimate
 from ..measuring.agreement import random_set
@@ -124,7 +125,7 @@ def render(table: PlanTable, ratios: Sequence[float]) -> str:
             lines.append(
                 f"{ratio:>6.0%} {name:<17}{row['realized_ratio']:>8.2%}"
                 f"{row['params_removed_fraction']:>8.2%}{row['predicted_risk']:>11.4f}"
-                f"{row['measured_risk']:>10.4f} ± {row['measured_risk_error']:.4f}"
+                f"{row['measured_risk']:>10.4f}{spread(row['measured_risk_error'], '.4f')}"
             )
         values = [row["measured_risk"] for row in rows[2:]]
         # the error between plans; those above are between rows of text

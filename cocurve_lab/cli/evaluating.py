@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError
+from ..base.tables import spread
 from ..calibration import own_text, read_documents
 from ..evaluation.tasks import TaskOptions, evaluate_tasks
 from ..measuring.perplexity import PerplexityOptions, perplexity
@@ -67,7 +68,7 @@ class Evaluate(Verb):
             self._say(measured)
         if self.against is not None:
             found["kl"] = kl = self._divergence(self.against, model)
-            error = "" if kl["standard_error"] is None else f" ± {kl['standard_error']:.4f}"
+            error = spread(kl["standard_error"], ".4f")
             self._say(
                 f"KL({kl['against']} || model) {kl['mean']:.4f}{error} nats per token, "
                 f"{kl['rows']} rows of {kl['tokens_per_row']} tokens from {kl['source']}"

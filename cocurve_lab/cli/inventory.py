@@ -13,7 +13,7 @@ import numpy as np
 from ..base.errors import InputError
 from ..models import loading
 from ..models.families import KINDS
-from ..models.identity import MANIFEST, demo_folder
+from ..models.identity import demo_folder, is_pruned
 from ..models.load_errors import require_place
 from ..models.loading import place_of
 from ..models.units import enumerate_units
@@ -74,7 +74,7 @@ class Inventory(Verb):
             )
         source = self.config or place_of(self.model or "")
         folder = Path(source).parent if Path(source).is_file() else Path(source)
-        if (folder / MANIFEST).exists():
+        if is_pruned(folder):
             return empty_pruned(folder)
         if not self.config:
             require_place(source)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..base.errors import InputError
+from ..base.errors import FileFormatError, InputError
+from ..base.tables import spread
 from ..curvature.matrix import Curvature
 from ..solver.gate import redundancy_gate
 from ..solver.guards import FREE, Guards
@@ -74,11 +75,10 @@ class Solve(Verb):
         curvature = read_curvature(self.curvature)
         strength = _by_gate(curvature) if self.gate else self.strength
         selection = solve_on(curvature, self.surrogate, budget, strength, self.guards, self.uniform)
-        price = "" if curvature.shifts is None else _price(curvature, selection, self.surrogate)
         said = f"{self.out} already holds this plan (nothing was written)."
         if write_new(self.out, selection.to_json()):
             said = f"Saved to {self.out}."
-        print(f"{selection}\n{price}{said}")
+        print(f"{selection}\n{_price(curvature, selection, self.surrogate)}{said}")
         return 0
 
     def _budget(self) -> float | Target:
@@ -123,9 +123,13 @@ def solve_on(
 
 def _price(curvature: Curvature, selection: Selection, surrogate: Surrogate) -> str:
     """The additive KL of a plan at the positions that its shifts were not solved on, in words."""
-    additive = curvature.additive()
     try:
+        if curvature.shifts is None:
+            return ""
+        additive = curvature.additive()
         priced = additive.shifts.of("price")
+    except FileFormatError as damage:  # the plan is worth more than its price
+        return f"No additive KL of the plan: {damage}\n"
     except InputError:
         return (
             f"No additive KL of the plan: {additive.shifts} leave no group of sequences aside for "
@@ -136,7 +140,7 @@ def _price(curvature: Curvature, selection: Selection, surrogate: Surrogate) -> 
     whose = "of the text of H" if surrogate == "H" else "that it was not solved on"
     return (
         f"Additive KL at {len(priced):,} positions {whose}: "
-        f"{kl:.4g} ± {error:.2g} nats per token.\n"
+        f"{kl:.4g}{spread(error, '.2g')} nats per token.\n"
     )
 
 

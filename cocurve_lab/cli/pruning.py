@@ -193,7 +193,7 @@ class Prune(Verb):
         if mark is None:
             raise self._taken("holds this plan, but does not say of which dense model")
         if mark != fingerprint_model(model):
-            raise self._taken("holds this plan of another dense model")
+            raise self._taken("holds this plan of another dense model, or of another dtype of it")
         checked = ""
         if selection is not None and verified is not None:
             checked = ", refitted, and so not compared with the masked model"
@@ -252,7 +252,7 @@ class Export(Verb):
             if self.dtype == "q8_0":
                 raise InputError("--quantize starts from f32 or f16. Leave --dtype q8_0 out.")
             require_kind(self.quantize)
-        read_manifest(self.folder)  # otherwise a mistyped folder would be taken for a hub id
+        pruned = open_pruned(self.folder)  # first: a mistyped folder would be taken for a hub id
         tokenizer = None
         if not self.no_tokenizer:
             tokenizer = read_tokenizer(str(self.folder), self.tokenizer)
@@ -261,7 +261,6 @@ class Export(Verb):
                     f"{self.tokenizer or self.folder} holds no tokenizer. Give the dense model as "
                     "--tokenizer, or --no-tokenizer for a file that takes token ids only."
                 )
-        pruned = open_pruned(self.folder)
         settings: Any = {"dtype": self.dtype, "pretokenizer": self.pretokenizer}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the notes that are printed say the same

@@ -9,6 +9,7 @@ kind.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -106,6 +107,8 @@ class Jackknife(Folded):
             known = shares[np.isfinite(shares)]
             middle = f"{np.median(known):.1%}" if known.size else "unknown"
             fact = f"{list(self.estimate.shape)} values, median relative standard error {middle}"
+        elif math.isnan(self.standard_error):
+            fact = f"{self.estimate:.4g}, without a standard error"
         else:
             low, high = self.interval
             fact = (

@@ -6,7 +6,7 @@ choosing/     lambda, guards and gains chosen by measured KL; search; `best_plan
 repairing/    least-squares refit of what remains, and training after it
 interactions/ edges measured between blocks, layers or given parts, and plans of whole parts
 analysis/     stability of plans, bounds, local refinement, infinitesimal and preview H
-gguf/         one file for llama.cpp
+gguf/         one file for llama.cpp, and one as input
 pretrained/   a real language model under a short name, fetched by one command
 """
 
@@ -35,6 +35,8 @@ offer("refit-aware ablations", f"{_SURROGATES}.refit_aware:leftovers")
 offer("refit-aware preparation", f"{_SURROGATES}.refit_aware:preparation")
 offer("probe options", f"{_ANALYSIS}.preview:ProbeOptions")
 offer("exact options", f"{_ANALYSIS}.exact:ExactOptions")
+for _part in ("model", "config", "tokenizer"):
+    offer(f"gguf {_part}", f"{__name__}.gguf.reading:gguf_{_part}")
 _PRETRAINED = f"{__name__}.pretrained"
 offer("model smollm2", f"{_PRETRAINED}.smollm2:require_smollm2")
 offer("own text", f"{_PRETRAINED}.texts:own_text")

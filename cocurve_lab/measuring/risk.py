@@ -22,6 +22,7 @@ from ..base.arguments import as_list, require_type
 from ..base.errors import InputError, MismatchError
 from ..base.progress import Progress, open_bar
 from ..base.seams import require_extension
+from ..base.tables import spread
 from ..calibration import CalibrationSet
 from ..estimator.fisher import kl_divergence
 from ..estimator.replay import widen
@@ -129,7 +130,7 @@ class PlanTable:
             lines.append(
                 f"  lambda {name}  removed {row['realized_ratio']:6.2%}  predicted "
                 f"{'      -' if predicted is None else f'{predicted:.5f}'}  measured "
-                f"{row['measured_risk']:.5f} ± {row['measured_risk_error']:.5f}"
+                f"{row['measured_risk']:.5f}{spread(row['measured_risk_error'])}"
             )
         return "\n".join(lines)
 

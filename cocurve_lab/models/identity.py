@@ -45,6 +45,18 @@ def is_demo(model_id: str | os.PathLike[str]) -> bool:
         return False
 
 
+def is_pruned(place: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds a pruned model; one that a trainer saved has no manifest."""
+    if (Path(place) / MANIFEST).exists():
+        return True
+    try:
+        content = json.loads((Path(place) / "config.json").read_text(encoding="utf-8"))
+        classes = str([content.get("architectures"), content.get("auto_map")])
+        return "per_layer_config" in content and "Cocurve" in classes
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
+
+
 def embedding_weight(model: PreTrainedModel) -> torch.Tensor:
     """Return the input embedding [V, d]; its device and dtype count as the model's.
 

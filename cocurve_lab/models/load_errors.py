@@ -82,13 +82,8 @@ def require_place(model_id: str | os.PathLike[str]) -> None:
     text = str(model_id)
     path = Path(text).expanduser()
     if path.is_dir():
-        if (path / "adapter_config.json").exists():
-            raise InputError(
-                f"the folder {text!r} holds an adapter, as PEFT saves it. Merge it first: "
-                "PeftModel.from_pretrained(base, folder).merge_and_unload(), save_pretrained to a "
-                "new folder, and give that. To use the base alone, move the adapter away."
-            )
-        if not (path / "config.json").exists():
+        require_no_adapter(path)
+        if not (path / "config.json").exists() and gguf_in(path) is None:
             held = ", ".join(sorted(entry.name for entry in path.iterdir())[:8])
             found = f"has no config.json; it holds {held}" if held else "is empty"
             raise InputError(
@@ -96,9 +91,34 @@ def require_place(model_id: str | os.PathLike[str]) -> None:
                 "the weights."
             )
     elif path.is_file():
-        raise InputError(f"{text!r} is a file. Give the folder that contains it.")
+        if gguf_in(path) is None:
+            raise InputError(f"{text!r} is a file. Give the folder that contains it.")
     elif text.startswith(_PATH_SIGNS) or text.count("/") > 1 or not isinstance(model_id, str):
         raise InputError(f"there is no folder {text!r}.{_alike(path)} Check the path.")
+
+
+def gguf_in(place: str | os.PathLike[str]) -> Path | None:
+    """Return the GGUF file that a place is, or that a folder without config.json holds."""
+    path = Path(place)
+    if path.is_file():
+        return path if path.suffix.lower() == ".gguf" else None
+    if not path.is_dir() or (path / "config.json").exists():
+        return None
+    files = sorted(path.glob("*.gguf"))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise InputError(f"the folder {str(place)!r} holds {names}. Give the path of one of them.")
+    return files[0] if files else None
+
+
+def require_no_adapter(folder: Path) -> None:
+    """Raise InputError if an adapter, alone or beside its base, is in a folder."""
+    if (folder / "adapter_config.json").exists():
+        raise InputError(
+            f"the folder {str(folder)!r} holds an adapter, as PEFT saves it. Merge it first: "
+            "PeftModel.from_pretrained(base, folder).merge_and_unload(), save_pretrained to a "
+            "new folder, and give that. To use the base alone, move the adapter away."
+        )
 
 
 def _alike(path: Path) -> str:

@@ -16,9 +16,9 @@ import torch
 from ..base.errors import ArchitectureError, CocurveError, FileFormatError, InputError, shown
 from ..base.seams import extension, require_extension
 from .architectures import describe
-from .identity import DEMO, MANIFEST, demo_folder, is_demo
+from .identity import DEMO, demo_folder, is_demo, is_pruned
 from .layers import source_of
-from .load_errors import explain, require_own_files, require_place, require_usable
+from .load_errors import explain, gguf_in, require_own_files, require_place, require_usable
 from .runtime import device_name, sums_on, transient_bars
 from .weights import require_floats, require_sound_files, require_used_scales
 
@@ -143,8 +143,8 @@ def load_model(
     """Load a causal language model and its tokenizer, ready to measure.
 
     Args:
-        model_id: "demo" for the embedded model, "smollm2" (see `cocurve fetch`), a hub id, or a
-            folder; "./smollm2" is always a folder.
+        model_id: "demo" for the embedded model, "smollm2" (see `cocurve fetch`), a hub id, a
+            folder ("./smollm2" is always one), or a GGUF file, which is dequantized to float32.
         device: by default CUDA if torch can use it, else the CPU. "mps" and "xpu" are untested.
         dtype: by default float32 on the CPU and for the embedded model, else the checkpoint's own.
         stream: load only what stands around the layers (embedding, final norm, head). A layer is
@@ -165,9 +165,11 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     target, place = pick_device(device), place_of(model_id)
+    if "gguf_file" in options and Path(place).is_dir():
+        place = Path(place, options.pop("gguf_file"))
     source = str(place)
     chosen = pick_dtype(target, dtype, is_demo(source))
-    if (Path(source) / MANIFEST).exists():
+    if is_pruned(source):
         raise InputError(
             f"{source} holds a pruned model, whose layers differ in width. Load it with "
             "load_pruned. Its tokenizer is in the folder if it was saved there; otherwise use that "
@@ -176,6 +178,16 @@ def load_model(
     if stream or "device_map" in options:
         require_accelerate("stream=True" if stream else "a device_map")
     require_place(place)
+    file = gguf_in(place)
+    if file is not None:
+        if stream or options:
+            given = "stream" if stream else next(iter(options))
+            raise InputError(f"{file} is a GGUF file, which {given}= is not for. Leave it out.")
+        read = require_extension("gguf model", str(file))
+        model = read(file, "float32" if chosen == "auto" else chosen)
+        describe(model)
+        keep_score_cap(model)
+        return model.to(target).requires_grad_(False), load_tokenizer(file)
     options = {"trust_remote_code": False} | options  # if unset, transformers asks on stdin
     # an unsupported family is rejected before gigabytes are downloaded
     shapes = shapes_only(source, **_picked(options, (*_HUB_OPTIONS, "attn_implementation")))
@@ -213,6 +225,7 @@ def load_model(
     require_used_scales(source, shapes, loaded[1]["unexpected_keys"])
     describe(model)
     keep_score_cap(model)
+    model.cocurve_dtype = shapes.config.dtype
     if "device_map" not in options and not stream:
         torch.nn.Module.to(model, target)
     if stream:
@@ -259,6 +272,10 @@ def load_tokenizer(
     place = place_of(model_id)
     if not Path(place).is_dir():  # a folder may hold a tokenizer alone, without config.json
         require_place(place)
+    file = gguf_in(place)
+    if file is not None and not (Path(place) / "tokenizer.json").exists():
+        read: PreTrainedTokenizerBase = require_extension("gguf tokenizer", str(file))(file)
+        return read
     options = {"trust_remote_code": False} | _picked(options, _HUB_OPTIONS)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(place), **options)
@@ -328,6 +345,10 @@ def _read_config(source: str | os.PathLike[str], options: dict[str, Any]) -> Pre
     """Read the configuration of a model, and check it before anything in it is followed."""
     from transformers import AutoConfig, PreTrainedConfig
 
+    file = gguf_in(source)
+    if file is not None:
+        found: PreTrainedConfig = require_extension("gguf config", str(file))(file)
+        return found
     options = {"trust_remote_code": False} | options
     content, _ = PreTrainedConfig.get_config_dict(source, **options)
     require_usable(content, source, attention="attn_implementation" not in options)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..base.errors import FileFormatError, InputError, one_line
 from .architectures import describe
 from .layers import source_of
-from .load_errors import explain, require_own_files
+from .load_errors import explain, gguf_in, require_own_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,6 +30,8 @@ def weight_files(place: str, **options: Any) -> list[Path]:
 
     Files of the hub are downloaded if they are not here; `options` are those of `open_model`.
     """
+    if gguf_in(place) is not None:
+        return []
     require_own_files(place, **options)
     whole = _find(place, WHOLE, options)
     if whole is not None:  # transformers takes it too, whatever an index says
@@ -171,7 +173,7 @@ class StoredWeights:
         files, own = list(files), _own_names(model, wanted)
         if not files:
             raise PickledError(
-                f"{model.config._name_or_path} holds neither {INDEX} nor {WHOLE}. Pickled "
+                f"{model.config._name_or_path} holds neither {INDEX} nor {WHOLE}. Pickled or GGUF "
                 "weights cannot be read one by one: load the model with cl.load_model, save it "
                 "with model.save_pretrained(folder), and give that folder."
             )

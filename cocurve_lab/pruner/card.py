@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError, MismatchError
-from ..base.tables import as_markdown
+from ..base.tables import as_markdown, spread
 from ..models.identity import DEMO
 from .manifest import KNOWN
 
@@ -126,8 +126,7 @@ def _measured(manifest: Mapping[str, Any], facts: CardFacts, as_pruned: bool) ->
 
 
 def _nats(value: float | None, missing: str, error: float | None = None) -> str:
-    spread = "" if error is None else f" ± {error:.2g}"
-    return missing if value is None else f"{value:.4g}{spread} nats per token"
+    return missing if value is None else f"{value:.4g}{spread(error, '.2g')} nats per token"
 
 
 def _layers(manifest: Mapping[str, Any]) -> str:

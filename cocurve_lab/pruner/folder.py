@@ -66,7 +66,8 @@ def dense_configuration(folder: Path) -> PreTrainedConfig:
     with rejecting(f"{path} cannot be read"):
         content = json.loads(path.read_text(encoding="utf-8"))
         require_usable(content, folder)
-        if "auto_map" in content:  # otherwise the model's own, as in Gemma 4
+        # otherwise the model's own, as in Gemma 4
+        if "auto_map" in content or "Cocurve" in str(content.get("architectures")):
             content = {name: value for name, value in content.items() if name not in _OWN_KEYS}
         config = CONFIG_MAPPING[content["model_type"]].from_dict(content)
     config._name_or_path = str(folder)
@@ -116,6 +117,8 @@ def _layered_configuration(
     pruned: PreTrainedModel, layers: Sequence[Mapping[str, int]]
 ) -> PreTrainedConfig:
     """Return the configuration for the modeling file, with each layer's widths."""
+    from . import modeling_cocurve
+
     config = pruned.config
     layered: Any = type(config).from_dict(_stock_content(config))
     # Generation, trainers and harnesses read these counts for the whole model. Without the flag,
@@ -134,10 +137,14 @@ def _layered_configuration(
         own[index] = ({"skip": gone} if gone else {}) | counts
     layered.per_layer_config = own
     module = MODELING_FILE.removesuffix(".py")
+    base = _own_name(pruned.base_model)
     layered.auto_map = {
-        "AutoModel": f"{module}.{_own_name(pruned.base_model)}",
+        "AutoModel": f"{module}.{base}",
         "AutoModelForCausalLM": f"{module}.{_own_name(pruned)}",
     }
+    classifier = base.removesuffix("Model") + "ForSequenceClassification"
+    if hasattr(modeling_cocurve, classifier):
+        layered.auto_map["AutoModelForSequenceClassification"] = f"{module}.{classifier}"
     layered.architectures = [_own_name(pruned)]
     return layered
 

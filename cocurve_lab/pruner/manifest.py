@@ -30,10 +30,11 @@ from ..base.schema import (
     told,
 )
 from ..base.storage import fingerprint
-from ..models.architectures import Architecture
+from ..models.architectures import Architecture, describe
 from ..models.families import KINDS
 from ..models.identity import MANIFEST, fingerprint_model, model_dtype, weight_marks
 from ..models.loading import read_dtype
+from ..models.units import enumerate_units
 from ..solver.selection import Selection
 from .folder import Loader
 
@@ -44,8 +45,9 @@ FORMAT, VERSION = "cocurve-pruned", 3
 
 # The weights since pruning. "refitted" means by `repair`, "trained" by `recover`, and not changed
 # since; the fields "repair" and "recovery" say how. "converted" means to another dtype: the
-# fingerprint then differs anyway and can no longer show whether anything else changed.
-Weights = Literal["unchanged", "refitted", "trained", "converted", "changed"]
+# fingerprint then differs anyway and can no longer show whether anything else changed. "trained
+# elsewhere": another tool saved the model, and its plan is not known.
+Weights = Literal["unchanged", "refitted", "trained", "converted", "changed", "trained elsewhere"]
 KNOWN: tuple[Weights, ...] = ("unchanged", "refitted", "trained")  # no other change is possible
 
 
@@ -63,6 +65,7 @@ _HEX = _matching("[0-9a-f]{64}", "64 hexadecimal digits")
 _UNIT = _matching(r"L\d+\.(attention|ffn)\[\d+\]", "the name of a unit")  # `Unit.name`
 _OBJECTS = Field("a list of objects", list_of(is_object))
 _WIDTHS: Schema = dict.fromkeys(("attention_columns", "key_value_heads", "ffn_columns"), COUNT)
+_LAYERED: Schema = {"per_layer_config": Field("an object of objects", dict_of(is_object))}
 _TEXT: Schema = {
     "calibration": TEXT,
     "calibration_fingerprint": _HEX,
@@ -94,14 +97,14 @@ _GAINS = Field(
 class Origin:
     """The model before the cut: its `fingerprint_model`, and its manifest if it has one."""
 
-    dense_fingerprint: str
+    dense_fingerprint: str | None
     manifest: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, model: PreTrainedModel, marks: list[list[str]] | None = None) -> Origin:
         """Describe a model that is about to be cut; reads all weights unless `marks` are given."""
         marks = weight_marks(model) if marks is None else marks
-        earlier: Any = getattr(model, "cocurve_manifest", None)
+        earlier: Any = manifest_on(model)
         if earlier is not None:
             earlier = earlier | weights_now(model, earlier, marks)
         return cls(fingerprint_model(model, marks), earlier)
@@ -116,9 +119,10 @@ class _Cut:
     origin: Origin
     marks: list[list[str]]
 
-    def base_model(self) -> str:
+    def base_model(self) -> str | None:
         if self.origin.manifest is not None:
-            return str(self.origin.manifest["base_model"])
+            known: str | None = self.origin.manifest["base_model"]
+            return known
         source = str(self.pruned.model.config._name_or_path)
         # a path on this machine tells others nothing: keep its last part
         return Path(source).name if Path(source).exists() else source
@@ -143,7 +147,7 @@ _FIELDS: dict[str, tuple[Field, Callable[[_Cut], Any]]] = {
     "version": (COUNT, lambda _: VERSION),
     "dtype": (TEXT, lambda cut: model_dtype(cut.pruned.model)),
     "base_model": (nullable(TEXT), _Cut.base_model),
-    "dense_fingerprint": (_HEX, lambda cut: cut.origin.dense_fingerprint),
+    "dense_fingerprint": (nullable(_HEX), lambda cut: cut.origin.dense_fingerprint),
     "weights_fingerprint": (_HEX, lambda cut: fingerprint(cut.marks)),
     "weights_since_pruning": (_one_of(*get_args(Weights)), lambda _: "unchanged"),
     "repair": (nullable(OBJECT), lambda _: None),
@@ -199,17 +203,35 @@ def manifest_of(
     return {name: value(cut) for name, (_, value) in _FIELDS.items()}
 
 
+def manifest_on(model: PreTrainedModel) -> dict[str, Any] | None:
+    """Return the manifest that a pruned model carries; None if it was not pruned.
+
+    A model that comes back from another tool carries none, and gets one without a plan.
+    """
+    found: dict[str, Any] | None = getattr(model, "cocurve_manifest", None)
+    known = found is not None or not type(model).__name__.startswith("Cocurve")
+    return found if known else manifest_elsewhere(model)
+
+
+def manifest_elsewhere(model: PreTrainedModel) -> dict[str, Any]:
+    """Make the manifest of a pruned model whose plan is not known; reads no weights."""
+    plan = Selection.from_pruned(enumerate_units(model), [])
+    known = manifest_of(describe(model), plan, Origin(None), [])
+    return known | {"base_model": None, "weights_since_pruning": "trained elsewhere"}
+
+
 def weights_now(
     model: PreTrainedModel, manifest: Mapping[str, Any], marks: list[list[str]] | None = None
 ) -> dict[str, str]:
     """Return the manifest's fields on the weights of a pruned model as they are now.
 
     The weights alone are fingerprinted, because a saved folder may have another configuration.
-    "changed" stays so in every later save; "converted" stays until a change is found.
+    "changed" and "trained elsewhere" stay so in every later save; "converted" stays until a change
+    is found.
     """
     now = fingerprint(weight_marks(model) if marks is None else marks)
     state: Weights = manifest["weights_since_pruning"]
-    if now != manifest["weights_fingerprint"]:
+    if now != manifest["weights_fingerprint"] and state != "trained elsewhere":
         if model_dtype(model) == manifest["dtype"]:
             state = "changed"
         elif state in KNOWN:  # another dtype, and so other bits in any case
@@ -229,6 +251,27 @@ def widths_of(architecture: Architecture) -> list[dict[str, int]]:
     ]
 
 
+def widths_in(folder: Path, architecture: Architecture) -> list[dict[str, int]]:
+    """Read each layer's widths from config.json alone; of the dense model, counts that it omits."""
+    path, found = folder / "config.json", []
+    with reading(path, "Save the model again."):
+        content = parse_json(path.read_text(encoding="utf-8"))
+        own = require_fields(content, _LAYERED, others=True)["per_layer_config"]
+        for layer in range(len(architecture.layers)):
+            counts = own.get(str(layer), {})
+            every = {**architecture.model.config.to_dict(), **counts}
+            heads, gone = architecture.head_dim(layer), counts.get("skip") or ()
+            if "attention" in gone:
+                every |= {"num_attention_heads": 0, "num_key_value_heads": 0}
+            widths = {
+                "attention_columns": every["num_attention_heads"] * heads,
+                "key_value_heads": every["num_key_value_heads"],
+                "ffn_columns": 0 if "mlp" in gone else every["intermediate_size"],
+            }
+            found.append(require_fields(widths, _WIDTHS, inside=f"layer {layer}"))
+    return found
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a saved folder; raise FileFormatError if it is missing or damaged."""
     path = folder / MANIFEST
@@ -238,8 +281,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise FileFormatError(f"there is no folder {folder}. Give one that save_pruned wrote.")
     if not path.exists():
         raise FileFormatError(
-            f"{folder} has no {MANIFEST}: it was not written by save_pruned. Load a dense model "
-            "with load_model."
+            f"{folder} has no {MANIFEST}, and its config.json names no widths of layers: it is no "
+            "pruned model. Load a dense one with load_model."
         )
     damaged = "It is damaged, or of another release. Save the model again with this one."
     with reading(path, damaged):

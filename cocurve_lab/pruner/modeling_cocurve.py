@@ -136,7 +136,9 @@ class OwnWidths:
 
 def __getattr__(name: str) -> Any:
     """Make CocurveLlamaForCausalLM and so on, the names in config.json, when they are asked for."""
-    stem = name.removeprefix("Cocurve").removesuffix("ForCausalLM").removesuffix("Model")
+    stem = name.removeprefix("Cocurve")
+    for end in ("ForCausalLM", "ForSequenceClassification", "Model"):
+        stem = stem.removesuffix(end)
     stock = getattr(transformers, name.removeprefix("Cocurve"), None)
     if stock is None or not name.startswith("Cocurve") or stem.removesuffix("Text") not in STOCK:
         raise AttributeError(name)

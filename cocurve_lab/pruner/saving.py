@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,15 +17,31 @@ from ..base.arguments import as_path
 from ..base.atomic import replacing_folder
 from ..base.errors import FileFormatError, InputError
 from ..base.seams import require_extension
+from ..base.storage import fingerprint
 from ..models.architectures import Architecture, describe
 from ..models.families import KINDS
-from ..models.identity import MANIFEST, model_dtype
+from ..models.identity import MANIFEST, fingerprint_tensor, is_pruned, model_dtype
+from ..models.load_errors import require_no_adapter
 from ..models.loading import keep_score_cap, pick_device, read_dtype
 from ..models.runtime import transient_bars
-from ..models.weights import StoredWeights, weight_files, with_stored
+from ..models.weights import (
+    StoredWeights,
+    tied_names,
+    weight_files,
+    with_stored,
+    without_weights,
+)
 from .card import CardFacts, model_card
 from .folder import MODELING_FILE, dense_configuration, rejecting, write_configuration
-from .manifest import VERSION, read_manifest, weights_now, widths_of
+from .manifest import (
+    VERSION,
+    manifest_elsewhere,
+    manifest_on,
+    read_manifest,
+    weights_now,
+    widths_in,
+    widths_of,
+)
 from .slicing import block_cuts, block_modules, settle_heads
 
 if TYPE_CHECKING:
@@ -52,30 +69,62 @@ def save_pruned(
 ) -> Path:
     """Write a pruned model: safetensors, configuration, manifest, and a model card.
 
+    It is written in the dtype of the checkpoint that it was loaded from, where this holds every
+    weight; else in its own, with a UserWarning.
+
     Llama, Mistral, Qwen2 and 3, Phi3 and Gemma 1 to 3 load in transformers without this library: as
     a stock model if all layers have the same widths, otherwise with `trust_remote_code=True`, by
     the short modeling file beside the weights. Other families need `load_pruned`. The card and the
     manifest's "loads_with" say which case it is. The folder is written completely or not at all.
 
     Args:
-        pruned: what `prune` returned.
+        pruned: what `prune` returned, or transformers loaded of a saved folder, also trained since.
         folder: a folder that does not exist or is empty, unless `overwrite`. Links are followed.
         tokenizer: the dense model's, to save in the folder too.
         evaluation: the measurements for the card, which states no others.
         overwrite: replace a folder that holds an earlier pruned model and nothing else.
     """
-    manifest = getattr(pruned, "cocurve_manifest", None)
+    manifest = manifest_on(pruned)
     if manifest is None:
         raise InputError(
-            "this model carries no manifest, so it was not made by prune. Prune it, then save it."
+            "this model carries no manifest, so it was not made by prune. Prune it, then save it; "
+            "a stock model that was trained elsewhere saves itself: save_pretrained(folder)."
         )
     folder = as_path(folder, "folder")
     with new_folder(folder, overwrite=overwrite) as temporary:
-        with transient_bars():
-            pruned.save_pretrained(temporary)
         manifest = manifest | weights_now(pruned, manifest)
-        write_beside(pruned, temporary, manifest, tokenizer, evaluation)
+        saved, weights = _in_stored_dtype(pruned)
+        if weights is not None:
+            marks = [[name, fingerprint_tensor(weights[name])] for name in sorted(weights)]
+            manifest["weights_fingerprint"] = fingerprint(marks)
+            weights = {name: weights[name] for name in weights.keys() - tied_names(pruned).keys()}
+        with transient_bars():
+            saved.save_pretrained(temporary, state_dict=weights)
+        write_beside(saved, temporary, manifest, tokenizer, evaluation)
     return folder
+
+
+def _in_stored_dtype(pruned: Any) -> tuple[Any, dict[str, torch.Tensor] | None]:
+    """A model as its checkpoint stores it: without weights, and these in the checkpoint's dtype.
+
+    The model itself, and None, if that dtype is as wide, or cannot hold each weight; the latter is
+    a warning.
+    """
+    stored: Any = getattr(pruned, "cocurve_dtype", None)
+    known = stored in (torch.float32, torch.bfloat16, torch.float16)
+    if not known or stored.itemsize >= pruned.dtype.itemsize:
+        return pruned, None
+    weights = pruned.state_dict()
+    if any(not torch.equal(w, w.to(stored).to(w.dtype)) for w in weights.values()):
+        warnings.warn(
+            f"the model is saved in {model_dtype(pruned)}, and takes more than its checkpoint in "
+            f"{str(stored).removeprefix('torch.')}, which cannot hold its weights: they were "
+            "changed by gains, a refit or training. Convert it first to round them: model.to(...).",
+            UserWarning,
+            stacklevel=3,
+        )
+        return pruned, None
+    return without_weights(pruned).to(stored), {n: w.to(stored) for n, w in weights.items()}
 
 
 @contextmanager
@@ -125,7 +174,8 @@ def load_pruned(
 ) -> PreTrainedModel:
     """Load what `save_pruned` wrote, in eval mode and without gradients.
 
-    No code from the folder is run. A damaged folder raises FileFormatError.
+    Or what a trainer saved of it: widths are then read from config.json. No code from the folder is
+    run. A damaged folder raises FileFormatError.
 
     Args:
         folder: the folder.
@@ -187,15 +237,18 @@ def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     folder = as_path(folder, "folder")
-    manifest, config = read_manifest(folder), dense_configuration(folder)
-    dtype = getattr(torch, manifest["dtype"])
+    require_no_adapter(folder)
+    known = (folder / MANIFEST).exists() or not is_pruned(folder)
+    manifest, config = read_manifest(folder) if known else {}, dense_configuration(folder)
+    dtype = read_dtype(manifest.get("dtype") or config.dtype or torch.float32)
     with (
         rejecting(f"{folder / 'config.json'} describes no model that can be built"),
         torch.device("meta"),
     ):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    _narrow(describe(model), manifest["layers"])
-    model.cocurve_manifest = manifest
+    _narrow(describe(model), manifest["layers"] if known else widths_in(folder, describe(model)))
+    model.cocurve_manifest = manifest or manifest_elsewhere(model)
+    model.cocurve_dtype = dtype
     return model
 
 

@@ -388,6 +388,37 @@ def test_a_conversion_says_what_it_hides(tmp_path: Path) -> None:
     assert saved_as(loaded, tmp_path / "other")[0]["weights_since_pruning"] == "changed"
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_model_is_saved_as_its_checkpoint_stores_it(
+    tmp_path: Path, dtype: str, tied: bool
+) -> None:
+    dense = tiny_model(tie_word_embeddings=tied).to(getattr(torch, dtype))
+    dense.save_pretrained(tmp_path / "dense")
+    word_tokenizer().save_pretrained(tmp_path / "dense")
+    model, _ = cl.load_model(tmp_path / "dense", device="cpu")
+    pruned: Any = cl.prune(model, plan_of(model, UNEVEN))
+    assert pruned.dtype == torch.float32
+    manifest, card = saved_as(pruned, tmp_path / "small")
+    assert pruned.dtype == torch.float32
+    assert (manifest["dtype"], manifest["weights_since_pruning"]) == (dtype, "unchanged")
+    assert "nothing was trained" in card
+    loaded: Any = load_pruned(tmp_path / "small")
+    weights = loaded.state_dict()
+    for name, weight in pruned.state_dict().items():
+        assert weights[name].dtype == getattr(torch, dtype)
+        assert torch.equal(weights[name].float(), weight), name
+    again = cl.prune(dense, plan_of(dense, UNEVEN), out=tmp_path / "on disk")
+    assert (again / WEIGHTS).read_bytes() == (tmp_path / "small" / WEIGHTS).read_bytes()
+    assert saved_as(loaded, tmp_path / "again")[0]["weights_since_pruning"] == "unchanged"
+    wide: Any = load_pruned(tmp_path / "small", dtype="float32")
+    assert saved_as(wide, tmp_path / "wide")[0]["dtype"] == dtype
+    # gains, and whatever else a narrow dtype cannot hold
+    scaled = cl.prune(model, plan_of(model, UNEVEN, GAINS))
+    with pytest.warns(UserWarning, match=f"saved in float32.*{dtype}"):
+        assert saved_as(scaled, tmp_path / "scaled")[0]["dtype"] == "float32"
+
+
 @pytest.mark.parametrize("trained", [True, False])
 def test_a_second_round_is_told(tmp_path: Path, trained: bool) -> None:
     model = tiny_model()
@@ -457,7 +488,10 @@ def reweighed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 # what is done to a folder, and what the message must name
 HOSTILE: list[tuple[Callable[[Path], Any], str]] = [
-    (lambda f: (f / MANIFEST).unlink(), MANIFEST),
+    (
+        lambda f: ((f / MANIFEST).unlink(), edited(CONFIG, lambda c: c.pop("per_layer_config"))(f)),
+        MANIFEST,
+    ),
     *((rewritten(MANIFEST, lambda _, c=c: c), "small") for c in ("{", "[]", "[" * 100_000)),
     (rewritten(MANIFEST, lambda text: text[:-40]), "small"),
     (lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe\x00"), "small"),

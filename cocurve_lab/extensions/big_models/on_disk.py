@@ -20,10 +20,9 @@ from torch import Tensor, nn
 
 from ...base.arguments import as_path
 from ...base.atomic import room_for
-from ...base.errors import InputError
 from ...base.progress import Progress, open_bar
 from ...models.architectures import describe
-from ...models.identity import DEMO, MANIFEST, fingerprint_tensor, is_demo
+from ...models.identity import DEMO, fingerprint_tensor, is_demo, is_pruned
 from ...models.layers import held
 from ...models.load_errors import require_place
 from ...models.loading import place_of, read_dtype, shapes_only
@@ -37,7 +36,7 @@ from ...models.weights import (
     without_weights,
 )
 from ...pruner.manifest import Origin, manifest_of
-from ...pruner.saving import new_folder, write_beside
+from ...pruner.saving import new_folder, open_pruned, write_beside
 from ...pruner.slicing import cut_model, tensor_cuts
 from ...solver.selection import Selection
 
@@ -81,7 +80,7 @@ def open_model(
     dtype: torch.dtype | str | None = None,
     **options: Any,
 ) -> PreTrainedModel:
-    """Open a dense model whose weights stay on disk. It is on the meta device and cannot run.
+    """Open a model whose weights stay on disk. It is on the meta device and cannot run.
 
     Args:
         model_id: "demo", a folder, or a hub id, whose files are downloaded if they are not here.
@@ -94,10 +93,9 @@ def open_model(
     from transformers import GenerationConfig
 
     place = str(place_of(model_id))
-    if (Path(place) / MANIFEST).exists():
-        raise InputError(
-            f"{place} holds a pruned model, whose layers differ in width. Load it with load_pruned."
-        )
+    if is_pruned(place):
+        pruned: Any = open_pruned(place)
+        return pruned if dtype is None else pruned.to(read_dtype(dtype))
     require_place(model_id if place == str(model_id) else place)
     model: Any = shapes_only(place, **options)
     require_floats(place, model)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...base.errors import InputError
+from ...base.tables import spread
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...measuring.risk import PlanTable
@@ -106,14 +107,14 @@ class GainsChoice:
         for row in self.rows():
             name = "no gains" if row["ridge"] is None else f"{row['ridge']:g} / {row['clip']:g}"
             lines.append(
-                f"  {name:>10}  KL {row['kl']:.5f}  against none {row['difference']:+.5f} ± "
-                f"{row['difference_error']:.5f}  predicted {row['predicted_risk']:.5f}"
+                f"  {name:>10}  KL {row['kl']:.5f}  against none {row['difference']:+.5f}"
+                f"{spread(row['difference_error'])}  predicted {row['predicted_risk']:.5f}"
                 f"{'  chosen' * row['chosen']}"
             )
         if self.report is not None:
             (plain, chosen), (gap, error) = self.report.mean, self.report.paired(1, 0)
             lines.append(
-                f"  reported: without {plain:.5f}, chosen {chosen:.5f}, {gap:+.5f} ± {error:.5f}"
+                f"  reported: without {plain:.5f}, chosen {chosen:.5f}, {gap:+.5f}{spread(error)}"
             )
         return "\n".join(lines)
 

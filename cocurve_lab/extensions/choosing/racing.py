@@ -12,6 +12,7 @@ import numpy as np
 
 from ...base.arguments import as_float
 from ...base.errors import InfeasibleError, InputError
+from ...base.tables import spread
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...measuring.risk import PlanTable, measure_plans
@@ -219,10 +220,9 @@ class Candidate(Contender):
         spans = ", ".join(f"{a:.4g}" if a == b else f"{a:.4g}..{b:.4g}" for a, b in self.intervals)
         state = f"stopped after {self.rows} rows" if self.stopped_early else "tied" * self.tied
         return (
-            f"lambda {spans}  {self.guards[0]}  KL {self.kl:.5f} ± "
-            f"{self.standard_error:.5f}  perplexity {self.perplexity:.4g}  behind in "
-            f"{self.judge} {self.difference:.5f} ± "
-            f"{self.difference_error:.5f}  {state}".rstrip()
+            f"lambda {spans}  {self.guards[0]}  KL {self.kl:.5f}"
+            f"{spread(self.standard_error)}  perplexity {self.perplexity:.4g}  behind in "
+            f"{self.judge} {self.difference:.5f}{spread(self.difference_error)}  {state}".rstrip()
         )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from ...base.arguments import as_float, as_int, as_list, require_type
 from ...base.errors import InputError
 from ...base.progress import Progress, open_bar
-from ...base.tables import Folded
+from ...base.tables import Folded, spread
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...measuring.risk import Meter, PlanTable
@@ -183,10 +183,10 @@ class PlanSearch(Folded):
         if self.improved:
             found = f"{self.distance} units differ from the start"
         return (
-            f"PlanSearch: KL {self.kl:.5f} ± {self.standard_error:.5f} nats per token"
+            f"PlanSearch: KL {self.kl:.5f}{spread(self.standard_error)} nats per token"
             f"{' after repair' * self.repaired} on {rows} held-out rows ({found})\n"
-            f"  start {row['start_kl']:.5f}, difference {row['difference']:+.5f} ± "
-            f"{row['difference_error']:.5f}; {self.selection.realized_ratio:.2%} removed\n"
+            f"  start {row['start_kl']:.5f}, difference {row['difference']:+.5f}"
+            f"{spread(row['difference_error'])}; {self.selection.realized_ratio:.2%} removed\n"
             f"  on the rows of the search {row['search_kl']:.5f}, start "
             f"{row['search_start_kl']:.5f}; {self.evaluations:,} row evaluations"
         )
@@ -218,9 +218,9 @@ class SearchFront:
         lines = [f"SearchFront({len(self)} sizes, {self.evaluations:,} row evaluations)"]
         for row in self.rows():
             lines.append(
-                f"  removed {row['realized_ratio']:6.2%}  KL {row['kl']:.5f} ± "
-                f"{row['kl_error']:.5f}  against start {row['difference']:+.5f} ± "
-                f"{row['difference_error']:.5f}"
+                f"  removed {row['realized_ratio']:6.2%}  KL {row['kl']:.5f}"
+                f"{spread(row['kl_error'])}  against start {row['difference']:+.5f}"
+                f"{spread(row['difference_error'])}"
             )
         return "\n".join(lines)
 

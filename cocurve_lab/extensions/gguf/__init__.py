@@ -1,4 +1,4 @@
-"""Export of a pruned model as one GGUF file for llama.cpp.
+"""One GGUF file: export of a pruned model for llama.cpp, and a model as input.
 
 In reading order:
 
@@ -6,6 +6,7 @@ In reading order:
     quantizing.py `quantize_gguf`: the file in fewer bits, by llama.cpp's quantizer
     tensors.py    whether llama.cpp can compute the model, and the tensors of the file
     tokenizer.py  the tokenizer in llama.cpp's terms
+    reading.py    a file as input, read by transformers
 
 The package `gguf` is imported where it is used. README.md says where a pruned model runs.
 """

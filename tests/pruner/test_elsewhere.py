@@ -1,0 +1,159 @@
+"""Pruned models that other tools trained and saved, or use: no manifest, only their own files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+import cocurve_lab as cl
+from cocurve_lab.models.identity import MANIFEST, weight_marks
+from cocurve_lab.pruner import modeling_cocurve
+from cocurve_lab.pruner.saving import load_pruned, save_pruned
+from helpers.tiny_models import GROUPS, full_logits, tiny_model, tiny_text, word_tokenizer
+
+UNEVEN = ["L0.attention[0]", "L0.attention[1]", "L1.ffn[1]", "L2.ffn[0]", "L2.ffn[3]"]
+GONE = [f"L1.ffn[{group}]" for group in range(GROUPS)]
+FAMILIES = {
+    "llama": ("llama", UNEVEN, {"attention_bias": True}),
+    "phi3": ("phi3", [*UNEVEN[:2], *GONE], {}),
+    "tied gemma": ("gemma3_text", UNEVEN[1:], {}),
+}
+
+
+def pruned(family: str = "llama", names: list[str] = UNEVEN, **changes: Any) -> Any:
+    model = tiny_model(family, "gqa", **changes)
+    return cl.prune(model, cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), names))
+
+
+def trained(folder: Path) -> Any:
+    """What a trainer holds: the saved class, with other weights."""
+    (name,) = json.loads((folder / "config.json").read_text())["architectures"]
+    model = getattr(modeling_cocurve, name).from_pretrained(folder)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.01 * torch.randn_like(weight)
+    return model
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> Path:
+    """A folder that a trainer saved, with a tokenizer."""
+    trained(save_pruned(pruned(), tmp_path / "small")).save_pretrained(tmp_path / "tuned")
+    word_tokenizer().save_pretrained(tmp_path / "tuned")
+    return tmp_path / "tuned"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_a_trainer_saved_is_read_and_pruned_again(tmp_path: Path, name: str) -> None:
+    family, names, changes = FAMILIES[name]
+    small = pruned(family, names, **changes)
+    model = trained(save_pruned(small, tmp_path / "small"))
+    model.save_pretrained(tmp_path / "tuned")
+    assert not (tmp_path / "tuned" / MANIFEST).exists()
+    loaded: Any = load_pruned(tmp_path / "tuned")
+    ids = tiny_text(2).input_ids
+    assert (full_logits(loaded, ids) - full_logits(model, ids)).abs().max() < 1e-5
+    assert loaded.cocurve_manifest["layers"] == small.cocurve_manifest["layers"]
+    again = save_pruned(loaded, tmp_path / "again")
+    manifest = json.loads((again / MANIFEST).read_text())
+    assert manifest["weights_since_pruning"] == "trained elsewhere"
+    assert "the model was trained elsewhere" in (again / "README.md").read_text()
+    assert weight_marks(load_pruned(again)) == weight_marks(loaded)
+    plan = cl.Selection.from_pruned(cl.enumerate_units(loaded, GROUPS), ["L2.ffn[1]"])
+    twice: Any = cl.prune(load_pruned(again), plan, verify=tiny_text(1))
+    (first,) = twice.cocurve_manifest["earlier_rounds"]
+    assert (first["weights_since_pruning"], first["pruned_units"]) == ("trained elsewhere", [])
+    assert twice.cocurve_manifest["base_model"] is None
+
+
+def test_the_object_that_was_trained_is_saved_and_pruned(tmp_path: Path) -> None:
+    model = trained(save_pruned(pruned(), tmp_path / "small"))
+    again = save_pruned(model, tmp_path / "again")
+    manifest = json.loads((again / MANIFEST).read_text())
+    assert manifest["weights_since_pruning"] == "trained elsewhere"
+    assert weight_marks(load_pruned(again)) == weight_marks(model)
+    plan = cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), ["L2.ffn[1]"])
+    (first,) = cl.prune(model, plan).cocurve_manifest["earlier_rounds"]
+    assert first["weights_since_pruning"] == "trained elsewhere"
+    with pytest.raises(cl.InputError, match="no manifest"):
+        save_pruned(tiny_model(), tmp_path / "dense")
+
+
+def test_verbs_read_it(tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("gguf")
+    from cocurve_lab.cli import main
+
+    units = cl.enumerate_units(load_pruned(tuned))
+    plan = cl.Selection.from_pruned(units, ["L2.ffn[1]"])
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    (tmp_path / "text.txt").write_text("\n\n".join(["w1 w2 w3 w4 w5 w6 w7"] * 40))
+    assert main(["inventory", str(tuned), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["units"] == len(units)
+    rows = ("--sequences", "4", "--length", "8")
+    build = ("build", str(tuned), "--calibration", str(tmp_path / "text.txt"), *rows)
+    assert main([*build, "--out", str(tmp_path / "H")]) == 0
+    assert main(["export", str(tuned), "--gguf", str(tmp_path / "a.gguf"), "--no-tokenizer"]) == 0
+    prune = ("prune", str(tuned), str(tmp_path / "plan.json"))
+    assert main([*prune, "--out", str(tmp_path / "twice"), "--dtype", "bfloat16"]) == 0
+    memory = cl.prune(load_pruned(tuned, dtype="bfloat16"), plan)
+    assert weight_marks(load_pruned(tmp_path / "twice")) == weight_marks(memory)
+    with pytest.raises(cl.InputError, match="load_pruned"):
+        cl.load_model(tuned)
+
+
+def test_a_folder_with_an_adapter_is_refused(tuned: Path) -> None:
+    (tuned / "adapter_config.json").write_text("{}")
+    with pytest.raises(cl.InputError, match="merge_and_unload"):
+        load_pruned(tuned)
+
+
+SPOILED: dict[str, Any] = {
+    "too wide": ({"1": {"intermediate_size": 10**6}}, "layer 1 1000000 ffn"),
+    "text": ({"1": {"intermediate_size": "7"}}, "layer 1.ffn_columns is '7'"),
+    "no object": ([1], "config.json"),
+    "no widths": ({"1": 3}, "config.json"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_widths_that_cannot_be_are_refused(tuned: Path, name: str) -> None:
+    own, named = SPOILED[name]
+    content = json.loads((tuned / "config.json").read_text()) | {"per_layer_config": own}
+    (tuned / "config.json").write_text(json.dumps(content))
+    with pytest.raises(cl.FileFormatError, match=named):
+        load_pruned(tuned)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_a_classifier_is_made_of_it(tmp_path: Path, family: str) -> None:
+    small = pruned(family, UNEVEN[1:])
+    folder = save_pruned(small, tmp_path / "small")
+    model = AutoModelForSequenceClassification.from_pretrained(
+        folder, trust_remote_code=True, num_labels=3
+    ).eval()
+    ids = tiny_text(2).input_ids
+    with torch.no_grad():
+        hidden = small.base_model(ids).last_hidden_state[:, -1]
+        assert (model(ids[:1]).logits - model.score(hidden[:1])).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_it_drafts_for_its_dense_model(tmp_path: Path, own: bool) -> None:
+    """Speculative decoding: the words are the dense model's, which is called less often."""
+    dense, tokenizer = cl.load_model("demo", device="cpu")
+    plan = cl.Selection.from_pruned(cl.enumerate_units(dense), ["L0.ffn[1]", "L3.attention[0]"])
+    folder = save_pruned(cl.prune(dense, plan), tmp_path / "small")
+    draft = load_pruned(folder, device="cpu")
+    if not own:
+        draft = modeling_cocurve.CocurveLlamaForCausalLM.from_pretrained(folder).eval()
+    ids = tokenizer("The cat sat on", return_tensors="pt").input_ids
+    settings: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
+    expected, calls = dense.generate(ids, **settings), []
+    dense.register_forward_hook(lambda *_: calls.append(1))
+    assert torch.equal(dense.generate(ids, assistant_model=draft, **settings), expected)
+    assert 0 < len(calls) < 24
