@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,7 +107,7 @@ def _in_stored_dtype(pruned: Any) -> tuple[Any, dict[str, torch.Tensor] | None]:
     """A model as its checkpoint stores it: without weights, and these in the checkpoint's dtype.
 
     The model itself, and None, if that dtype is as wide, or cannot hold each weight; the latter is
-    a warning.
+    said.
     """
     stored: Any = getattr(pruned, "cocurve_dtype", None)
     known = stored in (torch.float32, torch.bfloat16, torch.float16)
@@ -116,12 +115,11 @@ def _in_stored_dtype(pruned: Any) -> tuple[Any, dict[str, torch.Tensor] | None]:
         return pruned, None
     weights = pruned.state_dict()
     if any(not torch.equal(w, w.to(stored).to(w.dtype)) for w in weights.values()):
-        warnings.warn(
-            f"the model is saved in {model_dtype(pruned)}, and takes more than its checkpoint in "
-            f"{str(stored).removeprefix('torch.')}, which cannot hold its weights: they were "
-            "changed by gains, a refit or training. Convert it first to round them: model.to(...).",
-            UserWarning,
-            stacklevel=3,
+        print(
+            f"Saved in {model_dtype(pruned)}: {str(stored).removeprefix('torch.')}, in which the "
+            "checkpoint was stored, cannot hold weights that gains, a refit or training changed. "
+            "Convert the model first to round them: model.to(...).",
+            flush=True,
         )
         return pruned, None
     return without_weights(pruned).to(stored), {n: w.to(stored) for n, w in weights.items()}
