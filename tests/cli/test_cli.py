@@ -466,7 +466,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAPER = {  # name: class, M, removable parameters; M as in the paper where it states one
     "Llama-3.2-3B": ("LlamaForCausalLM", 672, 2_818_572_288),
     "Llama-3.1-8B-Instruct": ("LlamaForCausalLM", 768, 6_979_321_856),
-    "Llama-3.1-70B-Instruct": ("LlamaForCausalLM", 1920, 68_451_041_280),
+    "Mistral-7B-v0.1": ("MistralForCausalLM", 768, 6_979_321_856),
     "Mistral-7B-v0.3": ("MistralForCausalLM", 768, 6_979_321_856),
     "Mistral-Nemo-Base-2407": ("MistralForCausalLM", 960, 10_905_190_400),
     "Mistral-Small-24B-Base-2501": ("MistralForCausalLM", 960, 22_229_811_200),
@@ -505,7 +505,9 @@ def test_removable_parameters_follow_from_the_configuration() -> None:
 def test_builds_of_large_models_are_told_beforehand(tmp_path: Path, cocurve: Run) -> None:
     values = json.loads((demo_folder().parent / "paper_models.json").read_text())
     file = tmp_path / "config.json"
-    file.write_text(json.dumps(values["Llama-3.1-70B-Instruct"]))
+    large = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
+    large |= {"num_attention_heads": 64}  # the shape of Llama-3.1-70B
+    file.write_text(json.dumps(values["Llama-3.1-8B-Instruct"] | large))
     command = ["inventory", "--config", file, "--build", "--host-memory"]
     paper, few = json.loads(cocurve(*command, "100", "--disk", "2", "--json").out)
     assert (paper["rows"], paper["positions"]) == (128, 64)

@@ -14,24 +14,25 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.base.tables import pick
 from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, main
+from cocurve_lab.estimator import estimate
 from cocurve_studies.paper import command as paper_command
-from cocurve_studies.paper import reproduction
+from cocurve_studies.paper import published, reproduction
 from cocurve_studies.paper.side_by_side import HOURS, SIZES
 from helpers.hub_copies import write_copies
 from helpers.release import Shape, write_json, write_release
 from helpers.tiny_models import CONTEXT, HIDDEN, tiny_model, word_tokenizer
 
 pytest.importorskip("lm_eval")
-NAME = "Mistral-7B-v0.1"  # a checkpoint of the paper, so that its numbers stand beside
+NAME = "Mistral-7B"  # of the paper, so that its numbers stand beside
 SIXTEEN = {"layers": 16, "intermediate_size": 64}  # its guards leave 20 % within reach
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny model of the paper's name, a text, and copies of the datasets."""
+    """A folder with a tiny model, a text, and copies of the datasets."""
     folder = tmp_path_factory.mktemp("place")
-    tiny_model(**SIXTEEN).save_pretrained(folder / NAME)
-    word_tokenizer(CONTEXT).save_pretrained(folder / NAME)
+    tiny_model(**SIXTEEN).save_pretrained(folder / "tiny")
+    word_tokenizer(CONTEXT).save_pretrained(folder / "tiny")
     words = np.random.default_rng(0).integers(90, size=(40, 15))
     lines = (json.dumps({"text": " ".join(f"w{n}" for n in row)}) for row in words)
     (folder / "text.jsonl").write_text("\n".join(lines))
@@ -43,7 +44,7 @@ def command(place: Path, out: Path, *more: str) -> list[str]:
     text = ["--calibration", str(place / "text.jsonl"), "--sequences", "2", "--length", "20"]
     plans = ["--lambdas", "1", "--ffn-groups", "8", "--top-r", "32", "--repeats", "1"]
     suite = ["--data", str(place / "hub"), "--limit", "2"]
-    model = ["paper", str(place / NAME), "--device", "cpu", "--out", str(out)]
+    model = ["paper", str(place / "tiny"), "--as", NAME, "--device", "cpu", "--out", str(out)]
     return [*model, *text, *plans, *suite, *more]
 
 
@@ -68,19 +69,46 @@ def test_the_papers_numbers_stand_beside_the_measured_ones(done: Path, place: Pa
     assert beside["paper: dense"] == "4.78"
     assert beside["paper: CoCurve, lambda 1"] == "8.1"
     assert beside["paper: CoCurve, lambda 0"] == "13.26"
+    assert beside["paper: best baseline"] == "8.11"
+    assert "the paper has 0.078 (full (lambda 1))" in page
+    assert "wikitext2 1526" in page  # Heads only, which was not measured
     assert float(beside["dense"]) > 90  # random weights
     rows = results(done)
     (stated,) = pick(rows, source="paper", plan="CoCurve, lambda 1", task="mmlu")
-    assert (stated["value"], stated["table"]) == ("0.374", "tab:full-mistral-7b")
+    assert (stated["value"], stated["table"]) == ("0.374", "tab:cross-model")
     (hours,) = pick(rows, source="paper", task="prune hours")
     assert hours["value"] == "12.6"
     assert pick(rows, source="measured", task="prune hours")
 
 
+def test_a_model_of_another_shape_is_not_taken_for_one_of_the_papers(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(estimate, "load_or_estimate", stop)
+    order = command(place, tmp_path)
+    at = order.index("--as")
+    assert main(order[:at] + order[at + 2 :]) == INTERRUPTED
+    assert "Not one of the paper's models" in capsys.readouterr().out
+    shape = json.loads((place / "tiny" / "config.json").read_text())
+    shape["vocab_size"] = len(word_tokenizer(CONTEXT))
+    known = published.read_data("paper_models.json") | {"Mistral-7B-v0.1": shape}
+    stored = published.read_data("paper_results.json")
+    monkeypatch.setattr(
+        published, "read_data", {"paper_models.json": known, "paper_results.json": stored}.get
+    )
+    assert main(order[:at] + order[at + 2 :]) == INTERRUPTED
+    assert "Taken for Mistral-7B by its shape" in capsys.readouterr().out
+    assert main([*order[:at], "--as", "Mistral", *order[at + 2 :]]) == FAILED
+    assert "--as is 'Mistral'. Give one of Llama-3.1-8B-Instruct, " in capsys.readouterr().err
+
+
 def test_measured_numbers_are_those_of_the_pruned_model(done: Path, place: Path) -> None:
     plan = cl.Selection.from_json((done / "plans" / "lambda_1_20.json").read_text())
     assert plan.guards == cl.Guards(layer_cap=0.25, protect_first=1, protect_last=1)
-    model, tokenizer = cl.load_model(place / NAME, device="cpu")
+    model, tokenizer = cl.load_model(place / "tiny", device="cpu")
     with cl.ablate(model, plan):
         masked = cl.perplexity(model, tokenizer, "w1 w2 w3\n\nw4 w5")
     (row,) = pick(results(done), source="measured", plan="lambda 1", task="ptb")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocurve_lab.base.errors import InputError
+from cocurve_lab.base.tables import pick
 from cocurve_lab.cli.common import (
     Rows,
     StreamedModel,
@@ -54,6 +55,12 @@ class Paper(Verb):
     model: StreamedModel = part()
     out: Path = flag("folder for H and all results", metavar="FOLDER")
     text: Rows = rows_of("calibration", 128, "text to calibrate on", "C4 from the hub")
+    taken_for: str | None = flag(
+        "which of the paper's models this is, such as Mistral-7B, or none; default: by its shape "
+        "and tokenizer",
+        name="as",
+        metavar="NAME",
+    )
     ratios: tuple[float, ...] = flag("shares to remove (0.2)", (0.2,))
     lambdas: tuple[float, ...] = flag("weights (0 0.5 1)", (0.0, 0.5, 1.0))
     methods: tuple[str, ...] = flag("other methods too, such as llm-pruner wanda-sp")
@@ -78,17 +85,21 @@ def run(options: Paper) -> int:
     from cocurve_lab.models.loading import report_device
     from cocurve_lab.models.units import enumerate_units
 
-    from .published import published
+    from .published import published, recognized
     from .reproduction import Reproduction
     from .side_by_side import write_tables
 
     settings = _settings(options)
+    name = _named(options.taken_for)
     require_writable(options.out)
     options.text.require()
     kept = f"interrupted; finished work is kept in {options.out}. To resume:\n  {options.again}"
     print(report_device(options.model.device, options.model.dtype), flush=True)
     try:
         model, tokenizer = options.model.load(options.model.place)
+        if name is None:
+            name = recognized(model.config, tokenizer)
+            print(_taken_for(name), flush=True)
         units = enumerate_units(model, options.ffn_groups)
         rows = _rows(options, tokenizer)
         print(f"{options.model.place}: {units}\n{rows}", flush=True)
@@ -97,7 +108,7 @@ def run(options: Paper) -> int:
         done, wanted = progress_of(curvature)
         if done < wanted:
             raise KeyboardInterrupt
-        paper = published(options.model.place)
+        paper = published(name)
         candidates = list(_candidates(options, model, curvature, rows, paper))
         seconds = curvature.provenance.get("seconds")
         say = partial(print, flush=True)
@@ -105,7 +116,9 @@ def run(options: Paper) -> int:
         table = study.run()
     except KeyboardInterrupt:
         raise KeyboardInterrupt(kept) from None  # `main` prints it and exits with 130
-    page = write_tables(table, options.out, _heading(options, paper.name, rows, curvature))
+    heading = _heading(options, paper, rows, curvature)
+    further = [row for row in paper.rows if not study.shows(row, table)]
+    page = write_tables(table, options.out, heading, further)
     print(f"\n{page.read_text(encoding='utf-8')}")
     failed = sum(bool(row["failed"]) for row in table)
     print(f"Saved to {page} and results.csv.")
@@ -130,6 +143,26 @@ def _rows(options: Paper, tokenizer: Any) -> CalibrationSet:
     except TooLittle as error:
         print(f"The release's recipe leaves too little text: {error} All documents are taken.")
         return text.calibration(place, tokenizer)
+
+
+def _named(given: str | None) -> str | None:
+    """Return the paper's name of a model, "" for none, or None if the shape decides."""
+    from .published import paper_names
+
+    known = {name.lower(): name for name in paper_names()} | {"none": ""}
+    if given is not None and given.lower() not in known:
+        raise InputError(f"--as is {given!r}. Give one of {', '.join(paper_names())}, or none.")
+    return None if given is None else known[given.lower()]
+
+
+def _taken_for(name: str) -> str:
+    """Say which of the paper's models this is, by its shape."""
+    if not name:
+        return "Not one of the paper's models by its shape; --as NAME names one."
+    return (
+        f"Taken for {name} by its shape and tokenizer; a fine-tuned model has the same. If it is "
+        "another model, give --as none."
+    )
 
 
 def _settings(options: Paper) -> Any:
@@ -208,22 +241,25 @@ def _candidates(
             yield Candidate(f"lambda {strength:g}", ratio, make)
 
 
-def _heading(options: Paper, name: str, rows: Any, curvature: Any) -> str:
+def _heading(options: Paper, paper: Published, rows: Any, curvature: Curvature) -> str:
     """Write the first lines of the page: what was measured, on what, and how it differs."""
     limit = options.suite.limit
     many = "all samples" if limit is None else f"the first {limit} samples"
+    gate = f"FFN redundancy, the paper's gate: {curvature.ffn_redundancy:.3f}"
+    for row in pick(paper.rows, variant="gate"):
+        gate += f"; the paper has {row['values']['FFN redundancy']} ({row['values']['use']})"
     text = f"""\
 # {options.model.place}
 
-{curvature!r}. {rows!r}. Tasks are scored on {many}.
+{curvature!r}. {rows!r}. Tasks are scored on {many}. {gate}.
 
 Perplexities, and shares of right answers; ± is one standard error over samples. Sizes \
 and speeds are relative to the dense model. results.csv has every metric, and the guards \
 of each plan."""
-    if not name:
+    if not paper.name:
         return text
     return f"""{text}
 
-Columns headed *paper* are the paper's numbers of {name}, from its own machines and \
+Columns headed *paper* are the paper's numbers of {paper.name}, from its own machines and \
 harness. Where they name no lambda, they are of its best plan over lambda and \
-compensation."""
+compensation. {paper.note}""".rstrip()

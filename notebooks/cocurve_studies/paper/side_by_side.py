@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from cocurve_lab.base.atomic import write_atomically
@@ -13,24 +14,25 @@ SIZES = ("parameters", "prefill", "decode", "peak memory")
 HOURS = "prune hours"
 
 
-def write_tables(table: Table, folder: Path, heading: str) -> Path:
+def write_tables(table: Table, folder: Path, heading: str, further: Sequence[Row] = ()) -> Path:
     """Write results.csv, every number, and results.md, the shown ones side by side.
 
     Args:
         table: of `Reproduction.run`.
         folder: for both files; older ones are replaced.
         heading: the first lines of the page.
+        further: the paper's rows that no measured number stands beside.
 
     Returns:
         The page.
     """
     page = folder / "results.md"
     write_atomically(folder / "results.csv", as_csv(table).encode())
-    write_atomically(page, _results_page(table, heading).encode())
+    write_atomically(page, _results_page(table, heading, further).encode())
     return page
 
 
-def _results_page(table: Table, heading: str) -> str:
+def _results_page(table: Table, heading: str, further: Sequence[Row]) -> str:
     """Lay out the shown numbers as Markdown: per ratio, tasks down and plans across."""
     lines, other = [heading], (*SIZES, HOURS)
     shown = pick(table, shown=True)
@@ -41,7 +43,22 @@ def _results_page(table: Table, heading: str) -> str:
         lines += _grid([row for row in here if row["task"] not in other])
         lines += ["", *_grid([row for row in here if row["task"] in other])]
         lines += _failures(pick(table, requested_ratio=ratio))
-    return "\n".join([*lines, *_failures(pick(table, plan=DENSE))]) + "\n"
+    lines += _failures(pick(table, plan=DENSE))
+    if further:
+        lines += ["", "## What else the paper says of this model", ""]
+        cells = [(r["table"], f"{r['ratio']:.0%}", _about(r), _values(r)) for r in further]
+        lines += as_markdown(("table", "removed", "row", "values"), cells).splitlines()
+    return "\n".join(lines) + "\n"
+
+
+def _about(row: Row) -> str:
+    strength = row["interaction_strength"]
+    words = (row["method"], "" if strength is None else f"lambda {strength:g}", row["variant"])
+    return ", ".join(filter(None, words))
+
+
+def _values(row: Row) -> str:
+    return ", ".join(f"{task} {value}" for task, value in row["values"].items())
 
 
 def _failures(rows: Table) -> list[str]:
