@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from safetensors.torch import load_file, save_file
 import cocurve_lab as cl
 from cocurve_lab.base import progress
 from cocurve_lab.calibration import default_rows
-from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, USAGE, main
+from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, USAGE, main, opening
 from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.estimator import build as build_module
 from cocurve_lab.estimator.files import build_path
@@ -531,6 +532,29 @@ def test_builds_of_large_models_are_told_beforehand(tmp_path: Path, cocurve: Run
     assert cocurve("inventory", "demo", "--build").out.count("| loaded | - | - |") == 8
 
 
+# The lab ------------------------------------------------------------------------------------------
+
+
+def test_notebooks_are_copied_and_changed_ones_stay(
+    tmp_path: Path, cocurve: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "lab"
+    folder.mkdir()
+    (folder / "02_lambda.ipynb").write_text("mine")
+    opened: list[list[str]] = []
+    monkeypatch.setattr(opening.subprocess, "run", lambda order, **_: opened.append(order) or done)
+    done = subprocess.CompletedProcess([], 7)
+    assert f"copied to {folder}" in cocurve("lab", folder, "--copy").out
+    assert (folder / "02_lambda.ipynb").read_text() == "mine"
+    source = ROOT / "notebooks"
+    for name in ("01_build_H.ipynb", "explore_demo.html", "README.md"):
+        assert (folder / name).read_bytes() == (source / name).read_bytes()
+    assert not (folder / "cocurve_studies").exists()
+    assert not opened
+    assert main(["lab", str(folder)]) == 7  # JupyterLab's own exit code
+    assert opened[0][:4] == [sys.executable, "-m", "jupyterlab", str(folder / "01_build_H.ipynb")]
+
+
 # Bad command lines ------------------------------------------------------------------------------
 
 BAD = [  # the command, its exit code, and what stderr must name
@@ -600,7 +624,29 @@ def test_bad_command_lines_say_what_is_wrong(
 VERBS = ("inventory", "build", "merge", "solve", "search", "prune", "evaluate", "recover", "export")
 
 
-@pytest.mark.parametrize("verb", ["", *VERBS, "paper"])
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("positions_per_sequence is 64, but", "--positions is 64, but"),
+        ("or give a text file: CalibrationSet.from_file(path, tokenizer).", "--calibration FILE"),
+        ('(data=FOLDER, or --data FOLDER), or evaluate files with suite="local"', "--suite local"),
+        ("Pass allow_code_execution=True to run it", "Pass --allow-code-execution to run it"),
+    ],
+)
+def test_errors_name_options_not_python(
+    message: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> None:
+        raise cl.InputError(message)
+
+    monkeypatch.setattr(opening, "require_writable", fail)
+    assert main(["lab", "somewhere", "--copy"]) == FAILED
+    said = capsys.readouterr().err
+    assert told in said
+    assert not {"CalibrationSet", "=True", "data=", 'suite="'} & set(re.split(r"[. (]", said))
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS, "lab", "paper"])
 def test_help_explains_every_verb_with_an_example(verb: str, cocurve: Run) -> None:
     said = cocurve(*verb.split(), "--help").out
     assert f"  cocurve {verb or 'build'} " in said  # an example to copy
