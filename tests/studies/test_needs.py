@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 import cocurve_lab as cl
+from cocurve_lab.estimator.batches import memory_needed
 from cocurve_lab.evaluation.suites import PAPER_NAMES
 from cocurve_lab.extensions.big_models.forecast import rows_of
+from cocurve_lab.models.architectures import describe
 from cocurve_studies.paper.needs import (
     LOADS,
     Speed,
@@ -22,19 +24,17 @@ def test_memory_is_of_the_dense_model_and_the_largest_pruned_one() -> None:
     model = tiny_model()
     units, rows = cl.enumerate_units(model, GROUPS), rows_of(1, 2, 1)
     bytes_each = 4
-    plan = cl.solve_greedy(cl.estimate_curvature(model, units, _text(), 8, progress=False), 0.2)
+    plan = cl.Selection.from_pruned(units, range(0, len(units), 6))
     smaller = cl.prune(model, plan).num_parameters()
     most, words = memory_words(model, units, rows, 1, [0.5, plan.realized_ratio])
     assert most == pytest.approx(bytes_each * (model.num_parameters() + smaller))
     assert "dense model" in words
-    halved, _ = memory_words(tiny_model().half(), units, rows, 1, [plan.realized_ratio])
-    assert halved == pytest.approx(most / 2)
     # a build that needs more than a pruned model counts instead
-    assert memory_words(model, units, rows_of(1, 60, 59), 64, [0.5])[0] > most
-
-
-def _text() -> cl.CalibrationSet:
-    return cl.CalibrationSet(rows_of(2, 20, 4).input_ids)
+    long = rows_of(1, 60, 59)
+    needed = memory_needed(describe(model), units, long, 64, 1)
+    assert needed > bytes_each * smaller
+    whole = bytes_each * model.num_parameters() + needed
+    assert memory_words(model, units, long, 64, [0.5])[0] == pytest.approx(whole)
 
 
 def test_hours_add_up_over_tasks_and_limits() -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from cocurve_lab.calibration import CalibrationSet
-from cocurve_lab.extensions.big_models.forecast import build_on_paper, row_operations
+from cocurve_lab.estimator.batches import memory_needed
+from cocurve_lab.extensions.big_models.forecast import row_operations
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import model_device
 from cocurve_lab.models.layers import bytes_of
@@ -73,12 +74,13 @@ def memory_words(
     weights = bytes_of(shapes.parameters())
     each = next(shapes.parameters()).element_size()
     pruned = weights - min(ratios) * units.total_cost * each
-    build = build_on_paper(shapes, units, rows, top_r, memory=8 * weights + 1e9).memory
+    build = memory_needed(describe(shapes), units, rows, top_r, 1)
+    logits = BATCH * rows.seq_len * shapes.config.vocab_size * each
     most = weights + max(pruned, build)
     return most, (
         f"Needs about {most / 1e9:.3g} GB: {weights / 1e9:.3g} for the dense model, and beside it "
-        f"{pruned / 1e9:.3g} for a pruned one, before that up to {build / 1e9:.3g} for the build "
-        "of H, which takes less where there is less."
+        f"{build / 1e9:.3g} for the build of H, later {pruned / 1e9:.3g} for a pruned model; the "
+        f"longest prompts of tasks, {BATCH} at a time, take up to {logits / 1e9:.3g} more."
     )
 
 
