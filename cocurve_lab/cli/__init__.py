@@ -12,6 +12,7 @@ In the order of the flow:
     evaluating.py  `evaluate`: perplexity, KL and tasks
     compressing.py `compress`: all of it in a given time
     fetching.py    `fetch`: a real language model
+    opening.py     `lab`: the notebooks, in JupyterLab
     (`paper` is in cocurve_studies, and a verb where that is installed)
     common.py      options and checks that several verbs share
     options.py     flags from dataclasses
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import signal
 import sys
@@ -42,6 +44,18 @@ from .options import Verb, add_verb, made
 from .terminal import steady_output
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+_IN_PYTHON = {  # what the library's messages name, and the option of a verb
+    r"\bpositions_per_sequence\b": "--positions",
+    r"\bnum_sequences\b": "--sequences",
+    r"\bseq_len\b": "--length",
+    r"\btop_r\b": "--top-r",
+    r"\bffn_groups\b": "--ffn-groups",
+    r"\ballow_code_execution(=True)?": "--allow-code-execution",
+    r"CalibrationSet\.from_file\(path, tokenizer\)": "--calibration FILE (evaluate: --text FILE)",
+    r"data=FOLDER, or --data": "--data",
+    r'suite="(\w+)"': r"--suite \1",
+    r"options=TaskOptions\(files=\[...\]\)": "--tasks FILE",
+}
 _DESCRIPTION = """\
 Find the parts of a language model that can be removed together: estimate the curvature H of its
 attention heads and FFN channel groups (build), choose the units to remove (solve), remove them
@@ -98,7 +112,10 @@ def _run(arguments: list[str]) -> int:
 def _told(error: Exception) -> str:
     """An error in words; one that nobody foresaw with its type, and how to see where it arose."""
     if isinstance(error, (CocurveError, OSError)):
-        return str(error)
+        text = str(error)
+        for python, option in _IN_PYTHON.items():
+            text = re.sub(python, option, text)
+        return text
     return (
         f"{type(error).__name__}: {one_line(error)}. This is an error that cocurve did not expect; "
         "to see where it arose, run the same command with COCURVE_DEBUG=1 set."
@@ -112,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     from .evaluating import Evaluate
     from .fetching import Fetch
     from .inventory import Inventory
+    from .opening import Lab
     from .planning import Solve
     from .pruning import Export, Prune
     from .recovering import Recover
@@ -127,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"cocurve-lab {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     kinds: list[type[Verb]] = [Inventory, Build, Merge, Solve, Search, Prune, Export, Recover]
-    kinds += [Evaluate, Compress, Fetch]
+    kinds += [Evaluate, Compress, Fetch, Lab]
     if find_spec("cocurve_studies") is not None:
         from cocurve_studies.paper.command import Paper
 

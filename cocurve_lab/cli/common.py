@@ -212,10 +212,14 @@ def require_writable(folder: Path) -> None:
         ) from None
 
 
+_POSITIONS = 'scored positions per row (%(default)s); "all" costs almost nothing more'
+
 # Text ---------------------------------------------------------------------------------------------
 
 
-def rows_of(name: str, sequences: int, what: str, otherwise: str) -> Any:
+def rows_of(
+    name: str, sequences: int, what: str, otherwise: str, positions: int | str = "all"
+) -> Any:
     """Make the part of a verb's rows of text.
 
     Args:
@@ -223,6 +227,7 @@ def rows_of(name: str, sequences: int, what: str, otherwise: str) -> Any:
         sequences: default number of rows.
         what: what the text is for.
         otherwise: the text of models without a text of their own, if no file is given.
+        positions: default number of scored positions.
     """
     text = (
         f'{what}: records with "text", "messages" (a chat, written by the tokenizer\'s template), '
@@ -235,6 +240,7 @@ def rows_of(name: str, sequences: int, what: str, otherwise: str) -> Any:
             text, (), name=name, metavar="FILE or FILE:SHARE", nargs="+", type=as_share_of_text
         ),
         sequences=flag("rows (%(default)s)", sequences),
+        positions=flag(_POSITIONS, positions, type=as_positions),
     )
 
 
@@ -278,11 +284,7 @@ class Rows:
     files: tuple[ShareOfText, ...] = ()
     sequences: int
     length: int | None = flag("tokens per row; default: the context, at most 2048")
-    positions: int | Literal["all"] = flag(
-        'scored positions per row (%(default)s); "all" costs almost nothing more',
-        "all",
-        type=as_positions,
-    )
+    positions: int | Literal["all"] = flag(_POSITIONS, "all", type=as_positions)
     seed: int | None = flag("seed of rows and positions (0; with --recipe release 42)")
     eos: str | int | None = flag(
         "the token that ends a document of the text; default: the tokenizer's. One document that "
@@ -321,27 +323,27 @@ class Rows:
 
     def calibration(self, model: str, tokenizer: PreTrainedTokenizerBase) -> CalibrationSet:
         """Make the rows H is built on, as `default_calibration` does, so that notebooks find H."""
-        return default_rows(model, tokenizer, self.sequences, text_file=self.file, **self._cut())
+        return default_rows(model, tokenizer, self.sequences, text_file=self.file, **self.cut())
 
     def calibration_and_held_out(
         self, model: str, tokenizer: PreTrainedTokenizerBase, held_out: int
     ) -> tuple[CalibrationSet, CalibrationSet]:
         """Make the rows H is built on, and rows after them that share no document with them."""
         return default_calibration(
-            model, tokenizer, self.sequences, held_out, text_file=self.file, **self._cut()
+            model, tokenizer, self.sequences, held_out, text_file=self.file, **self.cut()
         )
 
     def held_out(self, model: str, tokenizer: PreTrainedTokenizerBase) -> CalibrationSet:
         """Make the rows to measure on."""
         count = self.sequences
         if self.file is not None:
-            options = row_options(model, self._cut())
+            options = row_options(model, self.cut())
             return CalibrationSet.from_file(self.file, tokenizer, num_sequences=count, **options)
         if own_text(model) is None:
             raise InputError(f"there is no text for {model!r}. Give --text FILE.")
-        return default_calibration(model, tokenizer, 1, count, **self._cut())[1]
+        return default_calibration(model, tokenizer, 1, count, **self.cut())[1]
 
-    def _cut(self) -> dict[str, Any]:
+    def cut(self) -> dict[str, Any]:
         """How the text is cut into rows, as options of `CalibrationSet.from_texts`."""
         return {
             "seq_len": self.length,

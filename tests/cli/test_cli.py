@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from safetensors.torch import load_file, save_file
 import cocurve_lab as cl
 from cocurve_lab.base import progress
 from cocurve_lab.calibration import default_rows
-from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, USAGE, main
+from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, USAGE, main, opening
 from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.estimator import build as build_module
 from cocurve_lab.estimator.files import build_path
@@ -480,7 +481,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAPER = {  # name: class, M, removable parameters; M as in the paper where it states one
     "Llama-3.2-3B": ("LlamaForCausalLM", 672, 2_818_572_288),
     "Llama-3.1-8B-Instruct": ("LlamaForCausalLM", 768, 6_979_321_856),
-    "Llama-3.1-70B-Instruct": ("LlamaForCausalLM", 1920, 68_451_041_280),
+    "Mistral-7B-v0.1": ("MistralForCausalLM", 768, 6_979_321_856),
     "Mistral-7B-v0.3": ("MistralForCausalLM", 768, 6_979_321_856),
     "Mistral-Nemo-Base-2407": ("MistralForCausalLM", 960, 10_905_190_400),
     "Mistral-Small-24B-Base-2501": ("MistralForCausalLM", 960, 22_229_811_200),
@@ -519,7 +520,9 @@ def test_removable_parameters_follow_from_the_configuration() -> None:
 def test_builds_of_large_models_are_told_beforehand(tmp_path: Path, cocurve: Run) -> None:
     values = json.loads((demo_folder().parent / "paper_models.json").read_text())
     file = tmp_path / "config.json"
-    file.write_text(json.dumps(values["Llama-3.1-70B-Instruct"]))
+    large = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
+    large |= {"num_attention_heads": 64}  # the shape of Llama-3.1-70B
+    file.write_text(json.dumps(values["Llama-3.1-8B-Instruct"] | large))
     command = ["inventory", "--config", file, "--build", "--host-memory"]
     paper, few = json.loads(cocurve(*command, "100", "--disk", "2", "--json").out)
     assert (paper["rows"], paper["positions"]) == (128, 64)
@@ -541,6 +544,29 @@ def test_builds_of_large_models_are_told_beforehand(tmp_path: Path, cocurve: Run
     # files that fit in host memory are read once: 141 GB at 3 GB/s, on four GPUs in two settings
     assert cocurve(*command, "150").out.count("| 0.013 |") == 8
     assert cocurve("inventory", "demo", "--build").out.count("| loaded | - | - |") == 8
+
+
+# The lab ------------------------------------------------------------------------------------------
+
+
+def test_notebooks_are_copied_and_changed_ones_stay(
+    tmp_path: Path, cocurve: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "lab"
+    folder.mkdir()
+    (folder / "02_lambda.ipynb").write_text("mine")
+    opened: list[list[str]] = []
+    monkeypatch.setattr(opening.subprocess, "run", lambda order, **_: opened.append(order) or done)
+    done = subprocess.CompletedProcess([], 7)
+    assert f"copied to {folder}" in cocurve("lab", folder, "--copy").out
+    assert (folder / "02_lambda.ipynb").read_text() == "mine"
+    source = ROOT / "notebooks"
+    for name in ("01_build_H.ipynb", "explore_demo.html", "README.md"):
+        assert (folder / name).read_bytes() == (source / name).read_bytes()
+    assert not (folder / "cocurve_studies").exists()
+    assert not opened
+    assert main(["lab", str(folder)]) == 7  # JupyterLab's own exit code
+    assert opened[0][:4] == [sys.executable, "-m", "jupyterlab", str(folder / "01_build_H.ipynb")]
 
 
 # Bad command lines ------------------------------------------------------------------------------
@@ -612,7 +638,29 @@ def test_bad_command_lines_say_what_is_wrong(
 VERBS = ("inventory", "build", "merge", "solve", "search", "prune", "evaluate", "recover", "export")
 
 
-@pytest.mark.parametrize("verb", ["", *VERBS, "paper"])
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("positions_per_sequence is 64, but", "--positions is 64, but"),
+        ("or give a text file: CalibrationSet.from_file(path, tokenizer).", "--calibration FILE"),
+        ('(data=FOLDER, or --data FOLDER), or evaluate files with suite="local"', "--suite local"),
+        ("Pass allow_code_execution=True to run it", "Pass --allow-code-execution to run it"),
+    ],
+)
+def test_errors_name_options_not_python(
+    message: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> None:
+        raise cl.InputError(message)
+
+    monkeypatch.setattr(opening, "require_writable", fail)
+    assert main(["lab", "somewhere", "--copy"]) == FAILED
+    said = capsys.readouterr().err
+    assert told in said
+    assert not {"CalibrationSet", "=True", "data=", 'suite="'} & set(re.split(r"[. (]", said))
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS, "lab", "paper"])
 def test_help_explains_every_verb_with_an_example(verb: str, cocurve: Run) -> None:
     said = cocurve(*verb.split(), "--help").out
     assert f"  cocurve {verb or 'build'} " in said  # an example to copy

@@ -14,24 +14,32 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.base.tables import pick
 from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, main
+from cocurve_lab.estimator import estimate
+from cocurve_lab.evaluation.suites import Source
+from cocurve_lab.extensions.choosing.gains import choose_gains
+from cocurve_lab.extensions.choosing.racing import ChoiceOptions
+from cocurve_lab.extensions.choosing.settings import choose_guards, choose_interaction_strength
+from cocurve_studies.bake_off.contenders import BASELINES
 from cocurve_studies.paper import command as paper_command
-from cocurve_studies.paper import reproduction
+from cocurve_studies.paper import published, reproduction
 from cocurve_studies.paper.side_by_side import HOURS, SIZES
 from helpers.hub_copies import write_copies
 from helpers.release import Shape, write_json, write_release
 from helpers.tiny_models import CONTEXT, HIDDEN, tiny_model, word_tokenizer
 
 pytest.importorskip("lm_eval")
-NAME = "Mistral-7B-v0.1"  # a checkpoint of the paper, so that its numbers stand beside
-SIXTEEN = {"layers": 16, "intermediate_size": 64}  # its guards leave 20 % within reach
+TITLES = [cl.get_method(name).title for name in BASELINES]
+NAME = "Mistral-7B"  # of the paper, so that its numbers stand beside
+# its guards leave 20 % within reach, and its vocabulary is that of its tokenizer
+SIXTEEN = {"layers": 16, "intermediate_size": 64, "vocab_size": 92}
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny model of the paper's name, a text, and copies of the datasets."""
+    """A folder with a tiny model, a text, and copies of the datasets."""
     folder = tmp_path_factory.mktemp("place")
-    tiny_model(**SIXTEEN).save_pretrained(folder / NAME)
-    word_tokenizer(CONTEXT).save_pretrained(folder / NAME)
+    tiny_model(**SIXTEEN).save_pretrained(folder / "tiny")
+    word_tokenizer(CONTEXT).save_pretrained(folder / "tiny")
     words = np.random.default_rng(0).integers(90, size=(40, 15))
     lines = (json.dumps({"text": " ".join(f"w{n}" for n in row)}) for row in words)
     (folder / "text.jsonl").write_text("\n".join(lines))
@@ -41,9 +49,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(place: Path, out: Path, *more: str) -> list[str]:
     text = ["--calibration", str(place / "text.jsonl"), "--sequences", "2", "--length", "20"]
-    plans = ["--lambdas", "1", "--ffn-groups", "8", "--top-r", "32", "--repeats", "1"]
+    text += ["--positions", "all", "--held-out", "2"]
+    plans = ["--ratios", "0.2", "--lambdas", "1", "--guards", "paper"]
+    plans += ["--ffn-groups", "8", "--top-r", "32", "--repeats", "1"]
     suite = ["--data", str(place / "hub"), "--limit", "2"]
-    model = ["paper", str(place / NAME), "--device", "cpu", "--out", str(out)]
+    model = ["paper", str(place / "tiny"), "--as", NAME, "--device", "cpu", "--out", str(out)]
     return [*model, *text, *plans, *suite, *more]
 
 
@@ -68,19 +78,97 @@ def test_the_papers_numbers_stand_beside_the_measured_ones(done: Path, place: Pa
     assert beside["paper: dense"] == "4.78"
     assert beside["paper: CoCurve, lambda 1"] == "8.1"
     assert beside["paper: CoCurve, lambda 0"] == "13.26"
+    assert beside["paper: best baseline"] == "8.11"
+    assert "the paper has 0.078 (full (lambda 1))" in page
+    assert "wikitext2 1526" in page  # Heads only, which was not measured
     assert float(beside["dense"]) > 90  # random weights
     rows = results(done)
     (stated,) = pick(rows, source="paper", plan="CoCurve, lambda 1", task="mmlu")
-    assert (stated["value"], stated["table"]) == ("0.374", "tab:full-mistral-7b")
+    assert (stated["value"], stated["table"]) == ("0.374", "tab:cross-model")
     (hours,) = pick(rows, source="paper", task="prune hours")
     assert hours["value"] == "12.6"
     assert pick(rows, source="measured", task="prune hours")
 
 
+def test_a_model_of_another_shape_is_not_taken_for_one_of_the_papers(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(estimate, "load_or_estimate", stop)
+    order = command(place, tmp_path)
+    at = order.index("--as")
+    assert main(order[:at] + order[at + 2 :]) == INTERRUPTED
+    said = capsys.readouterr().out
+    assert "Not one of the paper's models" in said
+    assert (
+        said.index("Needs about 0.00") < said.index("H takes") < said.index("on at most 4 models")
+    )
+    shape = json.loads((place / "tiny" / "config.json").read_text())
+    known = published.read_data("paper_models.json") | {"Mistral-7B-v0.1": shape}
+    stored = published.read_data("paper_results.json")
+    monkeypatch.setattr(
+        published, "read_data", {"paper_models.json": known, "paper_results.json": stored}.get
+    )
+    assert main(order[:at] + order[at + 2 :]) == INTERRUPTED
+    assert "Taken for Mistral-7B by its shape" in capsys.readouterr().out
+    assert main([*order[:at], "--as", "Mistral", *order[at + 2 :]]) == FAILED
+    assert "--as is 'Mistral'. Give one of Llama-3.1-8B-Instruct, " in capsys.readouterr().err
+
+
+def test_without_further_options_the_papers_rules_choose(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards, lambda and gains are those that the library's own choosers take on the rows."""
+    order = ["paper", str(place / "tiny"), "--device", "cpu", "--out", str(tmp_path / "out")]
+    order += ["--calibration", str(place / "text.jsonl"), "--sequences", "4", "--length", "20"]
+    order += ["--positions", "12", "--held-out", "8", "--ffn-groups", "8", "--top-r", "32"]
+    order += ["--data", str(place / "hub"), "--as", "none", "--methods", "all"]
+    scores = {"wikitext2": 3.0, "piqa": 0.5}
+    asked = []
+
+    def evaluate(model: Any, *_: Any, options: Any, **__: Any) -> cl.EvaluationReport:
+        (task,) = options.tasks
+        asked.append(model.num_parameters())
+        metric = "perplexity" if task == "wikitext2" else "acc_norm"
+        value = {metric: 1e6 / model.num_parameters()}
+        return cl.EvaluationReport("paper", {task: value}, {task: {}}, {}, {}, {"notes": []}, {})
+
+    monkeypatch.setattr(reproduction, "evaluate_tasks", evaluate)
+    monkeypatch.setattr(reproduction, "measure_efficiency", None)
+    monkeypatch.setattr(reproduction, "suite_tasks", lambda *_: dict.fromkeys(scores))
+    assert main([*order, "--ratios", "0.2", "0.4"]) == FAILED  # nothing is timed
+    model, tokenizer = cl.load_model(place / "tiny", device="cpu")
+    cut = {"seq_len": 20, "positions_per_sequence": 12, "text_file": place / "text.jsonl"}
+    rows, held_out = cl.default_calibration("tiny", tokenizer, 4, 8, **cut)
+    units = cl.enumerate_units(model, 8)
+    curvature = cl.estimate_curvature(model, units, rows, 32, progress=False)
+    for ratio in (0.2, 0.4):
+        judged = ChoiceOptions(judge="nll", progress=False)
+        guards = choose_guards(model, curvature, ratio, held_out, options=judged).guards
+        inputs = (model, curvature, ratio, held_out, guards)
+        chosen = choose_interaction_strength(*inputs, candidates=[0, 0.5, 1]).best
+        gains = choose_gains(model, curvature, chosen, held_out).best
+        for name, plan in {"CoCurve": chosen, "CoCurve+": gains}.items():
+            file = tmp_path / "out" / "plans" / f"{name}_{100 * ratio:g}.json"
+            found = cl.Selection.from_json(file.read_text())
+            assert found.fingerprint == plan.fingerprint
+            assert found.guards == plan.guards
+        rows_here = pick(results(tmp_path / "out"), requested_ratio=str(ratio), source="measured")
+        of_others = [r for r in rows_here if r["plan"] in TITLES and r["task"] == "wikitext2"]
+        assert len(of_others) == 9
+        at_ratio = [r for r in of_others if abs(float(r["realized_ratio"]) - ratio) <= 0.012]
+        (best,) = pick(rows_here, plan="best baseline", task="wikitext2")
+        assert float(best["value"]) == min(float(row["value"]) for row in at_ratio)
+        (best,) = pick(rows_here, plan="best baseline", task="piqa")
+        assert float(best["value"]) == max(float(row["value"]) for row in at_ratio)
+
+
 def test_measured_numbers_are_those_of_the_pruned_model(done: Path, place: Path) -> None:
     plan = cl.Selection.from_json((done / "plans" / "lambda_1_20.json").read_text())
     assert plan.guards == cl.Guards(layer_cap=0.25, protect_first=1, protect_last=1)
-    model, tokenizer = cl.load_model(place / NAME, device="cpu")
+    model, tokenizer = cl.load_model(place / "tiny", device="cpu")
     with cl.ablate(model, plan):
         masked = cl.perplexity(model, tokenizer, "w1 w2 w3\n\nw4 w5")
     (row,) = pick(results(done), source="measured", plan="lambda 1", task="ptb")
@@ -105,7 +193,7 @@ def test_rows_are_the_release_s_where_the_text_has_enough(
     monkeypatch.setattr(paper_command, "run", lambda options: seen.append(options) or DONE)
     for file, *recipe in ((long,), (long, "--recipe", "plain"), (place / "text.jsonl",)):
         main([*command(place, tmp_path), "--calibration", str(file), *recipe])
-    release, plain, short = (paper_command._rows(options, tokenizer) for options in seen)
+    release, plain, short = (paper_command._rows(options, tokenizer)[0] for options in seen)
     assert "the release's recipe" in release.source
     assert not (release.input_ids == tokenizer.eos_token_id).any()
     assert release.seed == 42
@@ -113,6 +201,18 @@ def test_rows_are_the_release_s_where_the_text_has_enough(
         assert "recipe" not in rows.source
         assert (rows.input_ids == tokenizer.eos_token_id).any()
     assert capsys.readouterr().out.count("The release's recipe leaves too little text") == 1
+    # WikiText-2 beside C4: shuffled by the seed, and the rows to choose on are others
+    documents = [{"text": text} for text in texts]
+    monkeypatch.setattr(Source, "rows", lambda source, data: documents * (source.split == "train"))
+    order = command(place, tmp_path)
+    at = order.index("--calibration")
+    for seed in ("1", "7"):
+        main([*order[:at], *order[at + 2 :], "--wikitext", "--seed", seed])
+    (one, held_out), (seven, _) = (paper_command._rows(o, tokenizer) for o in seen[-2:])
+    assert one.source == "WikiText-2"
+    assert (len(one), len(held_out)) == (2, 2)
+    held_out.require_disjoint(one)
+    assert one.fingerprint != seven.fingerprint
 
 
 def test_the_average_is_of_seven_tasks(done: Path) -> None:

@@ -16,7 +16,8 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 
@@ -111,3 +112,10 @@ def test_conda_environment_adds_nothing() -> None:
         "- -c constraints.txt",
         "- -e .[lab,hub,eval,gguf,pretrained,ray,test]",
     ]
+
+
+def test_the_wheel_has_what_lab_copies() -> None:
+    """Every notebook and page of the folder, where `cocurve lab` looks in an installed package."""
+    listed = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    files = [path.name for path in (ROOT / "notebooks").glob("*.*") if path.is_file()]
+    assert listed == {f"notebooks/{n}": f"cocurve_lab/notebooks/{n}" for n in files}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ...base.errors import InfeasibleError, InputError
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
+from ...models.units import UnitSet
 from ...solver.gate import Gate, redundancy_gate
 from ...solver.guards import FREE, Guards, reachable_ratio
 from ...solver.path import lambda_path
@@ -238,23 +239,34 @@ def choose_guards(
     """
     require_text(curvature, held_out, report_on)
     strength = float(interaction_strength)
-    grid = [_guards(*each) for each in product(layer_caps, protections)]
-    if not grid:
-        raise InputError("the grid of guards is empty. Give at least one cap and one protection.")
-    grid.sort(
-        key=lambda guards: (
-            reachable_ratio(curvature.units, guards, ratio),
-            guards.cap_at(ratio),
-            -(guards.protect_first + guards.protect_last),
-        ),
-        reverse=True,
-    )
+    grid = guards_grid(curvature.units, ratio, layer_caps, protections)
     plans, infeasible = _distinct(_solve(curvature, ratio, strength, g) for g in grid)
     curve = race_plans(model, plans, held_out, options)
     named = {"no guards": FREE, "release's guards": RELEASE_GUARDS}
     references = {name: _solve(curvature, ratio, strength, g) for name, g in named.items()}
     report = report_plans(model, _chosen(curve), references, report_on, options)
     return GuardsChoice(curve, infeasible, report, left_out=0)
+
+
+def guards_grid(
+    units: UnitSet,
+    ratio: float,
+    layer_caps: Sequence[LayerCap] = LAYER_CAPS,
+    protections: Sequence[tuple[int, int]] = PROTECTIONS,
+) -> list[Guards]:
+    """Combine every cap with every protection, loosest first; arguments as for `choose_guards`."""
+    grid = [_guards(*each) for each in product(layer_caps, protections)]
+    if not grid:
+        raise InputError("the grid of guards is empty. Give at least one cap and one protection.")
+    grid.sort(
+        key=lambda guards: (
+            reachable_ratio(units, guards, ratio),
+            guards.cap_at(ratio),
+            -(guards.protect_first + guards.protect_last),
+        ),
+        reverse=True,
+    )
+    return grid
 
 
 # Candidates ---------------------------------------------------------------------------------------

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from cocurve_lab.base.errors import InputError
+from cocurve_lab.base.tables import pick
 from cocurve_lab.cli.common import (
     Rows,
     StreamedModel,
@@ -21,31 +23,37 @@ from cocurve_lab.cli.options import Verb, flag, part
 from cocurve_lab.models.identity import is_demo
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from cocurve_lab.calibration import CalibrationSet
     from cocurve_lab.curvature.matrix import Curvature
 
+    from .protocol import Protocol
     from .published import Published
     from .reproduction import Candidate
+
+HowGuards = Literal["search", "paper", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paper(Verb):
     """Measure the paper's tables on a model, and print the paper's numbers beside the measured ones.
 
-    The command builds H, solves a plan for each ratio and lambda, prunes the model, and runs the
-    paper's suite on each pruned model and on the dense one. It times one plan per ratio. Every
-    finished task is kept in the folder. You can stop with Ctrl-C or SIGTERM at any time; running
-    the same command again resumes. results.md has the tables, results.csv all numbers, plans/ the
-    plans. Tasks that run programs which the model wrote are left out without
-    --allow-code-execution. With --stream size and speed are left out too, each plan's model is kept
-    in the folder while its tasks run, and tasks that generate read all layers for each token.
+    The command follows the paper's protocol. It builds H, and for each ratio makes CoCurve's plan:
+    guards by perplexity on held-out rows, lambda of 0, 0.5 and 1 by held-out KL, and CoCurve+ with
+    gains where they help there. It prunes the model, runs the paper's suite on each pruned model
+    and on the dense one, and times one plan per ratio. Every finished task is kept in the folder.
+    You can stop with Ctrl-C or SIGTERM at any time; running the same command again resumes.
+    results.md has the tables, results.csv all numbers, plans/ the plans.
+    Before it begins it says the memory and the hours that all of it needs. A gated model of the hub
+    needs `hf auth login` once, after its licence is accepted on its page. Tasks that run programs
+    which the model wrote are left out without --allow-code-execution, and need bubblewrap (Debian:
+    apt-get install bubblewrap). With --stream size and speed are left out too, each plan's model is
+    kept in the folder while its tasks run, and tasks that generate read all layers for each token.
 
     Examples:
       cocurve paper demo --out demo_results --sequences 16 --limit 20
       cocurve paper meta-llama/Llama-3.1-8B-Instruct --out results --allow-code-execution
-      cocurve paper MODEL --out results --ratios 0.1 0.2 0.3 0.4 0.5 --lambdas 1
+      cocurve paper MODEL --out results --ratios 0.2 --methods all --lambdas 0 0.5 1
+      cocurve paper MODEL --out results --ratios 0.2 --guards paper --seed 7 --as Mistral-7B
       cocurve paper MODEL --out results --release CoCurve/artifacts/paper-v1/llm/llama-3.1-8b-instruct
       cocurve paper LARGE_MODEL --stream --out results --lambdas 1 --ratios 0.2
       cocurve paper MODEL --out results --suite local --tasks piqa.jsonl --calibration text.jsonl
@@ -53,10 +61,29 @@ class Paper(Verb):
 
     model: StreamedModel = part()
     out: Path = flag("folder for H and all results", metavar="FOLDER")
-    text: Rows = rows_of("calibration", 128, "text to calibrate on", "C4 from the hub")
-    ratios: tuple[float, ...] = flag("shares to remove (0.2)", (0.2,))
-    lambdas: tuple[float, ...] = flag("weights (0 0.5 1)", (0.0, 0.5, 1.0))
-    methods: tuple[str, ...] = flag("other methods too, such as llm-pruner wanda-sp")
+    text: Rows = rows_of(
+        "calibration", 128, "text to calibrate on", "C4 from the hub", positions=64
+    )
+    wikitext: bool = flag("calibrate on WikiText-2's training text, as the paper does beside C4")
+    held_out: int = flag("rows that guards, lambda and gains are chosen on (16)", 16)
+    taken_for: str | None = flag(
+        "which of the paper's models this is, such as Mistral-7B, or none; default: by its shape "
+        "and tokenizer",
+        name="as",
+        metavar="NAME",
+    )
+    ratios: tuple[float, ...] = flag(
+        "shares to remove (0.1 0.2 0.3 0.4 0.5)", (0.1, 0.2, 0.3, 0.4, 0.5)
+    )
+    lambdas: tuple[float, ...] = flag("plans of these lambdas too, such as 0 1")
+    methods: tuple[str, ...] = flag(
+        "other methods too, such as llm-pruner wanda-sp; all: the paper's nine"
+    )
+    guards: HowGuards = flag(
+        "search: for each plan those of lowest perplexity on the held-out rows, the paper's rule; "
+        "paper: those it states; none (%(default)s)",
+        "search",
+    )
     top_r: int = flag("r of the top-r support (256)", 256)
     ffn_groups: int = flag("FFN groups per layer (16)", 16)
     release: Path | None = flag(
@@ -78,34 +105,47 @@ def run(options: Paper) -> int:
     from cocurve_lab.models.loading import report_device
     from cocurve_lab.models.units import enumerate_units
 
-    from .published import published
+    from .protocol import Protocol
+    from .published import published, recognized
     from .reproduction import Reproduction
     from .side_by_side import write_tables
 
     settings = _settings(options)
+    name = _named(options.taken_for)
     require_writable(options.out)
     options.text.require()
     kept = f"interrupted; finished work is kept in {options.out}. To resume:\n  {options.again}"
     print(report_device(options.model.device, options.model.dtype), flush=True)
     try:
+        _say_memory(options)
         model, tokenizer = options.model.load(options.model.place)
+        if name is None:
+            name = recognized(model.config, tokenizer)
+            print(_taken_for(name), flush=True)
         units = enumerate_units(model, options.ffn_groups)
-        rows = _rows(options, tokenizer)
+        rows, held_out = _rows(options, tokenizer)
         print(f"{options.model.place}: {units}\n{rows}", flush=True)
         inputs = (model, units, rows, options.top_r)
+        _say_hours(options, settings, *inputs)
         curvature = load_or_estimate(options.out, *inputs, progress=progress())
         done, wanted = progress_of(curvature)
         if done < wanted:
             raise KeyboardInterrupt
-        paper = published(options.model.place)
-        candidates = list(_candidates(options, model, curvature, rows, paper))
+        paper = published(name)
+        protocol = Protocol(
+            *(options.out / "measured", model, curvature, rows, held_out, paper, options.guards),
+            progress=progress() is True,
+        )
+        candidates = list(_candidates(options, protocol))
         seconds = curvature.provenance.get("seconds")
         say = partial(print, flush=True)
         study = Reproduction(model, tokenizer, candidates, paper, settings, seconds, say)
         table = study.run()
     except KeyboardInterrupt:
         raise KeyboardInterrupt(kept) from None  # `main` prints it and exits with 130
-    page = write_tables(table, options.out, _heading(options, paper.name, rows, curvature))
+    heading = _heading(options, paper, rows, curvature)
+    further = [row for row in paper.rows if not study.shows(row, table)]
+    page = write_tables(table, options.out, heading, further)
     print(f"\n{page.read_text(encoding='utf-8')}")
     failed = sum(bool(row["failed"]) for row in table)
     print(f"Saved to {page} and results.csv.")
@@ -115,21 +155,24 @@ def run(options: Paper) -> int:
     return 1 if failed else 0
 
 
-def _rows(options: Paper, tokenizer: Any) -> CalibrationSet:
-    """Make the rows H is built on: by default those of the release, of any text but a model's own.
+def _named(given: str | None) -> str | None:
+    """Return the paper's name of a model, "" for none, or None if the shape decides."""
+    from .published import paper_names
 
-    Where its recipe leaves too little of a file, all of it is taken, and that is said.
-    """
-    from cocurve_lab.calibration import TooLittle, own_text
+    known = {name.lower(): name for name in paper_names()} | {"none": ""}
+    if given is not None and given.lower() not in known:
+        raise InputError(f"--as is {given!r}. Give one of {', '.join(paper_names())}, or none.")
+    return None if given is None else known[given.lower()]
 
-    text, place = options.text, options.model.place
-    if text.recipe is not None or (not text.files and own_text(place) is not None):
-        return text.calibration(place, tokenizer)
-    try:
-        return replace(text, recipe="release").calibration(place, tokenizer)
-    except TooLittle as error:
-        print(f"The release's recipe leaves too little text: {error} All documents are taken.")
-        return text.calibration(place, tokenizer)
+
+def _taken_for(name: str) -> str:
+    """Say which of the paper's models this is, by its shape."""
+    if not name:
+        return "Not one of the paper's models by its shape; --as NAME names one."
+    return (
+        f"Taken for {name} by its shape and tokenizer; a fine-tuned model has the same. If it is "
+        "another model, give --as none."
+    )
 
 
 def _settings(options: Paper) -> Any:
@@ -150,7 +193,7 @@ def _settings(options: Paper) -> Any:
             reference_metrics(options.release, ratio)
     for strength in options.lambdas:
         require_strength(strength)
-    for name in options.methods:
+    for name in _methods(options):
         if get_method(name).needs_gradients and options.model.stream:
             raise InputError(
                 f"{name} needs gradients, and with them all weights in memory. Leave it out, or "
@@ -177,53 +220,141 @@ def _settings(options: Paper) -> Any:
     )
 
 
-def _candidates(
-    options: Paper,
-    model: PreTrainedModel,
-    curvature: Curvature,
-    rows: CalibrationSet,
-    paper: Published,
-) -> Iterator[Candidate]:
-    """Yield the plans of each ratio: the release's, other methods', CoCurve's by rising lambda.
+def _say_memory(options: Paper) -> None:
+    """Say, from the configuration alone, what the run needs on the device."""
+    from cocurve_lab.estimator.batches import free_memory
+    from cocurve_lab.extensions.big_models.forecast import rows_of as rows_on_paper
+    from cocurve_lab.models.loading import pick_device, pick_dtype, place_of, shapes_only
+    from cocurve_lab.models.units import enumerate_units
+
+    from .needs import memory_words
+
+    if options.model.stream:
+        return  # two layers at a time
+    device, place = pick_device(options.model.device), options.model.place
+    shapes = shapes_only(place_of(place))
+    dtype = pick_dtype(device, options.model.dtype, is_demo(place))
+    if dtype != "auto":
+        shapes = shapes.to(dtype)
+    length = min(options.text.length or 2048, shapes.config.max_position_embeddings)
+    positions = options.text.positions
+    text = rows_on_paper(options.text.sequences, length, positions)
+    units = enumerate_units(shapes, options.ffn_groups)
+    most, words = memory_words(shapes, units, text, options.top_r, list(options.ratios))
+    if most > (free := free_memory(device)):
+        words += f" {device} has {free / 1e9:.3g} GB free: take a larger one, or add --stream."
+    print(words, flush=True)
+
+
+def _say_hours(
+    options: Paper, settings: Any, model: Any, units: Any, rows: CalibrationSet, top_r: int
+) -> None:
+    """Say the hours of the whole run, from a timed row of text."""
+    from cocurve_lab.evaluation.tasks import suite_tasks
+
+    from .needs import build_hours, suite_hours, timed
+
+    speed = timed(model, rows.seq_len)
+    build = build_hours(model, units, rows, top_r, speed)
+    words = f"At the speed of a row just timed, H takes {_hours(build)}"
+    if settings.suite == "paper":
+        plans = 2 + len(options.lambdas) + len(_methods(options)) + (options.release is not None)
+        models = 1 + plans * len(options.ratios)
+        tasks = list(suite_tasks(settings.suite, settings.tasks))
+        each = suite_hours(speed, tasks, options.suite.limit)
+        words += f", and {len(tasks)} tasks on at most {models} models {_hours(models * each)}"
+        words += " (to a factor of two)"
+    print(f"{words}. What is kept in {options.out} is not done again.", flush=True)
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.2g} hours" if hours >= 0.1 else f"{60 * hours:.2g} minutes"
+
+
+def _methods(options: Paper) -> list[str]:
+    """Return the names of the other methods, "all" spelled out."""
+    from ..bake_off.contenders import BASELINES
+
+    spelled = (BASELINES if name == "all" else (name,) for name in options.methods)
+    return list(dict.fromkeys(chain.from_iterable(spelled)))
+
+
+def _rows(options: Paper, tokenizer: Any) -> tuple[CalibrationSet, CalibrationSet]:
+    """Make the rows H is built on, and rows to choose on.
+
+    By default they are those of the release, of any text but a model's own. Where its recipe leaves
+    too little of a file, all of it is taken, and that is said.
+    """
+    from cocurve_lab.calibration import CalibrationSet, own_text, row_options
+    from cocurve_lab.evaluation.suites import Source
+
+    text, place, held_out = options.text, options.model.place, options.held_out
+    if options.wikitext:
+        source = Source("Salesforce/wikitext", "wikitext-2-raw-v1", "train")
+        documents = [row["text"] for row in source.rows(options.suite.data)]
+        cut: dict[str, Any] = row_options(place, text.cut())
+        cut |= {"source": "WikiText-2", "num_sequences": text.sequences + held_out}
+        calibration, judge = CalibrationSet.from_texts(documents, tokenizer, **cut).split(
+            held_out=held_out
+        )
+        return calibration, judge
+    if text.recipe is not None or (not text.files and own_text(place) is not None):
+        return text.calibration_and_held_out(place, tokenizer, held_out)
+    release = replace(text, recipe="release")
+    if not text.files:  # C4 has enough
+        return release.calibration_and_held_out(place, tokenizer, held_out)
+    try:
+        return release.calibration_and_held_out(place, tokenizer, held_out)
+    except InputError as error:
+        found = text.calibration_and_held_out(place, tokenizer, held_out)  # or the same error
+        print(f"The release's recipe leaves too little text: {error} All documents are taken.")
+        return found
+
+
+def _candidates(options: Paper, protocol: Protocol) -> Iterator[Candidate]:
+    """Yield the plans of each ratio: the release's, other methods', lambdas', CoCurve's.
 
     None is made yet: one that cannot be made is a fact for the table.
     """
     from cocurve_lab.methods.registry import get_method
     from cocurve_lab.solver.selection import Selection
-    from cocurve_lab.solver.solve import solve_greedy
 
-    from .reproduction import RELEASED, Candidate, plan_of
+    from .reproduction import RELEASED, Candidate
 
+    others = {method.title: protocol.of(method) for method in map(get_method, _methods(options))}
     for ratio in options.ratios:
-        guards = paper.guards_at(ratio)
         if options.release is not None:
             make = partial(Selection.from_release, options.release, ratio)
             yield Candidate(RELEASED, ratio, make)
-        for method in map(get_method, options.methods):
-            inputs = (options.out, method, model, curvature.units, rows, ratio, guards)
-            make = partial(plan_of, *inputs, progress=progress() is True)
-            yield Candidate(method.title, ratio, make)
+        for title, plan in others.items():
+            yield Candidate(title, ratio, partial(plan, ratio), baseline=True)
         for strength in sorted(options.lambdas):
-            make = partial(solve_greedy, curvature, ratio, strength, guards)
-            yield Candidate(f"lambda {strength:g}", ratio, make)
+            yield Candidate(
+                f"lambda {strength:g}", ratio, partial(protocol.solved, ratio, strength)
+            )
+        yield Candidate("CoCurve+", ratio, partial(protocol.compensated, ratio))
+        yield Candidate("CoCurve", ratio, partial(protocol.chosen, ratio))
 
 
-def _heading(options: Paper, name: str, rows: Any, curvature: Any) -> str:
+def _heading(options: Paper, paper: Published, rows: Any, curvature: Curvature) -> str:
     """Write the first lines of the page: what was measured, on what, and how it differs."""
     limit = options.suite.limit
     many = "all samples" if limit is None else f"the first {limit} samples"
+    gate = f"FFN redundancy, the paper's gate: {curvature.ffn_redundancy:.3f}"
+    for row in pick(paper.rows, variant="gate"):
+        gate += f"; the paper has {row['values']['FFN redundancy']} ({row['values']['use']})"
     text = f"""\
 # {options.model.place}
 
-{curvature!r}. {rows!r}. Tasks are scored on {many}.
+{curvature!r}. {rows!r}. Tasks are scored on {many}. {gate}.
 
 Perplexities, and shares of right answers; ± is one standard error over samples. Sizes \
 and speeds are relative to the dense model. results.csv has every metric, and the guards \
 of each plan."""
-    if not name:
+    if not paper.name:
         return text
     return f"""{text}
 
-Columns headed *paper* are the paper's numbers of {name}, from its own machines and \
+Columns headed *paper* are the paper's numbers of {paper.name}, from its own machines and \
 harness. Where they name no lambda, they are of its best plan over lambda and \
-compensation."""
+compensation. {paper.note}""".rstrip()

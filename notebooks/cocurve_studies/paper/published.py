@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.schema import parse_json, reading
-from cocurve_lab.base.tables import Row, Table
+from cocurve_lab.base.tables import Row, Table, pick
 from cocurve_lab.evaluation.suites import PAPER_METRICS
 from cocurve_lab.extensions.choosing.settings import RELEASE_GUARDS
 from cocurve_lab.models.identity import demo_folder
 from cocurve_lab.solver.guards import FREE, Guards
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 METRICS = "reference_metrics.json"
 # the release's name of a task, and of a metric
 _TASKS = {"wikitext": "wikitext2"}
 _METRICS = {"perplexity": "ppl", "acc": "accuracy_raw", "acc_norm": "accuracy_norm"}
 _METRICS["exact_match"] = "accuracy"
+_GUARDS = ("layer_cap", "protect_first", "protect_last")
+_KEYS = {"model": "", "method": "", "ratio": 0.0, "interaction_strength": None, "variant": ""}
+_SIZES = (
+    *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads"),
+)
 
 
 class Published(NamedTuple):
@@ -27,42 +37,84 @@ class Published(NamedTuple):
 
     Attributes:
         name: the model's name in the paper; "" for a model that is not in it.
-        guards: the guards of its table of configurations, for 20 %; None where it states none.
         rows: its results: table (the label), method, ratio (0 for the dense model),
-            interaction_strength (None where it is not stated) and values (task -> number).
-            Accuracies are shares; sizes and speeds are relative to the dense model.
+            interaction_strength (None where it is not stated), variant ("" for the method as it
+            is) and values (task -> number; the gate's verdict is words). Accuracies are shares;
+            sizes and speeds are relative to the dense model.
+        note: what a reader must know, such as where the paper contradicts itself.
     """
 
     name: str
-    guards: Guards | None
     rows: Table
+    note: str = ""
 
     def guards_at(self, ratio: float) -> Guards:
         """Return the guards of a plan: the paper's at 20 %, the release's at other ratios.
 
-        The paper states its caps for 20 % only, and some allow no more than 26 %. A model that is
-        not in the paper has no guards.
+        The paper states its caps for 20 % and four models only, and some allow no more than 26 %.
+        A model that is not in the paper has no guards.
         """
         if not self.name:
             return FREE
-        return self.guards if self.guards is not None and ratio == 0.2 else RELEASE_GUARDS
+        for row in pick(self.rows, variant="configuration", ratio=ratio):
+            return Guards(**{name: row["values"][name] for name in _GUARDS})
+        return RELEASE_GUARDS
 
 
-def published(model: str) -> Published:
-    """Find what the paper says of a model, by the last part of its hub id or folder.
+def paper_names() -> list[str]:
+    """Return the names of the paper's eleven models."""
+    return list(_stored()["models"])
 
-    Source: data/paper_results.json, copied from the paper's tables.
 
-    Args:
-        model: as for `load_model`; a folder must have the checkpoint's name.
+def published(name: str) -> Published:
+    """Return what the paper says of one of its models; nothing for the name "".
+
+    Source: data/paper_results.json, every numeric table of the paper.
     """
-    content = json.loads((demo_folder().parent / "paper_results.json").read_text(encoding="utf-8"))
-    last = Path(model).name.lower()
-    for name, facts in content["models"].items():
-        if last in (checkpoint.lower() for checkpoint in facts["checkpoints"]):
-            guards = None if facts["guards"] is None else Guards(**facts["guards"])
-            return Published(name, guards, [r for r in content["rows"] if r["model"] == name])
-    return Published("", None, [])
+    rows = []
+    for label, table in _stored()["tables"].items():
+        for cells in table["rows"]:
+            values = table.get("all", {}) | dict(zip(table["columns"], cells, strict=True))
+            row = {"table": label} | {key: values.pop(key, none) for key, none in _KEYS.items()}
+            row["ratio"] = 0.0 if row["method"] == "Dense" else float(row["ratio"])
+            row["values"] = {task: value for task, value in values.items() if value is not None}
+            if row["model"] == name and row["values"]:
+                rows.append(row)
+    note = _stored()["models"][name].get("note", "") if name else ""
+    return Published(name, rows, note)
+
+
+def recognized(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return which of the paper's models has this shape and tokenizer; "" if none has.
+
+    A fine-tuned model has the shape of its base model. Only Llama's base and instruction-tuned
+    models are told apart, by the chat template.
+    """
+    stored = read_data("paper_models.json")
+    for name, facts in _stored()["models"].items():
+        for checkpoint in facts["checkpoints"]:
+            shape = _shape(stored[checkpoint])
+            if shape != _shape(config.to_dict()) or not 0.98 <= len(tokenizer) / shape[-1] <= 1:
+                continue
+            if facts.get("chat") in (None, tokenizer.chat_template is not None):
+                return str(name)
+    return ""
+
+
+def _shape(values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The kind and sizes of a decoder, and its vocabulary."""
+    head = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
+    return (*map(values.get, _SIZES), head, values.get("vocab_size"))
+
+
+def _stored() -> dict[str, Any]:
+    return read_data("paper_results.json")
+
+
+def read_data(name: str) -> dict[str, Any]:
+    """Read one of the JSON files in data/."""
+    content: dict[str, Any] = json.loads((demo_folder().parent / name).read_text(encoding="utf-8"))
+    return content
 
 
 def reference_metrics(folder: str | os.PathLike[str], ratio: float) -> Row:

@@ -20,30 +20,27 @@ from cocurve_lab.base.atomic import write_atomically
 from cocurve_lab.base.errors import InfeasibleError
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Row, Table, cached_table, is_kept, pick, plus_minus
-from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency
 from cocurve_lab.evaluation.suites import PAPER_CODE, PAPER_HARNESS, PAPER_METRICS
 from cocurve_lab.evaluation.task_files import TaskFile
 from cocurve_lab.evaluation.tasks import (
+    APART,
     BOS_WINDOWS,
     TaskOptions,
     evaluate_tasks,
     require_harness,
     suite_tasks,
 )
-from cocurve_lab.methods.base import Method
 from cocurve_lab.models.identity import model_device
 from cocurve_lab.models.layers import source_of
-from cocurve_lab.models.units import UnitSet
 from cocurve_lab.pruner.cutting import cut, prune
 from cocurve_lab.pruner.saving import load_pruned
-from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
 
 from ..bake_off.speeds import timing_marks
 from ..shared import marks
 from .published import Published, reference_metrics
-from .side_by_side import DENSE, HOURS, SIZES
+from .side_by_side import DENSE, HOURS, SIZES, best_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -51,14 +48,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RELEASED = "the release's plan"
+PAPER_LABELS = ("Dense", "CoCurve", "CoCurve+", "best baseline")
 
 
 class Candidate(NamedTuple):
-    """A plan to measure: its label, its ratio, and the function that makes it."""
+    """A plan to measure: its label, its ratio, what makes it, and whether CoCurve must beat it."""
 
     label: str
     ratio: float
     make: Callable[[], Selection]
+    baseline: bool = False
 
 
 class Subject(NamedTuple):
@@ -95,34 +94,6 @@ class Subject(NamedTuple):
         kind = "" if isinstance(error, InfeasibleError) else f"{type(error).__name__}: "
         log.warning("%s %s: %s%s", self, task, kind, error)
         return self.row("measured", task, "", None, shown=False) | {"failed": f"{kind}{error}"}
-
-
-def plan_of(
-    folder: Path,
-    method: Method,
-    model: PreTrainedModel,
-    units: UnitSet,
-    rows: CalibrationSet,
-    ratio: float,
-    guards: Guards,
-    progress: bool = True,
-) -> Selection:
-    """Make the plan of another method, or read it from the folder."""
-
-    def compute() -> Table:
-        evidence = method.measure(model, units, rows, progress=progress)
-        return [{"plan": method.select(evidence, units, ratio, guards).to_json()}]
-
-    settings = marks(
-        model,
-        method=method.name,
-        ratio=ratio,
-        guards=str(guards),
-        units=units.fingerprint,
-        calibration=rows.fingerprint,
-    )
-    (row,) = cached_table(folder / "measured", "method_plan", settings, compute)
-    return Selection.from_json(row["plan"])
 
 
 @dataclass(frozen=True)
@@ -215,7 +186,7 @@ class Reproduction:
         rows = self._scored(Subject())
         for ratio in ratios:
             timed = None
-            for label, _, make in (c for c in self.candidates if c.ratio == ratio):
+            for label, _, make, _ in (c for c in self.candidates if c.ratio == ratio):
                 try:
                     subject = Subject(label, ratio, make())
                     self._keep_plan(subject)
@@ -223,6 +194,9 @@ class Reproduction:
                     timed = subject
                 except Exception as error:  # one plan must not cost the others
                     rows.append(Subject(label, ratio).failure(error))
+            others = {c.label for c in self.candidates if c.baseline and c.ratio == ratio}
+            here = pick(rows, requested_ratio=ratio, shown=True)
+            rows += best_of([row for row in here if row["plan"] in others])
             if timed is not None and not self._streamed:
                 rows += self._timed(timed)
         return rows + published
@@ -248,16 +222,16 @@ class Reproduction:
                 except Exception as error:  # one task must not cost the others
                     rows.append(subject.failure(error, name))
                     continue
-                shown = (_shown_metric(name, found), BOS_WINDOWS)
+                shown = (_shown_metric(name, found), BOS_WINDOWS, APART)
                 for r in found:
                     metric, value = r["metric"], plus_minus(r["value"], r["value_error"])
-                    task = f"{name}, {metric}" if metric == BOS_WINDOWS else name
+                    task = f"{name}, {metric}" if metric in (BOS_WINDOWS, APART) else name
                     row = subject.row("measured", task, metric, r["value"], metric in shown)
                     rows.append(row | {"value_error": r["value_error"]})
                     if metric in shown:
                         again = " (kept)" if name in kept else ""
                         self.say(f"{subject}: {name} {metric} {value}{again}")
-        return rows + self._average(subject, rows)
+        return rows + self._means(subject, rows)
 
     def _evaluate(self, model: PreTrainedModel, name: str) -> Table:
         """Run one task."""
@@ -291,13 +265,18 @@ class Reproduction:
         yield load_pruned(folder, device=model_device(self.model), stream=True)
         shutil.rmtree(folder)
 
-    def _average(self, subject: Subject, rows: Table) -> Table:
-        metrics = {name: _average_of(name, made) for name, made in self._tasks.items()}
-        found = [pick(rows, task=name, metric=metric) for name, metric in metrics.items() if metric]
-        if not found or not all(found):
-            return []
-        mean = sum(row["value"] for (row,) in found) / len(found)
-        return [subject.row("measured", "average", f"mean of {len(found)}", mean)]
+    def _means(self, subject: Subject, rows: Table) -> Table:
+        """Return the mean over the averaged tasks, and that of the two code benchmarks."""
+        averaged = {name: _average_of(name, made) for name, made in self._tasks.items()}
+        code = {name: PAPER_METRICS[name] for name in PAPER_CODE if name in self._tasks}
+        means = []
+        for title, metrics in (("average", averaged), ("code", code)):
+            wanted = {name: metric for name, metric in metrics.items() if metric}
+            found = [pick(rows, task=name, metric=metric) for name, metric in wanted.items()]
+            if found and all(found):
+                mean = sum(row["value"] for (row,) in found) / len(found)
+                means.append(subject.row("measured", title, f"mean of {len(found)}", mean))
+        return means
 
     def _settings(self, name: str, made: TaskFile | None, plan: Selection | None) -> dict[str, Any]:
         options = self.options
@@ -342,21 +321,33 @@ class Reproduction:
         return rows
 
     # Published numbers ----------------------------------------------------------------------------
+    def shows(self, known: Row, table: Table) -> bool:
+        """Whether all numbers of one of the paper's rows stand in a table of `run`."""
+        here = pick(table, source="paper", requested_ratio=known["ratio"])
+        found = {(row["plan"].split(",")[0], row["task"], row["value"]) for row in here}
+        name = DENSE if known["method"] == "Dense" else known["method"]
+        mine = {(name, task, value) for task, value in known["values"].items()}
+        return not known["variant"] and mine <= found
+
     def _published(self, ratio: float) -> Table:
         """Return the numbers of the paper and the release at a ratio, 0 for the dense model."""
-        wanted = {"CoCurve", "Dense", *(candidate.label for candidate in self.candidates)}
+        wanted = {*PAPER_LABELS, *(candidate.label for candidate in self.candidates)}
         rows: Table = []
-        for known in pick(self.paper.rows, ratio=ratio):
+        for known in pick(self.paper.rows, ratio=ratio, variant=""):
             if known["method"] not in wanted:
                 continue
             label = DENSE if known["method"] == "Dense" else known["method"]
             strength = known["interaction_strength"]
             label += "" if strength is None else f", lambda {strength:g}"
-            rows += [
-                Subject(label, ratio).row("paper", task, PAPER_METRICS.get(task, ""), value)
-                | {"table": known["table"]}
-                for task, value in known["values"].items()
-            ]
+            for task, value in known["values"].items():
+                subject = Subject(label, ratio)
+                before = [row["value"] for row in pick(rows, plan=label, task=task)]
+                if value in before:
+                    continue
+                if before:  # the paper's tables differ, so both stand there
+                    subject = Subject(f"{label} ({known['table']})", ratio)
+                row = subject.row("paper", task, PAPER_METRICS.get(task, ""), value)
+                rows.append(row | {"table": known["table"]})
         if self.options.release is not None and ratio:
             rows += [
                 Subject(RELEASED, ratio).row("release", task, PAPER_METRICS[task], value)
