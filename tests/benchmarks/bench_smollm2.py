@@ -19,11 +19,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cocurve_lab.base.tables import Row, pick, typeset
-from cocurve_lab.curvature.uncertainty import jackknife
 from cocurve_lab.extensions.analysis.stability import is_converged, selection_stability
 from cocurve_lab.extensions.pretrained.kept import KeptPlan, KeptPlans, kept_curvature, kept_plans
 from cocurve_lab.measuring.agreement import RANDOM
 from cocurve_lab.measuring.risk import standard_error
+from cocurve_lab.solver.gate import redundancy_gate
 from cocurve_studies.certainty import findings as certain
 from cocurve_studies.certainty import purposes
 from cocurve_studies.structure import bridges, geometry, propositions
@@ -191,7 +191,7 @@ def claims(plans: Plans) -> Iterable[Table]:
     found = [
         *trusting.single_unit_findings(fidelity.single_unit_fidelity(h)),
         *trusting.fidelity_findings(_fidelity(plans)),
-        certain.redundancy_finding(jackknife(h, "ffn_redundancy")),
+        certain.redundancy_finding(redundancy_gate(h), len(h.grouped["group_grams"])),
         *(certain.stability_finding(selection_stability(h, 0.2, s)) for s in (0.0, 1.0)),
         certain.convergence_finding(is_converged(h, 0.2, 1.0), len(h.grouped["group_grams"])),
         *certain.purpose_findings(purposes.kept_purposes(h, 0.2) or []),

@@ -66,8 +66,9 @@ def test_an_unknown_number_has_no_verdict(value: float | None) -> None:
 
 
 def test_no_difference_at_all_is_neither_a_gain_nor_a_loss() -> None:
-    for allowed, expected in ((ABOVE, False), (BELOW, False), (NOT_BELOW, True), (NOT_ABOVE, True)):
+    for allowed, expected in ((ABOVE, None), (BELOW, None), (NOT_BELOW, True), (NOT_ABOVE, True)):
         assert judged(0.0, 0.0, *allowed) is expected
+    assert judged(-0.1, 0.0, *ABOVE) is False  # exact, and not equal
 
 
 # One verdict of several ---------------------------------------------------------------------------

@@ -7,8 +7,9 @@ import math
 import numpy as np
 
 from cocurve_lab.base.tables import Row, Table, column, pick
-from cocurve_lab.curvature.uncertainty import ENOUGH, Jackknife
+from cocurve_lab.curvature.uncertainty import ENOUGH
 from cocurve_lab.extensions.analysis.stability import Convergence, Stability
+from cocurve_lab.solver.gate import Gate
 
 from ..claims import Claim, evaluate
 from ..findings import ABOVE, Finding
@@ -29,24 +30,24 @@ OTHER_TEXT = 0.1  # of KL, that a plan of another text may cost more
 SAME_MATRIX = 0.05  # relative Frobenius distance up to which we call H nearly unchanged
 
 
-def redundancy_finding(redundancy: Jackknife, threshold: float = THRESHOLD) -> Finding:
-    """From `jackknife(_, "ffn_redundancy")`: the side of the gate's threshold, if one is known.
+def redundancy_finding(gate: Gate, groups: int, threshold: float = THRESHOLD) -> Finding:
+    """From `redundancy_gate` of an H of so many groups: the side of the threshold, if one is known.
 
-    It agrees where the interval and the estimate itself, which the bias lifts, lie on one side.
+    It agrees where the whole interval of the gate lies on one side.
     """
-    low, high = (float(end) for end in redundancy.interval)
-    ends = (low, high, float(redundancy.estimate))
-    apart = max(ends) < threshold or min(ends) >= threshold
+    low, high = gate.interval
+    apart = high < threshold or low >= threshold
+    told = "unknown" if gate.corrected is None else f"{gate.corrected:.3f}"
     return Finding(
         study="error bars",
         claim=f"the FFN redundancy tells on which side of {threshold:g} a model lies",
         where='section "Scope of Applicability"',
         ours=(
-            f"{float(redundancy.estimate):.3f}, corrected for its bias "
-            f"{float(redundancy.corrected):.3f}, {redundancy.confidence:.0%} interval {low:.3f} to "
-            f"{high:.3f} from {redundancy.groups} groups"
+            f"{gate.redundancy:.3f}, without sampling noise (two halves of the text) {told}, with "
+            f"two standard errors on either side {low:.3f} to {high:.3f} from {groups} groups"
         ),
-        agrees=True if apart and redundancy.groups >= ENOUGH else None,
+        agrees=True if apart and groups >= ENOUGH else None,
+        lab=True,
     )
 
 

@@ -210,7 +210,7 @@ def test_variants_without_a_plan_and_equal_plans() -> None:
         if row["variant"] in ("head-only", "cross block, no diagonal", "ffn block, no diagonal"):
             row["measured"] = None
     found = findings.edge_findings(table)
-    assert one(found, "beats the diagonal").agrees is False  # the very same plan is no worse
+    assert one(found, "beats the diagonal").agrees is None  # the very same plan says nothing
     assert one(found, "head-only").agrees is None
     assert "no plan at 20%" in one(found, "head-only").ours
     assert one(found, "collapses the model").agrees is None
@@ -220,10 +220,13 @@ def test_variants_without_a_plan_and_equal_plans() -> None:
 # Structure ----------------------------------------------------------------------------------------
 
 
-def block_rows(attention: float, cross: float, ffn: float, error: float | None) -> Table:
+def block_rows(
+    attention: float, cross: float, ffn: float, error: float | None, noise: float | None = None
+) -> Table:
     values = {"attention": attention, "cross": cross, "ffn": ffn}
     return [
         {"block": name, "reach": "all", "mean_absolute": value, "mean_absolute_error": error}
+        | {"corrected": None if noise is None else value - noise}
         for name, value in values.items()
     ]
 
@@ -255,6 +258,9 @@ def test_blocks_and_budgets() -> None:
     )
     assert [finding.agrees for finding in found] == [None] * 4
     assert findings.structure_findings([], [{"note": "out of reach"}]) == []
+    (_, redundancy) = findings.structure_findings(block_rows(0.1, 0.1, 0.11, 0.001, 0.02), [])
+    assert redundancy.ours == "0.090 ± 0.001, with sampling noise 0.110"
+    assert redundancy.agrees is True
 
 
 def proposition(quantity: str, value: float, **changes: Any) -> dict[str, Any]:
