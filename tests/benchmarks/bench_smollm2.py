@@ -26,6 +26,7 @@ from cocurve_lab.measuring.risk import standard_error
 from cocurve_lab.solver.gate import redundancy_gate
 from cocurve_studies.certainty import findings as certain
 from cocurve_studies.certainty import purposes
+from cocurve_studies.findings import Findings
 from cocurve_studies.structure import bridges, geometry, propositions
 from cocurve_studies.structure import findings as structural
 from cocurve_studies.trust import fidelity
@@ -185,7 +186,7 @@ def kinds(plans: Plans) -> Iterable[Table]:
 
 
 def claims(plans: Plans) -> Iterable[Table]:
-    """The claims of the paper that can be judged from H and these plans."""
+    """The claims that can be judged from H and these plans, the paper's and the lab's."""
     assert CURVATURE is not None
     h = CURVATURE
     found = [
@@ -199,14 +200,16 @@ def claims(plans: Plans) -> Iterable[Table]:
         *structural.structure_findings(geometry.block_table(h), geometry.budget_table(h)),
         *structural.proposition_findings(propositions.proposition_table(h)),
     ]
-    cells = [
-        [
-            text.replace("|", r"\|")
-            for text in (f.study, typeset(f.claim), f.where, typeset(f.ours), f.said)
+    for who, some in Findings(found).sides():
+        cells = [
+            [
+                text.replace("|", r"\|")
+                for text in (f.study, typeset(f.claim), f.where, typeset(f.ours), f.said)
+            ]
+            for f in some
         ]
-        for f in found
-    ]
-    yield "Claims", ["study", "the paper", "where", "on SmolLM2-135M, C4", "verdict"], cells
+        heads = ["study", who, "where", "on SmolLM2-135M, C4", "verdict"]
+        yield f"Claims of {who}", heads, cells
 
 
 def _fidelity(plans: Plans) -> list[Row]:
@@ -219,7 +222,8 @@ def _fidelity(plans: Plans) -> list[Row]:
     ]
     names = [f"H, lambda {strength:g}" for strength in STRENGTHS]
     pool = [(name.removeprefix("H, "), name) for name in names]
-    pool += [(RANDOM, name) for name in plans.named("random")]
+    drawn = [(RANDOM, name) for name in plans.named("random")]
+    pool = pool + drawn if drawn else []  # the paper's pool is of random plans by more than half
     for method, name in pool:
         chosen += [(fidelity.POOL, method, x) for r, x in plans.by_name[name].items() if r == 0.2]
     table = []

@@ -121,6 +121,18 @@ def test_findings_are_a_table_in_a_notebook_and_lines_elsewhere() -> None:
     assert Findings()._repr_html_().count("<tr>") == 1
 
 
+def test_claims_of_the_lab_stand_in_a_table_of_their_own() -> None:
+    paper, lab = Finding("s", "one", "w", "o", True), Finding("s", "two", "w", "o", False, lab=True)
+    assert str(lab).startswith("Lab (w): two.")
+    first, second = Findings([lab, paper])._repr_html_().split("</table>")[:2]
+    assert ">the paper<" in first
+    assert ">the lab<" in second
+    assert ">one<" in first
+    assert ">two<" not in first
+    assert ">two<" in second
+    assert ">the paper<" not in Findings([lab])._repr_html_()
+
+
 def test_findings_are_told_in_lines_that_fit_and_lose_no_word() -> None:
     found = [Finding("s", "claim " * 30, "here", "ours", None)] * 2
     lines = told(found, 60).splitlines()

@@ -1,4 +1,7 @@
-"""The paper's claims about the certainty of H, beside the error bars and tables of the studies."""
+"""Claims about the certainty of H, beside the error bars and tables of the studies.
+
+The paper judges certainty by perplexity; claims on intervals, units and optimism are the lab's.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +41,14 @@ def redundancy_finding(gate: Gate, groups: int, threshold: float = THRESHOLD) ->
     low, high = gate.interval
     apart = high < threshold or low >= threshold
     told = "unknown" if gate.corrected is None else f"{gate.corrected:.3f}"
+    ends = f"{max(0.0, low):.3f} to {high:.3f}"
     return Finding(
         study="error bars",
         claim=f"the FFN redundancy tells on which side of {threshold:g} a model lies",
         where='section "Scope of Applicability"',
         ours=(
             f"{gate.redundancy:.3f}, without sampling noise (two halves of the text) {told}, with "
-            f"two standard errors on either side {low:.3f} to {high:.3f} from {groups} groups"
+            f"two standard errors on either side {ends} from {groups} groups"
         ),
         agrees=True if apart and groups >= ENOUGH else None,
         lab=True,
@@ -58,6 +62,7 @@ COVERAGE = Claim(
     "{name}: {coverage:.1%} ± {coverage_error:.1%} of calibrations of {size} rows in {groups} "
     "groups",
     "verdict",
+    lab=True,
 )
 
 
@@ -94,6 +99,7 @@ def stability_finding(stability: Stability) -> Finding:
             f"{len(stability.selection)}"
         ),
         agrees=verdict if stability.trustworthy else None,
+        lab=True,
     )
 
 
@@ -109,12 +115,13 @@ def convergence_finding(convergence: Convergence, rows: int) -> Finding:
         where=SENSITIVITY,
         ours=f"{rows} rows: {convergence.reason.rstrip('.')}",
         agrees=convergence.converged if enough else None,
+        lab=True,
     )
 
 
-def _budget(claim: str, where: str, ours: str, low: float, high: float) -> Claim:
+def _budget(claim: str, where: str, ours: str, low: float, high: float, lab: bool = False) -> Claim:
     """Make a claim about one number in the column `value`."""
-    return Claim("sensitivity", claim, where, ours, "value", (low, high))
+    return Claim("sensitivity", claim, where, ours, "value", (low, high), lab=lab)
 
 
 BANDS = _budget(
@@ -140,6 +147,7 @@ SAME_UNITS = _budget(
     SENSITIVITY,
     "plans of other draws share {value:.0%}{shown} of their units",
     *(SAME_PLAN, math.inf),
+    lab=True,
 )
 OTHER_SOURCE = _budget(
     f"another calibration source changes perplexity by {SOURCE_CHANGE:.1%}",
@@ -219,6 +227,7 @@ PREVIEW = Claim(
     "{covered}",
     "difference",
     ABOVE,
+    lab=True,
 )
 
 
@@ -246,6 +255,7 @@ PURPOSE = Claim(
     "share",
     (-math.inf, OTHER_TEXT),
     each="{calibrated_on} on {judged_on} {share:+.0%} ± {share_error:.0%}",
+    lab=True,
 )
 
 

@@ -89,7 +89,7 @@ def test_edges_that_make_the_order_are_told_from_edges_that_do_not() -> None:
 def test_the_order_by_h_is_held_against_that_by_the_measured_units() -> None:
     table = fidelity_table(lambda x: x)
     assert not [f for f in findings.fidelity_findings(table, 200) if "added up" in f.claim]
-    for score, expected in ((lambda x: -x, True), (lambda x: x, False)):  # no gain is none
+    for score, expected in ((lambda x: -x, True), (lambda x: x, None)):  # one and the same order
         known = [row | {"single_units": score(row["predicted"])} for row in table]
         assert verdict(findings.fidelity_findings(known, 200), "added up") is expected
     wrong = [row | {"single_units": row["measured"]} for row in fidelity_table(lambda x: 20 - x)]
@@ -180,7 +180,7 @@ def test_guards_that_help_and_guards_that_do_not() -> None:
     assert verdict(found, "1.5 x ratio") is False
     assert verdict(found, "perplexity") is True
     found = findings.guards_findings(guards_rows(0.0, None, "cap 0.5"))
-    assert verdict(found, "collapsing") is False
+    assert verdict(found, "collapsing") is None  # the same plan
     assert verdict(found, "1.5 x ratio") is None
     assert verdict(found, "perplexity") is False
 
@@ -218,7 +218,7 @@ def test_gains_on_the_reported_rows_count() -> None:
         row | {"role": "report", "difference": 0.1, "difference_error": 0.01},
         row | {"role": "report", "difference": 0.0, "difference_error": 0.0, "ridge": None},
     ]
-    assert [f.agrees for f in findings.gains_findings(rows)] == [True, False, False]
+    assert [f.agrees for f in findings.gains_findings(rows)] == [True, False, None]
 
 
 def test_derivatives_and_steps() -> None:
