@@ -248,15 +248,18 @@ def edge_findings(table: Table) -> list[Finding]:
     """
     ratios = dict.fromkeys(row["requested_ratio"] for row in table)
     nearest = min(ratios, key=lambda ratio: abs(ratio - PAPER_RATIO))
-    found = [
-        *((claim, where, _moved(table, nearest, *names)) for claim, where, *names in WORSE),
-        *((claim, _ABLATIONS, _collapse(table, nearest, names), x) for claim, names, x in COLLAPSE),
+    found: list[tuple[str, str, tuple[str, Verdict], bool]] = [
+        *((claim, where, _moved(table, nearest, *names), False) for claim, where, *names in WORSE),
         *(
-            (claim, _ABLATIONS, _moved(table, nearest, name, margin=margin))
+            (claim, _ABLATIONS, _collapse(table, nearest, names), lab)
+            for claim, names, lab in COLLAPSE
+        ),
+        *(
+            (claim, _ABLATIONS, _moved(table, nearest, name, margin=margin), False)
             for claim, name, margin in SAME
         ),
     ]
-    return [Finding("edges", claim, where, *said, *lab) for claim, where, said, *lab in found]
+    return [Finding("edges", claim, where, *said, lab) for claim, where, said, lab in found]
 
 
 def _variant(table: Table, ratio: float, name: str) -> Row | None:
