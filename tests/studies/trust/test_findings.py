@@ -185,6 +185,28 @@ def test_guards_that_help_and_guards_that_do_not() -> None:
     assert verdict(found, "perplexity") is False
 
 
+def versus(ratio: float, search: str, loss: float, kl: float) -> dict[str, Any]:
+    row = {"requested_ratio": ratio, "search": search, "perplexity_0": 6.1, "perplexity_1": 6.0}
+    row |= {"edge_benefit": kl, "edge_benefit_error": 0.01 if kl else 0.0}
+    return row | {"loss_benefit": loss, "loss_benefit_error": 0.01 if loss else 0.0}
+
+
+def test_edges_are_judged_without_guards_and_with() -> None:
+    table = [
+        *(versus(0.1, "free", 0.0, 0.1), versus(0.2, "free", 0.05, 0.1)),
+        *(versus(0.2, "own", -0.05, 0.1), versus(0.4, "own", 0.05, -0.1)),
+    ]
+    found = findings.diagonal_findings(table)
+    assert [(f.agrees, f.lab) for f in found] == [
+        *((True, False), (True, True)),
+        *((False, False), (False, True)),  # at 20 % on the loss, at 40 % on KL
+    ]
+    assert "at 20%, free" in found[0].claim
+    assert "20%: 0.100 ± 0.010, 40%: -0.100 ± 0.010" in found[3].ours
+    same = findings.diagonal_findings([versus(0.2, "own", 0.0, 0.0)])
+    assert [f.agrees for f in same] == [None, None]  # one and the same plan
+
+
 def refined(
     bound: float, difference: float, exchanged: int = 2, found: float = 1.0
 ) -> dict[str, Any]:
