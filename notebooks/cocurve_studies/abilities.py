@@ -307,7 +307,7 @@ def _clear(row: Row, above: bool, factor: float) -> Verdict:
     if row["p_value"] is None:
         return None
     if row["same_as"] == row["base"]:
-        return False  # one and the same plan: a difference of exactly 0
+        return None  # one and the same plan says nothing about two
     if row["p_value"] > 2 * norm.sf(factor):
         return None
     return bool((row["difference"] > 0) == above)

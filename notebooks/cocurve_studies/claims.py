@@ -1,4 +1,4 @@
-"""Claims of the paper as rows: `evaluate` words and judges each against the rows of a table.
+"""Claims as rows: `evaluate` words and judges each against the rows of a table.
 
     Claim("gains", "gains lower the KL ({plan})", 'Section "..."', "{change}", "difference", BELOW)
 
@@ -28,7 +28,7 @@ class Claim:
     that error covers (draws of H), and {change}, both.
 
     Attributes:
-        study, claim, where, ours: as in `Finding`.
+        study, claim, where, ours, lab: as in `Finding`.
         value: the column that the claim is about, with its error in `<value>_error`. Without
             `holds` it is the verdict itself.
         holds: the range in which the claim holds; a name is a column with the end of the range.
@@ -54,6 +54,7 @@ class Claim:
     between: str = ", "
     nothing: str | None = ""
     judge: Callable[[Row, float], Verdict] | None = None
+    lab: bool = False
 
 
 def evaluate(claims: Claim | Iterable[Claim], table: Table, **more: Any) -> list[Finding]:
@@ -79,7 +80,7 @@ def evaluate(claims: Claim | Iterable[Claim], table: Table, **more: Any) -> list
                     ours, verdict = instead
             words = _words(claim, row) | more
             text = claim.claim.format_map(words), claim.where, ours.format_map(words)
-            found.append(Finding(claim.study, *text, verdict))
+            found.append(Finding(claim.study, *text, verdict, claim.lab))
     return found
 
 
@@ -89,7 +90,7 @@ def _on_all(claim: Claim, rows: Table, more: Mapping[str, Any]) -> Finding:
     verdict = every(partial(_verdict, claim, row) for row in rows)
     words = {"each": told, **more}
     text = claim.claim.format_map(words), claim.where, ours.format_map(words)
-    return Finding(claim.study, *text, verdict)
+    return Finding(claim.study, *text, verdict, claim.lab)
 
 
 def _verdict(claim: Claim, row: Row, factor: float = 2.0) -> Verdict:

@@ -1,4 +1,8 @@
-"""A finding: a claim of the paper beside its measurement, and the rules by which the two agree."""
+"""A finding: a claim of the paper or of the lab beside its measurement, and the rules of a verdict.
+
+A verdict on the paper needs its claim, its quantity and an error. Everything else that is tested is
+a claim of the lab and stands in a table of its own.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +32,15 @@ NOT_BELOW, NOT_ABOVE = (0.0, math.inf), (-math.inf, 0.0)
 # One finding --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Finding:
-    """One claim of the paper beside its measurement on the model at hand.
+    """One claim beside its measurement on the model at hand.
 
     Attributes:
         study: the study it belongs to; sections.py says where it stands.
-        claim: the paper's claim, with its number.
-        where: the section, table or figure that makes it.
+        claim: the paper's claim, with its number; or the lab's.
+        where: the section, table or figure that makes it; of the lab's, what it is about.
         ours: the measured value, with its error and unit.
         agrees: whether the two agree; None where the measurement cannot tell.
+        lab: whether the lab claims it, because the paper has no such claim or another quantity.
     """
 
     study: str
@@ -43,6 +48,7 @@ class Finding:
     where: str
     ours: str
     agrees: Verdict
+    lab: bool = False
 
     @property
     def verdict(self) -> str:
@@ -57,8 +63,9 @@ class Finding:
         return f"{_SIGNS[self.agrees]} {self.verdict}"
 
     def __str__(self) -> str:
+        who = "Lab" if self.lab else "Paper"
         return (
-            f"Paper ({self.where}): {self.claim}. Here: {self.ours}. {self.verdict.capitalize()}."
+            f"{who} ({self.where}): {self.claim}. Here: {self.ours}. {self.verdict.capitalize()}."
         )
 
 
@@ -72,13 +79,25 @@ class Findings(list[Finding]):
         printer.text(told(self))
 
     def _repr_html_(self) -> str:
-        """One row per claim; the verdict in words and as a sign, the study as a link to it."""
-        heads = ("study", "the paper", "where", "here", "verdict")
-        rows = [
-            [_linked(f.study), *(escape(typeset(t)) for t in (f.claim, f.where, f.ours, f.said))]
-            for f in self
-        ]
-        return as_html(heads, rows, [True] * len(heads))
+        """A table of the paper's claims and one of the lab's; the study is a link to its place."""
+        tables = []
+        for who, found in self.sides():
+            heads = ("study", who, "where", "here", "verdict")
+            rows = [
+                [
+                    _linked(f.study),
+                    *(escape(typeset(t)) for t in (f.claim, f.where, f.ours, f.said)),
+                ]
+                for f in found
+            ]
+            tables.append(as_html(heads, rows, [True] * len(heads)))
+        return "".join(tables)
+
+    def sides(self) -> list[tuple[str, list[Finding]]]:
+        """Return the claims of the paper and those of the lab, under who claims them."""
+        sides = [("the paper", [f for f in self if not f.lab])]
+        sides.append(("the lab", [f for f in self if f.lab]))
+        return [side for side in sides if side[1]] or sides[:1]
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         """Beside table and text the bare values, for who collects them; no page shows them."""
@@ -120,8 +139,12 @@ def judged(
     """Judge as `within`, and None where the value or its error is unknown (None or not finite).
 
     `degrees` of freedom of the error lengthen the bar; None is an error that is unknown in part.
+    Equal plans differ by 0 without an error. That is no gain and no loss, so whether there is one
+    (`ABOVE`, `BELOW`) cannot be told.
     """
     if value is None or error is None or not math.isfinite(value) or not math.isfinite(error):
+        return None
+    if value == error == 0 and (low, high) in (ABOVE, BELOW):
         return None
     return None if degrees is None else within(value, error, low, high, longer(factor, degrees))
 

@@ -16,6 +16,7 @@ SECTIONS: dict[str, tuple[str, str, str]] = {
     "gate": (TRUST, "2 · Which λ?", "24"),
     "abilities": (TRUST, "What the plans can still do", "abilities-text"),
     "guards": (TRUST, "3 · Guards", "36"),
+    "edges or diagonal": (TRUST, "Edges against the diagonal", "diagonal-text"),
     "refinement": (TRUST, "4 · Better plans", "40"),
     "gains": (TRUST, "4 · Better plans", "40"),
     "finite or not": (TRUST, "5 · Whole removals or derivatives?", "50"),

@@ -46,7 +46,7 @@ def main() -> None:
         took, done = seconds(lambda: run(notebook, folder, values))  # noqa: B023  (called here)
         print(f"\n{notebook.stem}: {took:.0f} s with {options.draws} draws\n")
         for line in text_of(done).replace("\n  ", " ").splitlines():
-            if "draws of H" in line and "Paper (" in line:
+            if "draws of H" in line and ("Paper (" in line or "Lab (" in line):
                 print(f"- {line.removeprefix('- ')}")
 
 

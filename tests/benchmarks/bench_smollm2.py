@@ -21,7 +21,6 @@ from scipy.stats import spearmanr
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cocurve_lab.base.tables import Row, pick, plus_minus, typeset
-from cocurve_lab.curvature.uncertainty import jackknife
 from cocurve_lab.extensions.analysis.stability import is_converged, selection_stability
 from cocurve_lab.extensions.pretrained.kept import (
     KeptPlan,
@@ -32,8 +31,10 @@ from cocurve_lab.extensions.pretrained.kept import (
 )
 from cocurve_lab.measuring.agreement import RANDOM
 from cocurve_lab.measuring.risk import standard_error
+from cocurve_lab.solver.gate import redundancy_gate
 from cocurve_studies.certainty import findings as certain
 from cocurve_studies.certainty import purposes
+from cocurve_studies.findings import Findings
 from cocurve_studies.structure import bridges, geometry, propositions
 from cocurve_studies.structure import findings as structural
 from cocurve_studies.trust import fidelity, reach
@@ -268,13 +269,13 @@ def reached(plans: Plans) -> Iterable[Table]:
 
 
 def claims(plans: Plans) -> Iterable[Table]:
-    """The claims of the paper that can be judged from H and these plans."""
+    """The claims that can be judged from H and these plans, the paper's and the lab's."""
     assert CURVATURE is not None
     h = CURVATURE
     found = [
         *trusting.single_unit_findings(fidelity.single_unit_fidelity(h)),
         *trusting.fidelity_findings(_fidelity(plans)),
-        certain.redundancy_finding(jackknife(h, "ffn_redundancy")),
+        certain.redundancy_finding(redundancy_gate(h), len(h.grouped["group_grams"])),
         *(certain.stability_finding(selection_stability(h, 0.2, s)) for s in (0.0, 1.0)),
         certain.convergence_finding(is_converged(h, 0.2, 1.0), len(h.grouped["group_grams"])),
         *certain.purpose_findings(purposes.kept_purposes(h, 0.2) or []),
@@ -282,14 +283,16 @@ def claims(plans: Plans) -> Iterable[Table]:
         *structural.structure_findings(geometry.block_table(h), geometry.budget_table(h)),
         *structural.proposition_findings(propositions.proposition_table(h)),
     ]
-    cells = [
-        [
-            text.replace("|", r"\|")
-            for text in (f.study, typeset(f.claim), f.where, typeset(f.ours), f.said)
+    for who, some in Findings(found).sides():
+        cells = [
+            [
+                text.replace("|", r"\|")
+                for text in (f.study, typeset(f.claim), f.where, typeset(f.ours), f.said)
+            ]
+            for f in some
         ]
-        for f in found
-    ]
-    yield "Claims", ["study", "the paper", "where", "on SmolLM2-135M, C4", "verdict"], cells
+        heads = ["study", who, "where", "on SmolLM2-135M, C4", "verdict"]
+        yield f"Claims of {who}", heads, cells
 
 
 def _fidelity(plans: Plans) -> list[Row]:
@@ -302,7 +305,8 @@ def _fidelity(plans: Plans) -> list[Row]:
     ]
     names = [f"H, lambda {strength:g}" for strength in STRENGTHS]
     pool = [(name.removeprefix("H, "), name) for name in names]
-    pool += [(RANDOM, name) for name in plans.named("random")]
+    drawn = [(RANDOM, name) for name in plans.named("random")]
+    pool = pool + drawn if drawn else []  # the paper's pool is of random plans by more than half
     for method, name in pool:
         chosen += [(fidelity.POOL, method, x) for r, x in plans.by_name[name].items() if r == 0.2]
     table = []

@@ -136,7 +136,9 @@ def text_of(notebook: nbformat.NotebookNode) -> str:
 def findings_of(text: str) -> list[str]:
     """The findings that cells showed, each on one line; `told` breaks them."""
     found = re.findall(
-        r"^- (Paper \(.*?(?:Agrees|Does\s+not\s+agree|Cannot\s+be\s+told)\.)$", text, re.M | re.S
+        r"^- ((?:Paper|Lab) \(.*?(?:Agrees|Does\s+not\s+agree|Cannot\s+be\s+told)\.)$",
+        text,
+        re.M | re.S,
     )
     return [" ".join(finding.split()) for finding in found]
 

@@ -79,7 +79,7 @@ def test_it_says_what_was_measured(ran: Ran) -> None:
 def test_in_jupyterlab(ran: Ran) -> None:
     visit = ran.shown_in_lab()
     visit.page.locator("td", has_text="Conclusion, as an outlook").first.wait_for()
-    require_shown(visit, 8)
+    require_shown(visit, 9)
 
 
 def test_a_second_run_measures_nothing(ran: Ran) -> None:

@@ -77,7 +77,7 @@ def test_a_plan_like_another_says_so_and_one_without_a_solution_says_why(
     (lost,) = pick(table, variant="λ 2", capability=ALL)
     assert (lost["accuracy"], lost["p_value"], lost["note"]) == (None, None, "no such plan")
     found = abilities.strength_ability_findings(table)
-    assert {finding.agrees for finding in found} == {False}  # the same plan gains nothing
+    assert {finding.agrees for finding in found} == {None}  # the same plan tells nothing
     assert "1 plans without" in abilities.plot_abilities(table).layout.title.text
 
 
@@ -98,7 +98,7 @@ def test_verdicts_on_edges_are_against_the_method(planted: list[int]) -> None:
     table = [row | {"capability": CODE if row["capability"] == ALL else "-"} for row in table]
     found = {f.ours.split(" − ")[0]: f.agrees for f in abilities.edge_ability_findings(table)}
     assert found["diagonal"] is True
-    assert found["within module"] is False  # the same plan
+    assert found["within module"] is None  # the same plan
     assert found["head-only"] is None  # not asked
 
 

@@ -20,6 +20,7 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Table
+from cocurve_lab.extensions.choosing.settings import guards_grid
 from cocurve_lab.measuring.generation import Question
 from cocurve_lab.models.identity import fingerprint_model, model_dtype
 from cocurve_studies import abilities
@@ -40,6 +41,7 @@ from cocurve_studies.structure import (
 from cocurve_studies.structure import findings as structural
 from cocurve_studies.trust import (
     choices,
+    diagonal,
     fidelity,
     improving,
     infinitesimal,
@@ -150,8 +152,14 @@ STUDIES: dict[str, Study] = {
     ),
     "guards": Study(
         in_folder(choices.guards_study, MODEL, H, TEXTS, (0.3,), options=CHOICE),
-        PAIR | {"ratios": [0.3]},
+        PAIR | {"ratios": [0.3], "grid": list(map(str, guards_grid()))},
         trusting.guards_findings,
+    ),
+    "diagonal": Study(
+        in_folder(diagonal.diagonal_study, MODEL, H, TEXTS, (0.3,), options=CHOICE),
+        PAIR | {"ratios": [0.3], "grid": list(map(str, guards_grid()))},
+        trusting.diagonal_findings,
+        diagonal.plot_diagonal,
     ),
     "refinement": Study(
         in_folder(improving.refinement_study, MODEL, H, TEXT, (0.3,), (1.0,)),

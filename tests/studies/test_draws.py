@@ -22,6 +22,7 @@ from cocurve_studies.structure.edges import EdgeOptions, edge_study
 from cocurve_studies.structure.findings import edge_findings
 from cocurve_studies.trust import findings
 from cocurve_studies.trust.choices import guards_study, strength_study
+from cocurve_studies.trust.diagonal import diagonal_study
 from cocurve_studies.trust.improving import refinement_study
 from cocurve_studies.trust.infinitesimal import PlanGrid, measure_infinitesimal
 from cocurve_studies.trust.redundancy import RedundancyOptions, Subject, redundancy_study
@@ -213,6 +214,14 @@ STUDIES: dict[str, tuple[Study, Callable[[Table], list[Finding]], tuple[str, ...
         findings.guards_findings,
         ("difference",),
         None,
+    ),
+    "diagonal": (
+        lambda p, draws, cache: diagonal_study(
+            p.model, p.curvature, p.texts, (0.4,), options=QUIET, draws=draws, cache=cache
+        ),
+        findings.diagonal_findings,
+        ("edge_benefit", "loss_benefit"),
+        ends,
     ),
     "edges": (
         lambda p, draws, cache: edge_study(

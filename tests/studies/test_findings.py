@@ -66,8 +66,9 @@ def test_an_unknown_number_has_no_verdict(value: float | None) -> None:
 
 
 def test_no_difference_at_all_is_neither_a_gain_nor_a_loss() -> None:
-    for allowed, expected in ((ABOVE, False), (BELOW, False), (NOT_BELOW, True), (NOT_ABOVE, True)):
+    for allowed, expected in ((ABOVE, None), (BELOW, None), (NOT_BELOW, True), (NOT_ABOVE, True)):
         assert judged(0.0, 0.0, *allowed) is expected
+    assert judged(-0.1, 0.0, *ABOVE) is False  # exact, and not equal
 
 
 # One verdict of several ---------------------------------------------------------------------------
@@ -118,6 +119,18 @@ def test_findings_are_a_table_in_a_notebook_and_lines_elsewhere() -> None:
     assert found._repr_html_().count("<tr>") == 2  # the heading and one row
     assert pretty(found) == repr(found) == told(found)
     assert Findings()._repr_html_().count("<tr>") == 1
+
+
+def test_claims_of_the_lab_stand_in_a_table_of_their_own() -> None:
+    paper, lab = Finding("s", "one", "w", "o", True), Finding("s", "two", "w", "o", False, lab=True)
+    assert str(lab).startswith("Lab (w): two.")
+    first, second = Findings([lab, paper])._repr_html_().split("</table>")[:2]
+    assert ">the paper<" in first
+    assert ">the lab<" in second
+    assert ">one<" in first
+    assert ">two<" not in first
+    assert ">two<" in second
+    assert ">the paper<" not in Findings([lab])._repr_html_()
 
 
 def test_findings_are_told_in_lines_that_fit_and_lose_no_word() -> None:

@@ -42,9 +42,10 @@ if TYPE_CHECKING:
 
 LayerCap = float | str | None
 
-# no cap; the rule of the release; the paper's cap for Llama at 20 %; a looser one
-LAYER_CAPS: tuple[LayerCap, ...] = (None, "1.5x", 0.3, 0.5)
-PROTECTIONS = ((0, 0), (1, 1), (2, 2))
+# the one grid of guards, for notebooks 06 and 09, `cocurve paper` and the benchmarks: no cap, the
+# paper's for Llama at 20 %, and the release's rule; layers kept at the first and the last end
+LAYER_CAPS: tuple[LayerCap, ...] = (None, 0.3, "1.5x")
+PROTECTIONS = ((0, 0), (1, 0), (1, 1), (2, 1), (2, 2))
 RELEASE_GUARDS = Guards(layer_cap_factor=1.5, protect_first=2, protect_last=2)
 
 
@@ -239,8 +240,11 @@ def choose_guards(
     """
     require_text(curvature, held_out, report_on)
     strength = float(interaction_strength)
-    grid = guards_grid(curvature.units, ratio, layer_caps, protections)
-    plans, infeasible = _distinct(_solve(curvature, ratio, strength, g) for g in grid)
+    grid = guards_grid(layer_caps, protections)
+    if not grid:
+        raise InputError("the grid of guards is empty. Give at least one cap and one protection.")
+    found = loosest_first(curvature.units, ratio, grid)
+    plans, infeasible = _distinct(_solve(curvature, ratio, strength, g) for g in found)
     curve = race_plans(model, plans, held_out, options)
     named = {"no guards": FREE, "release's guards": RELEASE_GUARDS}
     references = {name: _solve(curvature, ratio, strength, g) for name, g in named.items()}
@@ -249,24 +253,21 @@ def choose_guards(
 
 
 def guards_grid(
-    units: UnitSet,
-    ratio: float,
     layer_caps: Sequence[LayerCap] = LAYER_CAPS,
     protections: Sequence[tuple[int, int]] = PROTECTIONS,
-) -> list[Guards]:
-    """Combine every cap with every protection, loosest first; arguments as for `choose_guards`."""
-    grid = [_guards(*each) for each in product(layer_caps, protections)]
-    if not grid:
-        raise InputError("the grid of guards is empty. Give at least one cap and one protection.")
-    grid.sort(
-        key=lambda guards: (
-            reachable_ratio(units, guards, ratio),
-            guards.cap_at(ratio),
-            -(guards.protect_first + guards.protect_last),
-        ),
-        reverse=True,
-    )
-    return grid
+) -> tuple[Guards, ...]:
+    """Combine every cap with every protection, see `choose_guards`."""
+    return tuple(_guards(*each) for each in product(layer_caps, protections))
+
+
+def loosest_first(units: UnitSet, ratio: float, grid: Iterable[Guards]) -> list[Guards]:
+    """Sort guards by the ratio they reach, then by their cap, then by the layers they leave."""
+
+    def room(guards: Guards) -> tuple[float, float, int]:
+        kept = guards.protect_first + guards.protect_last
+        return reachable_ratio(units, guards, ratio), guards.cap_at(ratio), -kept
+
+    return sorted(grid, key=room, reverse=True)
 
 
 # Candidates ---------------------------------------------------------------------------------------

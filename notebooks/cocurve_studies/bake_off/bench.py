@@ -20,8 +20,10 @@ from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.settings import BuildOptions
 from cocurve_lab.estimator.estimate import estimate_curvature, load_or_estimate
 from cocurve_lab.extensions.choosing.gains import choose_gains
-from cocurve_lab.extensions.choosing.racing import ChoiceOptions
+from cocurve_lab.extensions.choosing.racing import ChoiceOptions, race_plans
+from cocurve_lab.extensions.choosing.racing import Contender as Runner
 from cocurve_lab.extensions.choosing.search import SearchOptions, search_plan
+from cocurve_lab.extensions.choosing.settings import loosest_first
 from cocurve_lab.extensions.repairing.recovery import RecoverOptions, recover
 from cocurve_lab.extensions.repairing.repair import RepairOptions, repair
 from cocurve_lab.measuring.answers import answer_accuracy
@@ -78,6 +80,8 @@ class Entry(NamedTuple):
     plan: Selection
     model: PreTrainedModel | None  # None: the plan runs as a mask on the dense model
     cost: Cost
+    tried: int = 1  # settings of methods and guards
+    out: int = 0  # those of them that do not reach the ratio
 
 
 @dataclass
@@ -199,26 +203,34 @@ class Bench:
             ratio: share of removable cost, [0, 1).
             search: `NO_SEARCH` or `SEARCHED`: whether the guards are chosen.
         """
-        candidates, spent = self._candidates(contender, seen, ratio, search), seen.cost()
+        candidates, tried, out = self._candidates(contender, seen, ratio, search)
+        spent = seen.cost()
         if contender.evaluations:
             # the search starts from the plan that is best as pruned, and a repair comes after it
             best, cost = self._searched(contender, self._ranked(candidates)[0], seen)
             candidates, spent = [best], spent + cost
         entry = self._chosen(contender, candidates, seen)
-        return entry._replace(cost=spent + entry.cost)
+        return entry._replace(cost=spent + entry.cost, tried=tried, out=out)
 
     # Plans ----------------------------------------------------------------------------------------
 
     def _candidates(
         self, contender: Contender, seen: Seen, ratio: float, search: str
-    ) -> list[Candidate]:
-        """Make the distinct plans of the methods, without guards or with those of the grid."""
+    ) -> tuple[list[Candidate], int, int]:
+        """Make the distinct plans of the methods, without guards or with those of the grid.
+
+        Guards go from the loosest on. Also returns how many settings were tried, and how many of
+        them do not reach the ratio.
+        """
         found: dict[tuple[int, tuple[int, ...]], Candidate] = {}
         failures = []
+        grid = [FREE]
+        if search != NO_SEARCH:
+            grid = loosest_first(self.units, ratio, self.options.guards)
         for place, (method, evidence) in enumerate(
             zip(contender.methods, seen.evidence, strict=True)
         ):
-            for guards in [FREE] if search == NO_SEARCH else self.options.guards:
+            for guards in grid:
                 try:
                     plan = method.select(evidence, self.units, ratio, guards)
                 except InfeasibleError as error:
@@ -229,17 +241,32 @@ class Bench:
                 found.setdefault(key, Candidate(method, evidence, plan))
         if not found:
             raise failures[0]
-        return list(found.values())
+        return list(found.values()), len(contender.methods) * len(grid), len(failures)
 
     def _ranked(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Sort the candidates by their held-out KL as pruned, lowest first."""
+        """Sort the candidates by their held-out KL as pruned, in a race as `choose_guards` runs it.
+
+        Plans that the race dropped come last. Of one method's plans the first is the loosest of
+        those that cannot be told from the lowest, as there.
+        """
         if len(candidates) == 1:
             return candidates
-        plans = [candidate.plan.with_gains({}) for candidate in candidates]
         held_out = self.judges.held_out
+        if len(held_out) < 2:  # a single row has no error, so nothing can be dropped
+            return sorted(
+                candidates, key=lambda one: self._held_out_risk(Entry(one.plan, None, Cost()))
+            )
+        plans = [Runner(c.plan.with_gains({}), (), (c.plan.guards,)) for c in candidates]
         path = plans_file(self.options.folder, self.model, held_out)
-        table = measure_plans(self.model, plans, held_out, checkpoint=path, progress=False)
-        return [candidates[place] for place in table.mean.argsort(kind="stable")]
+        raced = race_plans(
+            self.model, plans, held_out, ChoiceOptions(checkpoint=path, progress=False)
+        )
+        places = sorted(range(len(raced)), key=lambda n: (raced[n].stopped_early, raced[n].kl))
+        if len({id(candidate.method) for candidate in candidates}) == 1:
+            loosest = next(place for place, one in enumerate(raced) if one.tied)
+            places.remove(loosest)
+            places.insert(0, loosest)
+        return [candidates[place] for place in places]
 
     def _chosen(self, contender: Contender, candidates: list[Candidate], seen: Seen) -> Entry:
         """Return the candidate of lowest held-out KL, after its repair if there is one."""
@@ -404,6 +431,8 @@ class Bench:
             tested = Selection.from_pruned(units_like(model, plan.units), [])
         row: Row = {
             "guards": str(plan.guards),
+            "settings_tried": entry.tried,
+            "settings_out": entry.out,
             "realized_ratio": plan.realized_ratio,
             "params_removed_fraction": plan.params_removed_fraction,
             "comparable": abs(plan.realized_ratio - plan.requested_ratio) <= COMPARABLE,

@@ -47,7 +47,8 @@ def compare(
         ratios: shares of removable cost, [0, 1).
         calibrations: one calibration set, or several (other seeds): each is a repetition.
         judges: text and questions that no method saw.
-        options: folder, guards and progress; None keeps nothing and searches `GUARDS`.
+        options: folder, guards and progress; None keeps nothing and searches the grid of
+            `choose_guards`.
 
     Returns:
         A Comparison with one row per cell, and one for the dense model.

@@ -21,6 +21,7 @@ COMPARABLE = 0.012  # largest distance of realized from requested ratio at which
 LOWER_IS_BETTER = ("kl", "perplexity")
 COSTS = ("evaluations", "seconds")
 DAGGER = "†"
+_COUNTS = ("settings_tried", "settings_out")
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,8 @@ class Comparison:
             `kl_rows` is a JSON list of the values by test row; `accuracy <family>` are shares of
             right answers. `evaluations` (rows run through all layers) and `seconds` are what the
             evidence, a measured search and the repair cost. `failed` says why a cell has no
-            numbers; otherwise it is empty.
+            numbers; otherwise it is empty. `settings_tried` counts settings of methods and guards,
+            `settings_out` those that do not reach the ratio.
     """
 
     rows: Table
@@ -90,6 +92,8 @@ class Comparison:
             "comparable": bool(done) and all(cell["comparable"] for cell in done),
             "guards": " / ".join(dict.fromkeys(cell["guards"] for cell in done)),
         }
+        counts = {n: max((cell.get(n, 0) for cell in done), default=0) for n in _COUNTS}
+        row |= counts
         row["mark"] = "" if row["comparable"] or not done else DAGGER
         for name in ("realized_ratio", *COSTS, *self.metrics):
             values = np.array([cell[name] for cell in done if cell.get(name) is not None])
@@ -189,7 +193,7 @@ class Comparison:
             cells += [_shown(row, metric) for metric in metrics]
             cells += [_whole(row.get(name)) for name in COSTS] if priced else []
             if search != "none":
-                cells.append("" if row.get("search") == "dense" else html.escape(row["guards"]))
+                cells.append("" if row.get("search") == "dense" else html.escape(_searched(row)))
             lines.append(_line("td", cells))
         note = (
             f"Best bold, second underlined. {DAGGER} not ranked: the realized ratio is more than "
@@ -232,6 +236,12 @@ def _shown(row: Row, metric: str) -> str:
     text = f"{row[metric]:.3f}" + ("" if spread is None else f" ± {spread:.3f}")
     tag = {1: "b", 2: "u"}.get(row.get(f"{metric}_rank") or 0)
     return text if tag is None else f"<{tag}>{text}</{tag}>"
+
+
+def _searched(row: Row) -> str:
+    """Name the guards, and how many settings were searched for them."""
+    tried, out = (row.get(name, 0) for name in _COUNTS)
+    return row["guards"] + f" (of {tried}, {out} out of reach)" * (tried > 1)
 
 
 def _whole(value: float | None) -> str:

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from cocurve_lab.base.arguments import as_int
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.calibration import CalibrationSet
-from cocurve_lab.extensions.choosing.settings import RELEASE_GUARDS
+from cocurve_lab.extensions.choosing.settings import guards_grid
 from cocurve_lab.measuring.generation import Question
-from cocurve_lab.solver.guards import FREE, Guards
+from cocurve_lab.solver.guards import Guards
 
 
 class Judges(NamedTuple):
@@ -23,17 +23,6 @@ class Judges(NamedTuple):
     questions: Sequence[Question] = ()
 
 
-# no guards; the release's cap; the first layer kept; both ends kept; cap and first layer; release
-GUARDS = (
-    FREE,
-    Guards(layer_cap_factor=1.5),
-    Guards(protect_first=1),
-    Guards(protect_first=1, protect_last=1),
-    Guards(layer_cap_factor=1.5, protect_first=1),
-    RELEASE_GUARDS,
-)
-
-
 @dataclass(frozen=True)
 class CompareOptions:
     """Options of `compare`.
@@ -41,7 +30,7 @@ class CompareOptions:
     Attributes:
         folder: keeps evidence, measurements and cells; None keeps nothing.
         guards: the grid in which every row's guards are searched, by its own held-out KL with its
-            own options and repair; empty: no search.
+            own options and repair; empty: no search. It is that of `choose_guards`.
         ffn_groups: FFN groups per layer.
         progress: show progress bars.
         curvatures: folder in which H of CoCurve and its controls is looked for and kept; None:
@@ -53,7 +42,7 @@ class CompareOptions:
     """
 
     folder: str | os.PathLike[str] | None = None
-    guards: Sequence[Guards] = GUARDS
+    guards: Sequence[Guards] = guards_grid()
     ffn_groups: int = 16
     progress: bool = True
     curvatures: str | os.PathLike[str] | None = None

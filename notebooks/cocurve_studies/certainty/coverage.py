@@ -23,14 +23,14 @@ from cocurve_lab.solver.solve import solve_greedy
 
 from ..chart import add, chart, empty, share_axis
 from ..shared import Recipe, marks, plan_overlap
-from .resampling import coverage, of_groups
+from .resampling import GATE, coverage, of_groups
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
     from transformers import PreTrainedModel
 
 
-STATISTICS = ("saliency", "edges", "block_means", "ffn_redundancy")
+STATISTICS = ("saliency", "edges", "block_means", "ffn_redundancy", GATE)
 
 # columns of the two tables for reading, with `shown`
 COVERAGE_COLUMNS: Columns = {
@@ -61,7 +61,7 @@ class CoverageOptions:
     """The statistics and resampled calibrations of `coverage_study`.
 
     Attributes:
-        statistics: names `jackknife` knows.
+        statistics: names `coverage` knows.
         sizes: rows in a resampled calibration; a quarter of the reference or less, so that the
             reference is the better known of the two.
         groups: groups it keeps; pairs with more groups than rows are omitted.
@@ -144,6 +144,27 @@ def _coverage(
         "still": found.error_ratio.size - moving.size,
         "enough_groups": groups >= ENOUGH,
     }
+
+
+def coverage_sentence(table: Table) -> str:
+    """Say which intervals held too seldom, as often as they promise, or more often.
+
+    Judged at the most rows and groups of each statistic, within two simulation errors.
+    """
+    said: dict[str, list[str]] = {
+        "too seldom": [],
+        "as often as they promise": [],
+        "more often": [],
+    }
+    for name in dict.fromkeys(row["statistic"] for row in table):
+        row = max(pick(table, statistic=name), key=lambda r: (r["size"], r["groups"]))
+        off = (row["coverage"] - row["confidence"]) / (2 * row["coverage_error"])
+        how = "as often as they promise" if abs(off) <= 1 else "more often"
+        told = f"{name.replace('_', ' ')} ({row['coverage']:.0%})"
+        said["too seldom" if off < -1 else how].append(told)
+    aim = table[0]["confidence"]
+    parts = (f"{how}: {', '.join(names) or 'none'}" for how, names in said.items())
+    return f"Intervals of {aim:.0%} that held " + "; ".join(parts) + "."
 
 
 def plot_coverage(table: Table) -> Figure:

@@ -1,4 +1,7 @@
-"""The paper's claims about the certainty of H, beside the error bars and tables of the studies."""
+"""Claims about the certainty of H, beside the error bars and tables of the studies.
+
+The paper judges certainty by perplexity; claims on intervals, units and optimism are the lab's.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import math
 import numpy as np
 
 from cocurve_lab.base.tables import Row, Table, column, pick
-from cocurve_lab.curvature.uncertainty import ENOUGH, Jackknife
+from cocurve_lab.curvature.uncertainty import ENOUGH
 from cocurve_lab.extensions.analysis.stability import Convergence, Stability
+from cocurve_lab.solver.gate import Gate
 
 from ..claims import Claim, evaluate
 from ..findings import ABOVE, Finding
@@ -29,24 +33,25 @@ OTHER_TEXT = 0.1  # of KL, that a plan of another text may cost more
 SAME_MATRIX = 0.05  # relative Frobenius distance up to which we call H nearly unchanged
 
 
-def redundancy_finding(redundancy: Jackknife, threshold: float = THRESHOLD) -> Finding:
-    """From `jackknife(_, "ffn_redundancy")`: the side of the gate's threshold, if one is known.
+def redundancy_finding(gate: Gate, groups: int, threshold: float = THRESHOLD) -> Finding:
+    """From `redundancy_gate` of an H of so many groups: the side of the threshold, if one is known.
 
-    It agrees where the interval and the estimate itself, which the bias lifts, lie on one side.
+    It agrees where the whole interval of the gate lies on one side.
     """
-    low, high = (float(end) for end in redundancy.interval)
-    ends = (low, high, float(redundancy.estimate))
-    apart = max(ends) < threshold or min(ends) >= threshold
+    low, high = gate.interval
+    apart = high < threshold or low >= threshold
+    told = "unknown" if gate.corrected is None else f"{gate.corrected:.3f}"
+    ends = f"{max(0.0, low):.3f} to {high:.3f}"
     return Finding(
         study="error bars",
         claim=f"the FFN redundancy tells on which side of {threshold:g} a model lies",
         where='section "Scope of Applicability"',
         ours=(
-            f"{float(redundancy.estimate):.3f}, corrected for its bias "
-            f"{float(redundancy.corrected):.3f}, {redundancy.confidence:.0%} interval {low:.3f} to "
-            f"{high:.3f} from {redundancy.groups} groups"
+            f"{gate.redundancy:.3f}, without sampling noise (two halves of the text) {told}, with "
+            f"two standard errors on either side {ends} from {groups} groups"
         ),
-        agrees=True if apart and redundancy.groups >= ENOUGH else None,
+        agrees=True if apart and groups >= ENOUGH else None,
+        lab=True,
     )
 
 
@@ -57,6 +62,7 @@ COVERAGE = Claim(
     "{name}: {coverage:.1%} ± {coverage_error:.1%} of calibrations of {size} rows in {groups} "
     "groups",
     "verdict",
+    lab=True,
 )
 
 
@@ -93,6 +99,7 @@ def stability_finding(stability: Stability) -> Finding:
             f"{len(stability.selection)}"
         ),
         agrees=verdict if stability.trustworthy else None,
+        lab=True,
     )
 
 
@@ -108,12 +115,13 @@ def convergence_finding(convergence: Convergence, rows: int) -> Finding:
         where=SENSITIVITY,
         ours=f"{rows} rows: {convergence.reason.rstrip('.')}",
         agrees=convergence.converged if enough else None,
+        lab=True,
     )
 
 
-def _budget(claim: str, where: str, ours: str, low: float, high: float) -> Claim:
+def _budget(claim: str, where: str, ours: str, low: float, high: float, lab: bool = False) -> Claim:
     """Make a claim about one number in the column `value`."""
-    return Claim("sensitivity", claim, where, ours, "value", (low, high))
+    return Claim("sensitivity", claim, where, ours, "value", (low, high), lab=lab)
 
 
 BANDS = _budget(
@@ -139,6 +147,7 @@ SAME_UNITS = _budget(
     SENSITIVITY,
     "plans of other draws share {value:.0%}{shown} of their units",
     *(SAME_PLAN, math.inf),
+    lab=True,
 )
 OTHER_SOURCE = _budget(
     f"another calibration source changes perplexity by {SOURCE_CHANGE:.1%}",
@@ -218,6 +227,7 @@ PREVIEW = Claim(
     "{covered}",
     "difference",
     ABOVE,
+    lab=True,
 )
 
 
@@ -245,6 +255,7 @@ PURPOSE = Claim(
     "share",
     (-math.inf, OTHER_TEXT),
     each="{calibrated_on} on {judged_on} {share:+.0%} ± {share_error:.0%}",
+    lab=True,
 )
 
 

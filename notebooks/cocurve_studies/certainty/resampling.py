@@ -10,6 +10,9 @@ import numpy as np
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import ENOUGH, Groups, Statistic, jackknife, relative
+from cocurve_lab.solver.gate import redundancy_interval
+
+GATE = "redundancy, gate"  # the interval of the FFN redundancy that the gate uses
 
 
 def of_groups(curvature: Curvature, groups: Iterable[int]) -> Curvature:
@@ -90,7 +93,7 @@ def coverage(
 
     Args:
         reference: a much larger H with groups [R, M, M].
-        statistic: as for `jackknife`.
+        statistic: as for `jackknife`; GATE tests the gate's interval of the redundancy instead.
         size, groups: sequences in each drawn calibration, and groups of them (2 to `size`).
         draws, seed: number of calibrations, at least 2; each takes the time of a jackknife and
             size x M^2 x 8 bytes.
@@ -101,7 +104,8 @@ def coverage(
             "and draws >= 2."
         )
     world, random = Groups.of(reference), np.random.default_rng(seed)
-    truth = jackknife(reference, statistic).estimate
+    named = "ffn_redundancy" if statistic == GATE else statistic
+    truth = jackknife(reference, named).estimate
     # where each group begins among the drawn rows: `add.reduceat` sums from there to the next start
     starts = np.array([part[0] for part in np.array_split(np.arange(size), groups)])
     found, held = [], np.zeros(truth.shape)
@@ -110,10 +114,21 @@ def coverage(
         grams = np.add.reduceat(world.grams[rows], starts, axis=0)
         positions = np.add.reduceat(world.positions[rows], starts)
         matrix = grams.sum(axis=0) / positions.sum()
-        result = jackknife(Curvature(matrix, world.units, {}, grams, positions), statistic)
+        drawn = Curvature(matrix, world.units, {}, grams, positions)
+        result = jackknife(drawn, named)
         low, high = result.interval
+        if statistic == GATE:
+            estimates = float(result.estimate), drawn.ffn_redundancy_corrected
+            low, high = map(np.array, redundancy_interval(*estimates, float(result.standard_error)))
         held += (low <= truth) & (truth <= high)
         found.append((result.estimate, result.standard_error))
-    estimates, errors = (np.stack(column) for column in zip(*found, strict=True))
-    ratio = relative(errors.mean(axis=0), estimates.std(axis=0, ddof=1))
-    return Coverage(result.name, held / draws, ratio, draws, groups, result.confidence)
+    values, errors = (np.stack(column) for column in zip(*found, strict=True))
+    ratio = relative(errors.mean(axis=0), values.std(axis=0, ddof=1))
+    return Coverage(
+        GATE if statistic == GATE else result.name,
+        held / draws,
+        ratio,
+        draws,
+        groups,
+        result.confidence,
+    )

@@ -14,7 +14,11 @@ from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.choosing.gains import choose_gains
 from cocurve_lab.extensions.choosing.racing import ChoiceOptions, Contender, race_plans
-from cocurve_lab.extensions.choosing.settings import choose_interaction_strength, guards_grid
+from cocurve_lab.extensions.choosing.settings import (
+    choose_interaction_strength,
+    guards_grid,
+    loosest_first,
+)
 from cocurve_lab.methods.base import Method
 from cocurve_lab.solver.guards import FREE, Guards
 from cocurve_lab.solver.selection import Selection
@@ -106,7 +110,7 @@ class Protocol:
         grid = {"paper": [self.paper.guards_at(ratio)], "none": [FREE]}.get(self.guards)
         found: dict[str, Contender] = {}
         reason: InfeasibleError | None = None
-        for guards in grid or guards_grid(self.curvature.units, ratio):
+        for guards in grid or loosest_first(self.curvature.units, ratio, guards_grid()):
             try:
                 plan = make(guards)
             except InfeasibleError as error:

@@ -4,6 +4,7 @@
     gap.py           where predicted and measured part, in pictures
     reach.py         edges against measured interactions, from two units to two layers
     choices.py       which lambda and which guards, by ratio
+    diagonal.py      edges against the diagonal, with guards and without
     improving.py     local search, the certified bound, and gains on top of a plan
     infinitesimal.py finite H against the exact H* or a preview
     redundancy.py    edge benefit against FFN redundancy, over models

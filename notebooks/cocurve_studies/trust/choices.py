@@ -22,6 +22,7 @@ from cocurve_lab.extensions.choosing.settings import (
     InteractionChoice,
     choose_guards,
     choose_interaction_strength,
+    guards_grid,
 )
 from cocurve_lab.figures import look
 from cocurve_lab.measuring.plan_memory import plans_file
@@ -108,7 +109,7 @@ def strength_study(
         b/E. `gate` is the lambda of the redundancy gate, None where it is undecided. `edge_benefit`
         is KL(lambda 0) - KL(lambda 1) on `texts.report`: positive where edges help.
     """
-    settings = _marks(model, curvature, texts, ratios, options)
+    settings = choice_marks(model, curvature, texts, ratios, options)
 
     def compute(study: Study) -> Table:
         choices: dict[Name, InteractionChoice] = {
@@ -280,7 +281,8 @@ def guards_study(
         One row per ratio, judge and plan; `role` as in `strength_study`, with "no guards" and
         "release's guards" reported beside the best.
     """
-    settings = _marks(model, curvature, texts, ratios, options)
+    settings = choice_marks(model, curvature, texts, ratios, options)
+    settings["grid"] = [str(guards) for guards in guards_grid()]
     judges: tuple[Judge, ...] = ("kl", "nll")
 
     def compute(study: Study) -> Table:
@@ -315,13 +317,14 @@ def kept_beside(
     return options if path is None else replace(options, checkpoint=path)
 
 
-def _marks(
+def choice_marks(
     model: PreTrainedModel,
     curvature: Curvature,
     texts: Texts,
     ratios: Sequence[float],
     options: ChoiceOptions,
 ) -> dict[str, Any]:
+    """Return the settings of a table of choices; the grid of guards is not among them."""
     return marks(
         model,
         curvature,

@@ -15,6 +15,11 @@ from transformers import PreTrainedModel
 import cocurve_lab as cl
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.extensions.choosing.gains import choose_gains
+from cocurve_lab.extensions.choosing.settings import (
+    RELEASE_GUARDS,
+    choose_guards,
+    guards_grid,
+)
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.cocurve import CoCurve, Diagonal
 from cocurve_lab.methods.magnitude import Magnitude
@@ -106,6 +111,31 @@ def test_cells_are_what_one_measures_by_hand(setting: Setting) -> None:
     dense = result.dense()
     assert (dense["kl"], dense["realized_ratio"]) == (0, 0)
     assert dense["perplexity"] > 1
+
+
+def test_guards_are_searched_as_choose_guards_does_and_counted(setting: Setting) -> None:
+    assert CompareOptions().guards == guards_grid()
+    assert {Guards(), Guards(protect_first=2, protect_last=2), RELEASE_GUARDS} < set(guards_grid())
+    assert len(set(guards_grid())) == 15
+    grid = (None, 0.5), ((0, 0), (1, 0), (2, 1))  # the last keeps all of three layers
+    result = setting.run([CoCurve(top_r=16)], guards=guards_grid(*grid))
+    units = cl.enumerate_units(setting.model, GROUPS)
+    for row in result.rows[1:]:
+        calibration = setting.calibrations[row["calibration"]]
+        h = cl.estimate_curvature(setting.model, units, calibration, 16, progress=False)
+        options = cl.ChoiceOptions(progress=False)
+        chosen = choose_guards(
+            *(setting.model, h, row["requested_ratio"], setting.judges.held_out),
+            layer_caps=grid[0],
+            protections=grid[1],
+            options=options,
+        )
+        searched = row["search"] == "searched"
+        counts = (6, len(chosen.infeasible)) if searched else (1, 0)
+        assert (row["settings_tried"], row["settings_out"]) == counts
+        assert row["guards"] == str(chosen.guards) or not searched
+    assert len(chosen.infeasible) == 3  # a cap of a half and two of three layers are too little
+    assert "(of 6, 2 out of reach)" in result.to_html(0.2, "searched")
 
 
 def test_a_killed_run_goes_on(

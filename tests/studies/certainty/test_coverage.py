@@ -37,18 +37,34 @@ def gaussian() -> Table:
 
 
 def test_means_cover_and_a_bent_statistic_does_not(gaussian: Table) -> None:
-    assert [(row["size"], row["groups"]) for row in gaussian] == [(16, 4), (16, 16)] * 4
+    assert [(row["size"], row["groups"]) for row in gaussian] == [(16, 4), (16, 16)] * 5
     for name in ("saliency", "edges"):
         for row in pick(gaussian, statistic=name):
             assert row["coverage"] == pytest.approx(0.95, abs=0.03)
             assert row["error_ratio"] == pytest.approx(1, abs=0.15)
     (bent,) = pick(gaussian, statistic="ffn_redundancy", groups=16)
-    assert bent["coverage"] < 0.8  # |rho| where the true rho is 0
+    assert bent["coverage"] < 0.7  # |rho| where the true rho is 0
     assert (bent["values"], bent["enough_groups"]) == (1, True)
+    for row in pick(gaussian, statistic="redundancy, gate"):
+        assert row["coverage"] > 0.75  # it reaches down to the value without noise
     (few,) = pick(gaussian, statistic="edges", groups=4)
     assert (few["values"], few["enough_groups"]) == (len(UNITS) ** 2, False)
     assert few["coverage_error"] == pytest.approx(np.sqrt(0.95 * 0.05 / 60))
     assert few["lowest_coverage"] <= few["coverage"]
+
+
+def test_the_sentence_on_coverage_sorts_statistics_by_their_shares() -> None:
+    shares = {"edges": 0.70, "block_means": 0.93, "saliency": 1.0, "ffn_redundancy": 0.90}
+    table = [
+        {"statistic": name, "size": 8, "groups": groups, "confidence": 0.95}
+        | {"coverage": share if groups == 8 else 0.95, "coverage_error": 0.02}
+        for name, share in shares.items()
+        for groups in (4, 8)
+    ]
+    assert coverage.coverage_sentence(table) == (
+        "Intervals of 95% that held too seldom: edges (70%), ffn redundancy (90%); "
+        "as often as they promise: block means (93%); more often: saliency (100%)."
+    )
 
 
 def test_the_reference_is_built_once_with_a_group_per_row(

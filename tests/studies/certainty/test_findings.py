@@ -10,8 +10,8 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import Table
-from cocurve_lab.curvature.uncertainty import Jackknife
 from cocurve_lab.extensions.analysis.stability import Convergence, Stability
+from cocurve_lab.solver.gate import Gate
 from cocurve_studies.certainty.findings import (
     convergence_finding,
     coverage_findings,
@@ -26,28 +26,31 @@ from helpers.problems import make_units, random_curvature
 UNITS = make_units()
 
 
-def redundancy(value: float, error: float, bias: float = 0.0, groups: int = 16) -> Jackknife:
-    parts = (np.array(number) for number in (value, bias, error))
-    return Jackknife("ffn_redundancy", *parts, groups)
+def gate(value: float, error: float, corrected: float) -> Gate:
+    rest: dict[str, Any] = {"diagonal_cv": {}, "edge_to_diagonal": 1.0, "ratio": 0.2}
+    rest |= {"edge_to_diagonal_measured": 1.0, "band": "low", "recommended": 1.0}
+    return Gate(value, 0.0, corrected, redundancy_error=error, **rest)
 
 
 @pytest.mark.parametrize(
-    ("found", "verdict"),
+    ("found", "groups", "verdict"),
     [
-        (redundancy(0.05, 0.01), True),
-        (redundancy(0.30, 0.01), True),
-        (redundancy(0.11, 0.02), None),  # the interval reaches across 0.12
-        (redundancy(0.125, 0.002, bias=0.04), None),  # the bias alone lifts it across
-        (redundancy(0.05, 0.01, groups=8), None),
+        (gate(0.05, 0.01, 0.04), 16, True),
+        (gate(0.30, 0.01, 0.29), 16, True),
+        (gate(0.11, 0.02, 0.10), 16, None),  # the interval reaches across 0.12
+        (gate(0.125, 0.002, 0.085), 16, None),  # noise alone lifts it across
+        (gate(0.05, 0.01, 0.04), 8, None),
     ],
+    ids=["below", "above", "across", "noise", "few groups"],
 )
 def test_redundancy_is_told_apart_from_the_threshold(
-    found: Jackknife, verdict: bool | None
+    found: Gate, groups: int, verdict: bool | None
 ) -> None:
-    finding = redundancy_finding(found)
+    finding = redundancy_finding(found, groups)
     assert finding.agrees is verdict
     low, high = found.interval
     assert f"{low:.3f} to {high:.3f}" in finding.ours
+    assert f"halves of the text) {found.corrected:.3f}" in finding.ours
 
 
 def coverage_row(**changes: Any) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def threshold_row(**changes: Any) -> dict[str, Any]:
         "correlation": 0.3,
         "correlation_error": 0.05,
         "rank_correlation": 0.4,
-        "pruned_by_diagonal": 5,
+        "pruned_by_diagonal": 9,
         "pruned_by_edges": 1,
     } | changes
 
@@ -71,14 +71,23 @@ def test_bridges_as_in_the_paper_agree() -> None:
 
 
 def test_bridges_unlike_the_paper_do_not() -> None:
-    table = [threshold_row(bridges=1, correlation=0.9, pruned_by_diagonal=0, pruned_by_edges=1)]
+    table = [threshold_row(bridges=1, correlation=0.9, pruned_by_diagonal=1, pruned_by_edges=9)]
     edges = [edge_row(0.1 + 0.01 * i, False) for i in range(8)]
     found = findings.bridge_findings(table, edges)
     assert [finding.agrees for finding in found] == [False] * 5
 
 
+@pytest.mark.parametrize("counts", [(0, 0), (4, 4), (5, 1)], ids=["none", "as many", "few"])
+def test_bridges_that_few_plans_remove_tell_nothing(counts: tuple[int, int]) -> None:
+    diagonal, edges = counts
+    table = [threshold_row(pruned_by_diagonal=diagonal, pruned_by_edges=edges)]
+    found = findings.bridge_findings(table, [])
+    assert one(found, "diagonal pruning").agrees is None
+
+
 def test_without_bridges_or_groups_nothing_is_claimed() -> None:
-    table = [threshold_row(bridges=0, correlation_error=None)]
+    none = {"bridges": 0, "pruned_by_diagonal": 0, "pruned_by_edges": 0}
+    table = [threshold_row(correlation_error=None, **none)]
     found = findings.bridge_findings(table, [edge_row(None, True)])
     assert [f.agrees for f in found] == [False, None, None, None, None]  # 0 % is not 11 %
 
@@ -210,7 +219,7 @@ def test_variants_without_a_plan_and_equal_plans() -> None:
         if row["variant"] in ("head-only", "cross block, no diagonal", "ffn block, no diagonal"):
             row["measured"] = None
     found = findings.edge_findings(table)
-    assert one(found, "beats the diagonal").agrees is False  # the very same plan is no worse
+    assert one(found, "beats the diagonal").agrees is None  # the very same plan says nothing
     assert one(found, "head-only").agrees is None
     assert "no plan at 20%" in one(found, "head-only").ours
     assert one(found, "collapses the model").agrees is None
@@ -220,10 +229,13 @@ def test_variants_without_a_plan_and_equal_plans() -> None:
 # Structure ----------------------------------------------------------------------------------------
 
 
-def block_rows(attention: float, cross: float, ffn: float, error: float | None) -> Table:
+def block_rows(
+    attention: float, cross: float, ffn: float, error: float | None, noise: float | None = None
+) -> Table:
     values = {"attention": attention, "cross": cross, "ffn": ffn}
     return [
         {"block": name, "reach": "all", "mean_absolute": value, "mean_absolute_error": error}
+        | {"corrected": None if noise is None else value - noise}
         for name, value in values.items()
     ]
 
@@ -255,6 +267,9 @@ def test_blocks_and_budgets() -> None:
     )
     assert [finding.agrees for finding in found] == [None] * 4
     assert findings.structure_findings([], [{"note": "out of reach"}]) == []
+    (_, redundancy) = findings.structure_findings(block_rows(0.1, 0.1, 0.11, 0.001, 0.02), [])
+    assert redundancy.ours == "0.090 ± 0.001, with sampling noise 0.110"
+    assert redundancy.agrees is True
 
 
 def proposition(quantity: str, value: float, **changes: Any) -> dict[str, Any]:

@@ -6,11 +6,13 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import Table, pick
+from cocurve_lab.extensions.choosing.settings import choose_guards
 from cocurve_studies.trust.choices import (
     guards_study,
     strength_study,
     strength_summary,
 )
+from cocurve_studies.trust.diagonal import NONE, OWN, diagonal_study
 from cocurve_studies.trust.improving import gains_study, refinement_study
 from helpers.studies import Problem
 from helpers.tiny_models import naive_risk
@@ -63,6 +65,35 @@ def test_guards_by_both_judges(problem: Problem) -> None:
         assert winner["difference"] == 0
         assert chosen["difference"] <= chosen["difference_error"] or chosen is winner
         assert {"best", "no guards"} < {row["role"] for row in pick(table, judge=judge)}
+
+
+def test_edges_against_the_diagonal_are_two_plans_on_the_same_rows(problem: Problem) -> None:
+    model, curvature, texts = problem.model, problem.curvature, problem.texts
+    table = diagonal_study(model, curvature, texts, RATIOS, options=QUIET)
+    assert [(row["requested_ratio"], row["search"]) for row in table] == [
+        (ratio, search) for ratio in RATIOS for search in (NONE, OWN)
+    ]
+    for row in table:
+        plans = []
+        for strength in (0.0, 1.0):
+            chosen = choose_guards(
+                *(model, curvature, row["requested_ratio"], texts.choose),
+                interaction_strength=strength,
+                options=QUIET,
+            )
+            plans.append(chosen.best)
+            if row["search"] == NONE:
+                plans[-1] = cl.solve_greedy(curvature, row["requested_ratio"], strength)
+            else:
+                assert row[f"out_{strength:g}"] == len(chosen.infeasible) > 0
+        kl = cl.measure_plans(model, plans, texts.report, progress=False)
+        benefit, error = kl.paired(0, 1)
+        assert row["edge_benefit"] == pytest.approx(benefit, rel=1e-4, abs=1e-9)
+        assert row["edge_benefit_error"] == pytest.approx(error, rel=1e-3, abs=1e-9)
+        assert row["loss_benefit"] == pytest.approx(
+            (kl.nll[0] - kl.nll[1]).mean(), rel=1e-3, abs=1e-7
+        )
+        assert (row["overlap"] == 1) == (plans[0].fingerprint == plans[1].fingerprint)
 
 
 def test_refinement_lies_between_greedy_and_the_bound(problem: Problem) -> None:

@@ -89,7 +89,7 @@ def test_edges_that_make_the_order_are_told_from_edges_that_do_not() -> None:
 def test_the_order_by_h_is_held_against_that_by_the_measured_units() -> None:
     table = fidelity_table(lambda x: x)
     assert not [f for f in findings.fidelity_findings(table, 200) if "added up" in f.claim]
-    for score, expected in ((lambda x: -x, True), (lambda x: x, False)):  # no gain is none
+    for score, expected in ((lambda x: -x, True), (lambda x: x, None)):  # one and the same order
         known = [row | {"single_units": score(row["predicted"])} for row in table]
         assert verdict(findings.fidelity_findings(known, 200), "added up") is expected
     wrong = [row | {"single_units": row["measured"]} for row in fidelity_table(lambda x: 20 - x)]
@@ -180,9 +180,31 @@ def test_guards_that_help_and_guards_that_do_not() -> None:
     assert verdict(found, "1.5 x ratio") is False
     assert verdict(found, "perplexity") is True
     found = findings.guards_findings(guards_rows(0.0, None, "cap 0.5"))
-    assert verdict(found, "collapsing") is False
+    assert verdict(found, "collapsing") is None  # the same plan
     assert verdict(found, "1.5 x ratio") is None
     assert verdict(found, "perplexity") is False
+
+
+def versus(ratio: float, search: str, loss: float, kl: float) -> dict[str, Any]:
+    row = {"requested_ratio": ratio, "search": search, "perplexity_0": 6.1, "perplexity_1": 6.0}
+    row |= {"edge_benefit": kl, "edge_benefit_error": 0.01 if kl else 0.0}
+    return row | {"loss_benefit": loss, "loss_benefit_error": 0.01 if loss else 0.0}
+
+
+def test_edges_are_judged_without_guards_and_with() -> None:
+    table = [
+        *(versus(0.1, "free", 0.0, 0.1), versus(0.2, "free", 0.05, 0.1)),
+        *(versus(0.2, "own", -0.05, 0.1), versus(0.4, "own", 0.05, -0.1)),
+    ]
+    found = findings.diagonal_findings(table)
+    assert [(f.agrees, f.lab) for f in found] == [
+        *((True, False), (True, True)),
+        *((False, False), (False, True)),  # at 20 % on the loss, at 40 % on KL
+    ]
+    assert "at 20%, free" in found[0].claim
+    assert "20%: 0.100 ± 0.010, 40%: -0.100 ± 0.010" in found[3].ours
+    same = findings.diagonal_findings([versus(0.2, "own", 0.0, 0.0)])
+    assert [f.agrees for f in same] == [None, None]  # one and the same plan
 
 
 def refined(
@@ -218,7 +240,7 @@ def test_gains_on_the_reported_rows_count() -> None:
         row | {"role": "report", "difference": 0.1, "difference_error": 0.01},
         row | {"role": "report", "difference": 0.0, "difference_error": 0.0, "ridge": None},
     ]
-    assert [f.agrees for f in findings.gains_findings(rows)] == [True, False, False]
+    assert [f.agrees for f in findings.gains_findings(rows)] == [True, False, None]
 
 
 def test_derivatives_and_steps() -> None:
