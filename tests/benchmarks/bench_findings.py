@@ -33,18 +33,11 @@ HERE = Path(__file__).resolve().parent
 SHOWN = ("06", "07", "08", "09")  # the notebooks of the studies
 HEAD = """# Findings
 
-What the paper says, what the notebooks measure on the demo model, and whether the two agree. ± is
-one standard error; a verdict needs two, else it cannot be told. A verdict on the paper is on its
-claim and its quantity. What the lab claims of itself, or by a quantity that the paper did not
-measure, stands at the end and counts apart. Two plans of the same units tell nothing about a gain.
-
-The paper's numbers are of models of 3 to 32 billion parameters and the demo model has four million,
-so a claim that fails here says something about this model first. With another model in its
-parameters cell, a notebook writes its own table. [BAKE_OFF.md](BAKE_OFF.md) compares the methods on
-more text than notebook 09 does.
-
-`python tests/benchmarks/bench_findings.py` runs the notebooks and writes this page; the values are
-in [findings.json](findings.json).
+What notebooks measure on the demo model beside what is claimed. ± is one standard error; a verdict
+needs two, else it cannot be told. The lab's own claims and quantities stand at the end. The demo
+model has four million parameters, the paper's 3 to 32 billion: a claim that fails here says
+something about this model first. [SMOLLM2_FINDINGS.md](SMOLLM2_FINDINGS.md) has a real model.
+`bench_findings.py` runs the notebooks and writes this page from [findings.json](findings.json).
 """
 
 

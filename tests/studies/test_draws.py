@@ -61,7 +61,7 @@ def test_one_plan_in_every_draw_has_no_error_at_all() -> None:
     same = Redrawn(3, {"a": np.ones(3)}, {}, rows=4, groups=4)
     row = {"difference": 0.0} | same.columns("difference", 0.0, "a", "a")
     assert (row["difference_error"], row["difference_degrees"]) == (0, math.inf)
-    assert judged_column(row, "difference", *ABOVE) is False
+    assert judged_column(row, "difference", *ABOVE) is None
 
 
 @pytest.mark.parametrize("note", ["H has no group Grams", ""])

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from .published import Published
     from .reproduction import Candidate
 
-HowGuards = Literal["search", "paper", "none"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Paper(Verb):
@@ -79,7 +77,7 @@ class Paper(Verb):
     methods: tuple[str, ...] = flag(
         "other methods too, such as llm-pruner wanda-sp; all: the paper's nine"
     )
-    guards: HowGuards = flag(
+    guards: Literal["search", "paper", "none"] = flag(
         "search: for each plan those of lowest perplexity on the held-out rows, the paper's rule; "
         "paper: those it states; none (%(default)s)",
         "search",

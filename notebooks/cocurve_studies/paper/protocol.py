@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from cocurve_lab.base.errors import InfeasibleError
 from cocurve_lab.base.tables import cached_table
@@ -25,7 +25,6 @@ from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
 from ..shared import marks
-from .command import HowGuards
 from .published import Published
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class Protocol:
     rows: CalibrationSet
     held_out: CalibrationSet
     paper: Published
-    guards: HowGuards = "search"
+    guards: Literal["search", "paper", "none"] = "search"
     progress: bool = True
 
     def solved(self, ratio: float, strength: float) -> Selection:
