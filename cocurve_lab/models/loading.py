@@ -195,6 +195,7 @@ def load_model(
     require_own_files(source, **_picked(options, _PLACE_OPTIONS))
     if Path(source).is_dir():  # of a hub model, the files come with the load
         try:
+            require_used_scales(source, shapes)
             require_sound_files(source, {name: t.shape for name, t in shapes.state_dict().items()})
         except FileFormatError as error:
             raise InputError(str(error)) from error

@@ -107,23 +107,27 @@ def require_floats(place: str, shapes: PreTrainedModel) -> None:
         )
 
 
-def require_used_scales(place: str, shapes: PreTrainedModel, unused: Iterable[str]) -> None:
-    """Raise InputError if packed weights were loaded as numbers, or scales are among the `unused`.
+def require_used_scales(place: str, shapes: PreTrainedModel, unused: Iterable[str] = ()) -> None:
+    """Raise InputError if weights would be loaded without their scales; `unused` ones were.
 
     Without a quantizer, transformers leaves out scales that the model has no place for, and warns.
+    A folder is judged by its headers, before a load.
     """
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
     found = sorted(f"a scale, {name}" for name in unused if _SCALE.search(name))
     known = quantization(shapes) in AUTO_QUANTIZER_MAPPING  # and so unpacked
     if not (found or known) and Path(place).is_dir():
-        kinds = ((n, stored.get_dtype()) for n, stored, _ in _headers(place))
-        found = [
-            f"{n} as {kind}" for n, kind in kinds if n.endswith("weight") and kind not in _DTYPES
-        ]
+        own = shapes.state_dict()
+        for name, stored, _ in _headers(place):
+            kind = stored.get_dtype()
+            if name.endswith("weight") and kind not in _DTYPES:
+                found.append(f"{name} as {kind}")
+            elif _SCALE.search(name) and name not in own:
+                found.insert(0, f"a scale, {name}")
     if found:
         raise InputError(
-            f"{place} holds quantized weights with {found[0]}, which transformers did not use, so "
+            f"{place} holds quantized weights with {found[0]}, which transformers does not use, so "
             "the loaded numbers would not be the model's. Give an unquantized model, for example "
             "in bfloat16."
         )

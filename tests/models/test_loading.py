@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import T5Config
+from transformers import AutoModelForCausalLM, T5Config
 
 import cocurve_lab as cl
 from cocurve_lab.models import loading
@@ -309,6 +309,17 @@ def test_a_folder_that_cannot_be_loaded_is_refused_in_a_sentence(folder: Path, c
     with pytest.raises((cl.InputError, cl.ArchitectureError), match=named) as caught:
         cl.load_model(folder, device="cpu")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("case", range(4))
+def test_packed_weights_are_refused_before_they_are_loaded(
+    folder: Path, case: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, named = DAMAGED[case]
+    change(folder)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", pytest.fail)
+    with pytest.raises(cl.InputError, match=named):
+        cl.load_model(folder, device="cpu")
 
 
 @pytest.mark.parametrize(
