@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOT_LINES = {".md", ".png", ".npz", ".pyc"}
 BUDGETS = {
-    "cocurve_lab": 33_623,
+    "cocurve_lab": 33_628,
     "cocurve_lab/base": 1_531,
     "cocurve_lab/models": 2_614,
     "cocurve_lab/curvature": 1_870,
@@ -27,7 +27,7 @@ BUDGETS = {
     "cocurve_lab/cli": 2_406,
     "notebooks/cocurve_studies": 11_605,
     "widgets/cocurve_widgets": 10_893,
-    "tests": 46_286,
+    "tests": 46_290,
 }
 CORE_PATH = (
     *("models/units", "models/masking", "estimator/algorithm1", "estimator/teacher"),
