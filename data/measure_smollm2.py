@@ -346,12 +346,21 @@ def measure(options: argparse.Namespace) -> None:
     of_text = list(of_kinds(options, model, tokenizer, curvature))
     named += of_text
     distinct = list({plan.fingerprint: plan for _, plan in named}.values())
-    # what only H of texts is judged on, and what is not judged on the manual
-    only = {"chat": {plan.fingerprint for _, plan in of_text}}
+    # what is judged on some texts alone, and what is asked no question
     apart = ("random", "draw", "pair", "unit")
+    only = {"chat": {plan.fingerprint for _, plan in of_text}}
     only["manual"] = {
-        p.fingerprint for name, p in named if not (name.startswith(apart) or "ends" in name)
+        plan.fingerprint
+        for name, plan in named
+        if plan.requested_ratio in BEST and not name.startswith(apart) and "ends" not in name
     }
+    asked = [
+        plan
+        for name, plan in named
+        if not name.startswith((*apart, "H of"))
+        and (plan.requested_ratio in BEST or name == "dense")
+    ]
+    asked = list({plan.fingerprint: plan for plan in asked}.values())
     rows["chat"] = kinds(options, tokenizer)["chat text"][1]
     measured: dict[str, dict[str, np.ndarray]] = {plan.fingerprint: {} for plan in distinct}
     about = {}
@@ -370,9 +379,8 @@ def measure(options: argparse.Namespace) -> None:
     right: dict[str, dict[str, list[int]]] = {}
     said: dict[str, list[str]] = {}
     if not options.kl_only:
-        right = answers(options, model, tokenizer, distinct)
-        told = [p for name, p in named if not name.startswith((*apart, "H of"))]
-        said = replies(options, model, tokenizer, list({p.fingerprint: p for p in told}.values()))
+        right = answers(options, model, tokenizer, asked)
+        said = replies(options, model, tokenizer, asked)
     written = [
         {
             "name": name,
