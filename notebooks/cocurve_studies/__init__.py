@@ -2,10 +2,11 @@
 
     study.py     the runner: plans measured, tables kept, draws of H
     draws.py     errors of a difference between plans, over rows and draws of H
-    claims.py    claims of the paper as rows, and their evaluator
+    claims.py    claims of the paper and the lab as rows, and their evaluator
     findings.py  a claim beside what was measured, and the verdict
     chart.py     series, axes and the common look of every chart
     sections.py  the notebook section of each study
+    sentences.py  what a picture shows, computed from this model
     shared.py    the recipe of a build, marks of kept tables, comparisons, resampling
     abilities.py  right answers by lambda (notebook 06) and by edge variant (notebook 07)
     surrogates.py  plans of H, Q and F beside what they cost (notebook 11)

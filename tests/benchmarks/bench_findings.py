@@ -1,8 +1,8 @@
-"""Every claim that notebooks test, the paper's and the lab's: FINDINGS.md, from findings.json.
+"""Every claim that notebooks test, the paper's and the lab's: FINDINGS.md and FINDINGS_LAB.md.
 
-    python tests/benchmarks/bench_findings.py                # run all, then write both files
+    python tests/benchmarks/bench_findings.py                # run all, then write all files
     python tests/benchmarks/bench_findings.py --only 06 09   # measure these anew, keep the others
-    python tests/benchmarks/bench_findings.py --page-only    # the page from findings.json alone
+    python tests/benchmarks/bench_findings.py --page-only    # the pages from findings.json alone
 
 It runs the notebooks with their own parameters. Tables that are kept in `--folder` are read instead
 of measured; delete `kept/bake_off/study_speed_*.json` there to time notebook 09's plans anew, on a
@@ -34,10 +34,17 @@ SHOWN = ("06", "07", "08", "09")  # the notebooks of the studies
 HEAD = """# Findings
 
 What notebooks measure on the demo model beside what is claimed. ± is one standard error; a verdict
-needs two, else it cannot be told. The lab's own claims and quantities stand at the end. The demo
-model has four million parameters, the paper's 3 to 32 billion: a claim that fails here says
-something about this model first. [SMOLLM2_FINDINGS.md](SMOLLM2_FINDINGS.md) has a real model.
+needs two, else it cannot be told. The lab's own claims and quantities stand on
+[a page of their own](FINDINGS_LAB.md). The demo model has four million parameters, the paper's 3 to
+32 billion: a claim that fails here says something about this model first.
+[SMOLLM2_FINDINGS.md](SMOLLM2_FINDINGS.md) has a real model.
 `bench_findings.py` runs the notebooks and writes this page from [findings.json](findings.json).
+"""
+LAB = """# Findings on claims of the lab
+
+Claims that the paper does not make, or judges by another quantity, beside what the notebooks
+measure on the demo model. Those of the paper are in [FINDINGS.md](FINDINGS.md), with the rules.
+
 """
 
 
@@ -60,7 +67,8 @@ def main() -> None:
                 found[notebook.stem] = measured(notebook, folder, SMALL if options.quick else {})
                 text = json.dumps(dict(sorted(found.items())), indent=1, ensure_ascii=False)
                 kept.write_text(text + "\n", encoding="utf-8")
-    (Path(options.out) / "FINDINGS.md").write_text(page(found), encoding="utf-8")
+    for name, text in (("FINDINGS.md", page(found)), ("FINDINGS_LAB.md", lab_page(found))):
+        (Path(options.out) / name).write_text(text, encoding="utf-8")
 
 
 def measured(notebook: Path, folder: Path, values: dict[str, Any]) -> dict[str, Any]:
@@ -78,7 +86,7 @@ def measured(notebook: Path, folder: Path, values: dict[str, Any]) -> dict[str, 
 
 
 def page(found: dict[str, Any]) -> str:
-    """The page as Markdown: the count of verdicts, a table for each notebook, one of the lab's."""
+    """The paper's page as Markdown: the count of verdicts, then a table for each notebook."""
     parts = {stem: [Finding(**row) for row in part["findings"]] for stem, part in found.items()}
     everything = [finding for part in parts.values() for finding in part]
     lines = [
@@ -89,13 +97,17 @@ def page(found: dict[str, Any]) -> str:
         link = f"[the paper's, notebook {stem[:2]}](#{anchor(stem)})"
         lines.append(row_of(link, *counts(part), found[stem]["run"]))
     lines.append(row_of("the paper's, all", *counts(everything), ""))
-    lines.append(row_of("[the lab's](#claims-of-the-lab)", *counts(everything, lab=True), ""))
+    lines.append(row_of("[the lab's](FINDINGS_LAB.md)", *counts(everything, lab=True), ""))
     for stem, part in parts.items():
         lines += ["", f"## {heading(stem)}", ""]
         lines += told("the paper", [finding for finding in part if not finding.lab])
-    lines += ["", "## Claims of the lab", ""]
-    lines += told("the lab", [finding for finding in everything if finding.lab])
     return "\n".join(lines) + "\n"
+
+
+def lab_page(found: dict[str, Any]) -> str:
+    """The page of the lab's claims, one table."""
+    everything = (Finding(**row) for part in found.values() for row in part["findings"])
+    return LAB + "\n".join(told("the lab", [one for one in everything if one.lab])) + "\n"
 
 
 def told(who: str, found: list[Finding]) -> list[str]:
