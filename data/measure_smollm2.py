@@ -332,6 +332,11 @@ def of_methods(options: argparse.Namespace) -> Iterator[Named]:
                 yield cl.get_method(name).title, cl.Selection.from_json(plan)
 
 
+def apart_of(name: str) -> bool:
+    """Whether a plan is only there to compare with others."""
+    return name in ("pair", "unit") or name.startswith(("random ", "draw "))
+
+
 def measure(options: argparse.Namespace) -> None:
     """Measure all plans and write plans.json."""
     model, tokenizer = cl.load_model(NAME)
@@ -347,17 +352,17 @@ def measure(options: argparse.Namespace) -> None:
     named += of_text
     distinct = list({plan.fingerprint: plan for _, plan in named}.values())
     # what is judged on some texts alone, and what is asked no question
-    apart = ("random", "draw", "pair", "unit")
     only = {"chat": {plan.fingerprint for _, plan in of_text}}
     only["manual"] = {
         plan.fingerprint
         for name, plan in named
-        if plan.requested_ratio in BEST and not name.startswith(apart) and "ends" not in name
+        if plan.requested_ratio in BEST and not apart_of(name) and "ends" not in name
     }
     asked = [
         plan
         for name, plan in named
-        if not name.startswith((*apart, "H of"))
+        if not apart_of(name)
+        and not name.startswith("H of")
         and (plan.requested_ratio in BEST or name == "dense")
     ]
     asked = list({plan.fingerprint: plan for plan in asked}.values())

@@ -82,7 +82,9 @@ def methods(plans: Plans) -> Iterable[Table]:
     """Every method on every text."""
     names = [f"H, lambda {strength:g}" for strength in (0.0, 0.5, 1.0)]
     names += [f"H, lambda {strength:g}, ends kept" for strength in (0.0, 0.5, 1.0)]
-    names += ["units by their own KL", *plans.named("measured"), "searched", *plans.methods]
+    names.append("units by their own KL")
+    names += [f"measured {x}, lambda {s:g}" for x in ("layers", "blocks") for s in (0.0, 0.5, 1.0)]
+    names += ["searched", *plans.methods]
     columns = [(ratio, text) for ratio in (0.1, 0.2, 0.3) for text in TEXTS]
     cells = []
     for name in names:
@@ -159,7 +161,10 @@ def abilities(plans: Plans) -> Iterable[Table]:
                 line += ["", ""]
                 continue
             right, asked = (sum(x[n] for x in plan.right.values()) for n in (0, 1))
-            line += [f"{right} of {asked}", f"{np.exp(plan.nll['wikitext'].mean()):.1f}"]
+            line += [
+                f"{right} of {asked}" if asked else "",
+                f"{np.exp(plan.nll['wikitext'].mean()):.1f}",
+            ]
         cells.append(line)
     heads = ["plan", *(x for r in (0.1, 0.2, 0.3) for x in (f"right, {r:.0%}", "perplexity"))]
     yield "Right answers, and perplexity on WikiText", heads, cells

@@ -130,11 +130,16 @@ def test_the_plans_that_ship_are_of_the_h_that_ships() -> None:
     solved = [plan for plan in found.plans if plan.name.startswith("H, ")]
     assert {plan.selection.requested_ratio for plan in solved} >= {0.02, 0.1, 0.2, 0.3, 0.4}
     for plan in solved[::5]:
+        kept = 2 if plan.name.endswith("ends kept") else 0
         again = cl.solve_greedy(
-            curvature, plan.selection.requested_ratio, plan.selection.interaction_strength
+            curvature,
+            plan.selection.requested_ratio,
+            plan.selection.interaction_strength,
+            cl.Guards(protect_first=kept, protect_last=kept),
         )
         assert set(again.pruned) == set(plan.selection.pruned)
         assert {len(values) for values in plan.kl.values()} == {6}
+    assert any(plan.name.endswith("ends kept") for plan in solved[::5])
 
 
 @pytest.mark.parametrize(("parts", "count"), [("layers", 30), ("blocks", 60)])

@@ -157,7 +157,8 @@ def plot_purposes(table: Table, strength: float) -> Figure:
         texttemplate="%{text}",
         hovertemplate="calibrated on %{y}, judged on %{x}<br>%{text}<extra></extra>",
         colorscale="RdBu_r",
-        zmid=0.0,
+        zmin=-1.0,  # half the scale is enough to see what is lost; a cell tells the rest
+        zmax=1.0,
         colorbar={"title": "over the text's own plan", "tickformat": "+.0%"},
     )
     figure.update_yaxes(autorange="reversed")

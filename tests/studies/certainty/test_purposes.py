@@ -7,6 +7,7 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import pick
+from cocurve_studies import kept_curvature
 from cocurve_studies.certainty import purposes
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
@@ -46,3 +47,15 @@ def test_rows_are_cut_apart() -> None:
     cut = purposes.cut_texts({"words": words}, word_tokenizer(), 3, 2, 12)["words"]
     assert [len(part) for part in cut] == [3, 2]
     cut[1].require_disjoint(cut[0])
+
+
+def test_what_ships_with_a_model_makes_the_same_table() -> None:
+    curvature = kept_curvature("smollm2")
+    assert curvature is not None
+    table = purposes.kept_purposes(curvature, 0.2)
+    assert table is not None
+    names = set(purposes.KEPT)
+    assert {row["calibrated_on"] for row in table} == {row["judged_on"] for row in table} == names
+    assert len(table) == len(names) ** 2 * len(purposes.STRENGTHS)
+    small = cl.Curvature(np.eye(len(UNITS)), UNITS)
+    assert purposes.kept_purposes(small, 0.2) is None
