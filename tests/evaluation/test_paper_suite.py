@@ -69,7 +69,7 @@ def test_the_release_s_windows_stand_beside_begun_ones(copies: Path, tmp_path: P
     tokenizer.chat_template = CHAT  # which the suite leaves alone
     settings = TaskOptions(tasks=("ptb",), data=copies, progress=False)
     options = ReproductionOptions(tmp_path, tasks=settings)
-    study = Reproduction(model, tokenizer, [], published("any"), options, say=said.append)
+    study = Reproduction(model, tokenizer, [], published(""), options, say=said.append)
     found = {row["task"]: row["value"] for row in study.run() if row["shown"]}
     text, first = "w1 w2 w3\n\nw4 w5", PerplexityOptions(progress=False, starts="first window")
     assert found == {
