@@ -229,6 +229,11 @@ def test_a_streamed_run_has_the_same_scores_and_leaves_no_model(
     pytest.importorskip("accelerate")
     assert main(command(place, tmp_path, "--stream", "--methods", "llm-pruner")) == FAILED
     assert "llm-pruner needs gradients" in capsys.readouterr().err
+    seen: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paper_command, "run", lambda options: seen.append(options) or DONE)
+        main(command(place, tmp_path, "--stream", "--methods", "all"))
+    assert paper_command._methods(*seen) == [name for name in BASELINES if name != "llm-pruner"]
     assert main(command(place, tmp_path, "--stream")) == DONE
     assert "size and speed left out" in capsys.readouterr().out
     scores = [

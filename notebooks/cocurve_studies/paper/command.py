@@ -75,7 +75,8 @@ class Paper(Verb):
     )
     lambdas: tuple[float, ...] = flag("plans of these lambdas too, such as 0 1")
     methods: tuple[str, ...] = flag(
-        "other methods too, such as llm-pruner wanda-sp; all: the paper's nine"
+        "other methods too, such as llm-pruner wanda-sp; all: the paper's nine (with --stream "
+        "those without gradients)"
     )
     guards: Literal["search", "paper", "none"] = flag(
         "search: for each plan those of lowest perplexity on the held-out rows, the paper's rule; "
@@ -271,9 +272,13 @@ def _hours(hours: float) -> str:
 
 def _methods(options: Paper) -> list[str]:
     """Return the names of the other methods, "all" spelled out."""
+    from cocurve_lab.methods.registry import get_method
+
     from ..bake_off.contenders import BASELINES
 
-    spelled = (BASELINES if name == "all" else (name,) for name in options.methods)
+    # gradients need all weights in memory
+    every = [n for n in BASELINES if not (options.model.stream and get_method(n).needs_gradients)]
+    spelled = (every if name == "all" else (name,) for name in options.methods)
     return list(dict.fromkeys(chain.from_iterable(spelled)))
 
 
