@@ -354,7 +354,7 @@ def _kept(curvature: cl.Curvature) -> Iterator[Measured]:
     kept = kept_plans(curvature)
     if kept is None:
         return
-    for name, facts in kept.texts.items():
+    for name, facts in reversed(kept.texts.items()):  # the first text is told last, so it shows
         kl = {frozenset(plan.selection.pruned): plan.kl.get(name) for plan in kept.plans}
         for plan in kept.plans:
             rows, edge = plan.kl.get(name), None
