@@ -39,7 +39,9 @@ def test_error_bars_and_coverage(ran: Ran) -> None:
         rest = np.delete(curvature.group_grams, group, axis=0).sum(axis=0)
         without.append(cl.Curvature(rest / (2 * 255), curvature.units).ffn_redundancy)
     error = np.sqrt(2 / 3 * np.square(np.array(without) - np.mean(without)).sum())
-    shown = re.search(r"standard errors on either\s+side (-?[\d.]+) to (-?[\d.]+)", ran.text)
+    words = " ".join(ran.text.split())
+    shown = re.search(r"standard errors on either side (-?[\d.]+) to (-?[\d.]+)", words)
+    assert shown is not None, words[:2000]
     low = min(curvature.ffn_redundancy, curvature.ffn_redundancy_corrected)
     assert float(shown[1]) == pytest.approx(max(0.0, low - 2 * error), abs=6e-4)
     assert float(shown[2]) == pytest.approx(curvature.ffn_redundancy + 2 * error, abs=6e-4)
