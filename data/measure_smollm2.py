@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 import cocurve_lab as cl
+from cocurve_lab.base.tables import plus_minus
 from cocurve_lab.calibration import default_rows, read_documents
 from cocurve_lab.cli.demo import random_plan
 from cocurve_lab.extensions.choosing.search import SearchOptions
@@ -43,8 +44,9 @@ from cocurve_lab.extensions.pretrained.kept import (
 from cocurve_lab.extensions.pretrained.smollm2 import NAME
 from cocurve_lab.extensions.pretrained.texts import END, own_questions
 from cocurve_lab.measuring.answers import AnswerOptions
-from cocurve_lab.measuring.risk import Meter, model_risk
+from cocurve_lab.measuring.risk import Meter, model_risk, standard_error
 from cocurve_lab.solver.guards import Guards
+from cocurve_lab.solver.variants import measured_diagonal
 
 ROWS, JUDGED = 24, (26, 32)
 LENGTH: dict[str, Any] = {"seq_len": 256, "positions_per_sequence": "all"}
@@ -139,8 +141,7 @@ def best(options: argparse.Namespace) -> None:
             named = dict(candidates(options, curvature, scales, ratio))
             meter = Meter(model, searched, checkpoint=options.work / "search", replay=True)
             table = meter.measure(list(named.values()), progress="lines")[..., 0]
-            mean = table.mean(axis=1)
-            error = table.std(axis=1, ddof=1) / len(searched) ** 0.5
+            mean, error = table.mean(axis=1), standard_error(table)
             for at in mean.argsort():
                 print(f"{ratio:.0%} {list(named)[at]}: {mean[at]:.4f} ± {error[at]:.4f}")
             plan = list(named.values())[mean.argmin()]
@@ -174,8 +175,9 @@ def measured_parts(
             model, parts, rows, pool=pool, checkpoint=keep, progress="lines"
         )
         found.save(file)
-    print(Interactions.load(file), flush=True)
-    return Interactions.load(file)
+    kept = Interactions.load(file)
+    print(kept, flush=True)
+    return kept
 
 
 def candidates(
@@ -187,10 +189,7 @@ def candidates(
     """Plans of H, of each unit's own KL, and of measured layers and blocks, all without guards."""
     for strength in (0.0, 0.5, 1.0):
         yield f"H, lambda {strength:g}", cl.solve_greedy(curvature, ratio, strength)
-    own = curvature.single_unit_risk
-    assert own is not None
-    alone = cl.Curvature(np.diag(2 * own), curvature.units)
-    yield "units by their own KL", cl.solve_greedy(alone, ratio, 0.0)
+    yield "units by their own KL", cl.solve_greedy(measured_diagonal(curvature), ratio, 0.0)
     for found, words in zip(scales, ("layers", "blocks"), strict=True):
         for strength in (0.0, 0.25, 0.5, 0.75, 1.0):
             with suppress(cl.InputError, cl.InfeasibleError):
@@ -201,10 +200,9 @@ def candidates(
 
 
 def kinds(
-    options: argparse.Namespace, tokenizer: Any
+    options: argparse.Namespace, tokenizer: Any, judges: dict[str, cl.CalibrationSet]
 ) -> dict[str, tuple[cl.CalibrationSet, cl.CalibrationSet]]:
     """Rows to calibrate on and rows to judge on, by kind of text; no document is in both."""
-    judges = texts(options, tokenizer)
     cut: dict[str, Any] = LENGTH | {"eos": END, "bos": END}
 
     def rows_of(documents: list[str], source: str) -> tuple[cl.CalibrationSet, cl.CalibrationSet]:
@@ -225,14 +223,17 @@ def kinds(
 
 
 def of_kinds(
-    options: argparse.Namespace, model: Any, tokenizer: Any, curvature: cl.Curvature
+    options: argparse.Namespace,
+    model: Any,
+    by_kind: dict[str, tuple[cl.CalibrationSet, cl.CalibrationSet]],
+    curvature: cl.Curvature,
 ) -> Iterator[Named]:
     """Plans of an H of a few rows of each kind of text, and of mixes; H stays in the work folder.
 
     H of C4 is that of the first groups of the kept one.
     """
     found = {}
-    for kind, (rows, _) in kinds(options, tokenizer).items():
+    for kind, (rows, _) in by_kind.items():
         found[kind] = curvature if kind == "C4" else few_rows(options, model, rows)
     few = list(range(FEW))
     groups = {kind: [(kind, few)] for kind in found}
@@ -341,6 +342,7 @@ def measure(options: argparse.Namespace) -> None:
     """Measure all plans and write plans.json."""
     model, tokenizer = cl.load_model(NAME)
     rows = texts(options, tokenizer)
+    by_kind = kinds(options, tokenizer, rows)
     del rows["calibration"]
     curvature = read_curvature(options.out / "H.npz")
     named = [*from_curvature(curvature), *pairs(curvature)]
@@ -348,7 +350,7 @@ def measure(options: argparse.Namespace) -> None:
     named += of_parts(options, curvature)
     for file in sorted(options.out.glob("best_*.json")):
         named.append(("searched", cl.Selection.from_json(file.read_text())))
-    of_text = list(of_kinds(options, model, tokenizer, curvature))
+    of_text = list(of_kinds(options, model, by_kind, curvature))
     named += of_text
     distinct = list({plan.fingerprint: plan for _, plan in named}.values())
     # what is judged on some texts alone, and what is asked no question
@@ -366,7 +368,7 @@ def measure(options: argparse.Namespace) -> None:
         and (plan.requested_ratio in BEST or name == "dense")
     ]
     asked = list({plan.fingerprint: plan for plan in asked}.values())
-    rows["chat"] = kinds(options, tokenizer)["chat text"][1]
+    rows["chat"] = by_kind["chat text"][1]
     measured: dict[str, dict[str, np.ndarray]] = {plan.fingerprint: {} for plan in distinct}
     about = {}
     for name, judge in rows.items():
@@ -440,7 +442,7 @@ def refit(options: argparse.Namespace) -> None:
 
 
 def shown(rows: np.ndarray) -> str:
-    return f"{rows.mean():.3f} ± {rows.std(ddof=1) / len(rows) ** 0.5:.3f}"
+    return plus_minus(float(rows.mean()), float(standard_error(rows[None])[0]))
 
 
 def page(options: argparse.Namespace) -> None:

@@ -69,7 +69,7 @@ def save_pruned(
     """Write a pruned model: safetensors, configuration, manifest, and a model card.
 
     It is written in the dtype of the checkpoint that it was loaded from, where this holds every
-    weight; else in its own, with a UserWarning.
+    weight; else in its own, which it prints.
 
     Llama, Mistral, Qwen2 and 3, Phi3 and Gemma 1 to 3 load in transformers without this library: as
     a stock model if all layers have the same widths, otherwise with `trust_remote_code=True`, by

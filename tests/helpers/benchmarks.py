@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
+from types import ModuleType
 from typing import Any
+
+FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+def command(name: str) -> ModuleType:
+    """Import a command of tests/benchmarks, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def flag(default: Any = None, help: str | None = None, **more: Any) -> dict[str, Any]:

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from datetime import date
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from cocurve_studies.findings import Finding
+from helpers.benchmarks import FOLDER, command
 
-FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 KEPT = json.loads((FOLDER / "findings.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_findings", FOLDER / "bench_findings.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return command("bench_findings")
 
 
 def test_the_page_is_written_from_the_kept_values(bench: ModuleType) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
+from helpers.benchmarks import command
+
 NAMES = (
     "methods",
     "edges",
@@ -17,17 +16,13 @@ NAMES = (
     "texts",
     "kinds",
     "scales",
+    "reached",
 )  # claims draw at random
 
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_smollm2", FOLDER / "bench_smollm2.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return command("bench_smollm2")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -41,6 +41,7 @@ from ...solver.guards import FREE, Guards
 from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
 from ...solver.targets import Target
+from ...solver.variants import measured_diagonal
 from ..interactions.measured import Interactions, measure_interactions
 from ..repairing.repair import RepairOptions, repair
 from ..surrogates.additive_torch import TorchAdditiveKL
@@ -381,8 +382,8 @@ def _candidates(
         "pair KL": lambda: solve_greedy(pair, target, 1.0, guards),
         "additive KL": lambda: additive.solve(target, 1.0, guards),
     }
-    if (own := curvature.single_unit_risk) is not None:
-        alone = Curvature(np.diag(2 * own), curvature.units)
+    if curvature.single_unit_risk is not None:
+        alone = measured_diagonal(curvature)
         ways["KL of each unit alone"] = lambda: solve_greedy(alone, target, 0.0, guards)
     if guards == FREE and not isinstance(target, Target):  # theirs are over units
         for strength in (0.0, 0.5, 1.0):

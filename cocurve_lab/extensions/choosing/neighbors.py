@@ -97,7 +97,7 @@ class Neighbors:
             rng: the draws.
             least: the fewest units to take out; with 0 a plan of another target may only be fitted.
         """
-        guided = self.unit_scale.edges is not None and rng.random() >= self.random_share
+        guided = self.unit_scale.half is not None and rng.random() >= self.random_share
         draw = _Draw(self, set(pruned) | self.forced, rng, guided)
         if self.start.uniform or self.rules.portions is not None:
             return draw.swap(int(rng.integers(1, self.most + 1)))
@@ -109,8 +109,7 @@ class Neighbors:
 
     def guide(self, marginals: np.ndarray) -> None:
         """Guide draws of units by the harm of each unit's absence at a plan [M], without edges."""
-        edges = np.zeros((len(marginals), len(marginals)))
-        self.unit_scale = replace(self.unit_scale, half=marginals, edges=edges)
+        self.unit_scale = replace(self.unit_scale, half=marginals, edges=None)
         self.noise = _SHARP_NOISE
 
     def selection(self, pruned: Collection[int], curvature: Curvature | None = None) -> Selection:
@@ -162,8 +161,8 @@ class _Scale:
     Attributes:
         parts: the units of each.
         costs: of each [parts].
-        half: predicted KL of each alone [parts], and `edges`, lambda times the interaction of each
-            pair [parts, parts]; None where nothing guides draws.
+        half: predicted KL of each alone, or its marginal [parts]; None where nothing guides draws.
+        edges: lambda times the interaction of each pair [parts, parts]; None where there is none.
     """
 
     parts: tuple[Units, ...]
@@ -259,13 +258,17 @@ class _Draw:
         if not among:
             return None
         parts = np.array(sorted(among))
-        edges, half = scale.edges, scale.half
-        if not self.guided or edges is None or half is None:
+        if not self.guided or scale.half is None:
             return int(self.rng.choice(parts))
-        inside = np.array([p for p, units in enumerate(scale.parts) if units <= self.chosen], int)
-        # the sum over S includes the own entry of a part inside; it belongs to no edge
-        sums = edges[np.ix_(parts, inside)].sum(axis=1)
-        sums -= np.where(np.isin(parts, inside), edges[parts, parts], 0)
-        scores = sign * (half[parts] + sums) / scale.costs[parts]
+        marginals = scale.half[parts]
+        if (edges := scale.edges) is not None:
+            whole = (p for p, units in enumerate(scale.parts) if units <= self.chosen)
+            inside = np.fromiter(whole, int)
+            # the sum over S includes the own entry of a part inside; it belongs to no edge
+            sums = edges[np.ix_(parts, inside)].sum(axis=1)
+            marginals = marginals + (
+                sums - np.where(np.isin(parts, inside), edges[parts, parts], 0)
+            )
+        scores = sign * marginals / scale.costs[parts]
         place = int(self.rng.exponential(max(1.0, self.around.noise * len(parts))))
         return int(parts[np.argsort(scores, kind="stable")[min(place, len(parts) - 1)]])

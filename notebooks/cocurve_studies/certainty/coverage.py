@@ -146,6 +146,15 @@ def _coverage(
     }
 
 
+def on_most_text(table: Table) -> dict[str, Row]:
+    """Return the row of each statistic at the most rows and groups."""
+    names = dict.fromkeys(row["statistic"] for row in table)
+    return {
+        name: max(pick(table, statistic=name), key=lambda row: (row["size"], row["groups"]))
+        for name in names
+    }
+
+
 def coverage_sentence(table: Table) -> str:
     """Say which intervals held too seldom, as often as they promise, or more often.
 
@@ -156,8 +165,7 @@ def coverage_sentence(table: Table) -> str:
         "as often as they promise": [],
         "more often": [],
     }
-    for name in dict.fromkeys(row["statistic"] for row in table):
-        row = max(pick(table, statistic=name), key=lambda r: (r["size"], r["groups"]))
+    for name, row in on_most_text(table).items():
         off = (row["coverage"] - row["confidence"]) / (2 * row["coverage_error"])
         how = "as often as they promise" if abs(off) <= 1 else "more often"
         told = f"{name.replace('_', ' ')} ({row['coverage']:.0%})"

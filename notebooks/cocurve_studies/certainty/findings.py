@@ -16,6 +16,7 @@ from cocurve_lab.solver.gate import Gate
 
 from ..claims import Claim, evaluate
 from ..findings import ABOVE, Finding
+from .coverage import on_most_text
 from .sensitivity import sensitivity_summary
 
 SENSITIVITY = 'appendix "Sensitivity to the Surrogate Budget"'
@@ -74,8 +75,7 @@ def coverage_findings(table: Table) -> list[Finding]:
     an upper bound.)
     """
     rows = []
-    for name in dict.fromkeys(row["statistic"] for row in table):
-        row = max(pick(table, statistic=name), key=lambda r: (r["size"], r["groups"]))
+    for name, row in on_most_text(table).items():
         reach = 2 * row["coverage_error"]
         holds = abs(row["coverage"] - row["confidence"]) <= reach
         verdict = None if holds and reach > SHORTFALL else holds

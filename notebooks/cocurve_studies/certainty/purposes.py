@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, pick
+from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, pick, plus_minus
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.pretrained.kept import kept_plans
@@ -153,7 +153,7 @@ def plot_purposes(table: Table, strength: float) -> Figure:
         x=names,
         y=names,
         z=[[row["share"] for row in line] for line in grid],
-        text=[[_label(row) for row in line] for line in grid],
+        text=[[plus_minus(row["kl"], row["kl_error"]) for row in line] for line in grid],
         texttemplate="%{text}",
         hovertemplate="calibrated on %{y}, judged on %{x}<br>%{text}<extra></extra>",
         colorscale="RdBu_r",
@@ -164,8 +164,3 @@ def plot_purposes(table: Table, strength: float) -> Figure:
     figure.update_yaxes(autorange="reversed")
     title = f"KL of each plan on each text, λ = {strength:g} (nats per token)"
     return chart(figure, title, "judged on", "calibrated on", height=420)
-
-
-def _label(row: Row) -> str:
-    error = row["kl_error"]
-    return f"{row['kl']:.3g}" if error is None else f"{row['kl']:.3g} ± {error:.1g}"

@@ -18,7 +18,7 @@ from cocurve_lab.solver.selection import Selection
 
 from ..chart import add, chart, empty
 from ..draws import Redrawn, again
-from ..shared import compared, solved
+from ..shared import plan_overlap, solved
 from ..study import Study
 from .choices import Texts, choice_marks, kept_beside
 
@@ -113,7 +113,7 @@ def _difference(
         row[f"kl_{name}"] = table.mean[place]
         row[f"kl_{name}_error"] = table.standard_error[place]
         row[f"perplexity_{name}"] = table.perplexity[place]
-    row["overlap"] = compared(table, second, first)["overlap"]
+    row["overlap"] = plan_overlap(table.selections[second], table.selections[first])
     benefit, over_rows = table.paired(first, second)
     assert table.nll is not None  # measure_plans always has it
     loss = table.nll[first] - table.nll[second]
