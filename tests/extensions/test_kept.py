@@ -112,8 +112,8 @@ def test_the_h_that_ships_is_of_24_rows_with_errors() -> None:
 
 
 @pytest.mark.real
-def test_the_h_that_ships_is_of_the_fetched_model() -> None:
-    model, _ = cl.load_model("smollm2")
+def test_the_h_that_ships_is_of_the_fetched_model(smollm2: tuple[Any, Any]) -> None:
+    model, _ = smollm2
     curvature = kept_curvature("smollm2")
     assert curvature is not None
     assert curvature.provenance["model_fingerprint"] == model_settings(model)["model_fingerprint"]
