@@ -1,7 +1,7 @@
 """Measure SmolLM2-135M once, for what ships with it: data/smollm2/ and explore_smollm2.html.
 
     make smollm2
-    python data/measure_smollm2.py H --c4 C4 --wikitext TEXT      # 45 minutes on two cores
+    python data/measure_smollm2.py H --c4 C4 --wikitext TEXT      # 75 minutes on two cores
     python data/measure_smollm2.py best --c4 C4                   # 70 minutes
     python data/measure_smollm2.py methods --c4 C4                # an hour
     python data/measure_smollm2.py plans --c4 C4 --wikitext TEXT  # an hour
@@ -35,6 +35,7 @@ from cocurve_lab.cli.demo import random_plan
 from cocurve_lab.extensions.choosing.search import SearchOptions
 from cocurve_lab.extensions.interactions.measured import Interactions
 from cocurve_lab.extensions.pretrained.kept import (
+    KEPT_TEXTS,
     kept_folder,
     read_curvature,
     read_plans,
@@ -47,6 +48,7 @@ from cocurve_lab.measuring.answers import AnswerOptions
 from cocurve_lab.measuring.risk import Meter, model_risk, standard_error
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.variants import measured_diagonal
+from cocurve_studies.trust import reach
 
 ROWS, JUDGED = 24, (26, 32)
 LENGTH: dict[str, Any] = {"seq_len": 256, "positions_per_sequence": "all"}
@@ -61,7 +63,7 @@ SOURCES = {
     "chat": "chat text of SmolLM2",
 }
 FEW, DRAWS = 3, 3  # rows of each kind of text; H of rows drawn again
-PAIRS, RANDOM = 12, 10  # pairs: half of the most negative edges, half of the most positive
+RANDOM = 10
 # draws guided by H, then by marginals at the plan
 GUIDES = (SearchOptions(), SearchOptions(seed=1, swaps=8, random_share=0.2, gradient_rows=8))
 BLOCKWISE = ("finercut", "blockpruner")  # removals measured anew: half an hour each
@@ -100,19 +102,29 @@ def texts(options: argparse.Namespace, tokenizer: Any) -> dict[str, cl.Calibrati
 
 
 def build(options: argparse.Namespace) -> None:
-    """Build H of the calibration rows, each a group of its own, and write its short form."""
+    """Build H of the rows of C4, and of as many of the default text, and write their short forms.
+
+    Each row of C4 is a group of its own. Rows of the default text are eight groups, and its
+    products are in bfloat16.
+    """
     model, tokenizer = cl.load_model(NAME)
-    rows = texts(options, tokenizer)["calibration"]
-    build_options = cl.BuildOptions(groups=ROWS)
+    own = default_rows(NAME, tokenizer, ROWS, **LENGTH)
+    texts_of = (
+        ("c4", texts(options, tokenizer)["calibration"], cl.BuildOptions(groups=ROWS)),
+        ("manual", own, cl.BuildOptions(groups=8, bfloat16_products=True)),
+    )
     units = cl.enumerate_units(model)
-    built = cl.load_or_estimate(options.work, model, units, rows, options=build_options)
-    facts = {"model_name": f"{NAME} (ships with the library)"}
-    write_curvature(built.with_provenance(**facts), options.out / "H.npz")
-    short = read_curvature(options.out / "H.npz")
-    errors = [cl.jackknife(h, "edges").standard_error for h in (short, built)]
-    print(f"{short}\n{(options.out / 'H.npz').stat().st_size:,} bytes")
-    print(f"largest change of an entry {np.abs(short.matrix - built.matrix).max():.3g}")
-    print(f"median change of an error {np.median(np.abs(errors[0] / errors[1] - 1)):.3g}")
+    for name, rows, build_options in texts_of:
+        if name not in options.texts:
+            continue
+        file = options.out / KEPT_TEXTS[name]
+        built = cl.load_or_estimate(options.work, model, units, rows, options=build_options)
+        write_curvature(built.with_provenance(model_name=f"{NAME} (ships with the library)"), file)
+        short = read_curvature(file)
+        errors = [cl.jackknife(h, "edges").standard_error for h in (short, built)]
+        print(f"{short}\n{file.stat().st_size:,} bytes")
+        print(f"largest change of an entry {np.abs(short.matrix - built.matrix).max():.3g}")
+        print(f"median change of an error {np.median(np.abs(errors[0] / errors[1] - 1)):.3g}")
 
 
 # The best plans ---------------------------------------------------------------------------------
@@ -130,7 +142,7 @@ def best(options: argparse.Namespace) -> None:
     lines = options.work / "c4.jsonl"
     few = LENGTH | {"positions_per_sequence": 96}
     rows = default_rows(NAME, tokenizer, 96, text_file=lines, **few)
-    curvature = read_curvature(options.out / "H.npz")
+    curvature = read_curvature(options.out / KEPT_TEXTS["c4"])
     searched, chosen_on = rows.rows(32, 64), rows.rows(64, 96)
     with torch.autocast("cpu", torch.bfloat16):
         scales = [
@@ -244,6 +256,12 @@ def of_kinds(
             for strength in (0.0, 1.0):
                 plan = cl.solve_greedy(mixed, ratio, strength)
                 yield f"H of {name}, lambda {strength:g}", plan
+    if (file := options.out / KEPT_TEXTS["manual"]).exists():
+        whole = read_curvature(file)
+        for ratio in BEST:
+            for strength in (0.0, 1.0):
+                plan = cl.solve_greedy(whole, ratio, strength)
+                yield f"H of {ROWS} rows of the manual, lambda {strength:g}", plan
 
 
 def few_rows(options: argparse.Namespace, model: Any, rows: cl.CalibrationSet) -> cl.Curvature:
@@ -288,15 +306,13 @@ def from_curvature(curvature: cl.Curvature) -> Iterator[Named]:
             yield f"random {seed}", random_plan(curvature.units, ratio, seed)
 
 
-def pairs(curvature: cl.Curvature) -> Iterator[Named]:
-    """The strongest edges of either sign within the plan of 20 %, and their units alone."""
-    inside = np.array(cl.solve_greedy(curvature, 0.2, 0.0).pruned)
-    a, b = np.triu_indices(len(inside), 1)
-    order = np.argsort(curvature.matrix[inside[a], inside[b]])
-    strongest = [*order[: PAIRS // 2], *order[-PAIRS // 2 :]]
-    chosen = [sorted((int(inside[a[k]]), int(inside[b[k]]))) for k in strongest]
-    for part in [*([u] for u in sorted({u for pair in chosen for u in pair})), *chosen]:
-        yield "pair" if len(part) == 2 else "unit", cl.Selection.from_pruned(curvature.units, part)
+def together(curvature: cl.Curvature) -> Iterator[Named]:
+    """Pairs and sets of units, and each of their units alone: how far an edge is true."""
+    drawn = reach.drawn_parts(curvature, reach.ReachOptions())
+    cases = [(scale, [unit for (unit,) in parts]) for scale, parts in drawn]
+    alone = sorted({unit for _, chosen in cases for unit in chosen})
+    for name, chosen in [*(("unit", [unit]) for unit in alone), *cases]:
+        yield name, cl.Selection.from_pruned(curvature.units, chosen)
 
 
 def of_parts(options: argparse.Namespace, curvature: cl.Curvature) -> Iterator[Named]:
@@ -335,7 +351,7 @@ def of_methods(options: argparse.Namespace) -> Iterator[Named]:
 
 def apart_of(name: str) -> bool:
     """Whether a plan is only there to compare with others."""
-    return name in ("pair", "unit") or name.startswith(("random ", "draw "))
+    return name == "unit" or name[0].isdigit() or name.startswith(("random ", "draw "))
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -344,8 +360,8 @@ def measure(options: argparse.Namespace) -> None:
     rows = texts(options, tokenizer)
     by_kind = kinds(options, tokenizer, rows)
     del rows["calibration"]
-    curvature = read_curvature(options.out / "H.npz")
-    named = [*from_curvature(curvature), *pairs(curvature)]
+    curvature = read_curvature(options.out / KEPT_TEXTS["c4"])
+    named = [*from_curvature(curvature), *together(curvature)]
     named += of_methods(options)
     named += of_parts(options, curvature)
     for file in sorted(options.out.glob("best_*.json")):
@@ -355,6 +371,9 @@ def measure(options: argparse.Namespace) -> None:
     distinct = list({plan.fingerprint: plan for _, plan in named}.values())
     # what is judged on some texts alone, and what is asked no question
     only = {"chat": {plan.fingerprint for _, plan in of_text}}
+    only["wikitext"] = {
+        plan.fingerprint for name, plan in named if not (name == "unit" or name[0].isdigit())
+    }
     only["manual"] = {
         plan.fingerprint
         for name, plan in named
@@ -415,7 +434,7 @@ def refit(options: argparse.Namespace) -> None:
     del judges["calibration"]
     for judge in judges.values():
         judge.require_disjoint(rows)
-    kept = read_plans(options.out / "plans.json", read_curvature(options.out / "H.npz"))
+    kept = read_plans(options.out / "plans.json", read_curvature(options.out / KEPT_TEXTS["c4"]))
     print(
         "| removed | plan |", " | ".join(f"{SOURCES[name]}, then refitted" for name in judges), "|"
     )
@@ -449,7 +468,7 @@ def page(options: argparse.Namespace) -> None:
     """Write the explorers with H and these measurements as one offline page."""
     from cocurve_widgets import Session, export_html
 
-    curvature = read_curvature(options.out / "H.npz")
+    curvature = read_curvature(options.out / KEPT_TEXTS["c4"])
     title = "Co-pruning curvature of SmolLM2-135M"
     export_html(curvature, PAGE, title=title, session=Session(curvature))
 
@@ -511,6 +530,9 @@ def main() -> None:
         "--evaluations", type=int, default=2500, help="of each of two searches, in rows"
     )
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument(
+        "--texts", nargs="+", choices=KEPT_TEXTS, default=[*KEPT_TEXTS], help="of H"
+    )
     parser.add_argument("--work", type=Path, default=Path("build/smollm2"), help="keeps each step")
     parser.add_argument("--out", type=Path, default=kept_folder())
     options = parser.parse_args()

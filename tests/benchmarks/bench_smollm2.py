@@ -45,6 +45,13 @@ Table = tuple[str, list[str], list[list[str]]]  # title, heads, cells
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4)
 TEXTS = {"c4": "C4", "wikitext": "WikiText", "manual": "the manual"}
 STRENGTHS = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0)
+COMPARED = [
+    *(f"H, lambda {s:g}{words}" for words in ("", ", ends kept") for s in (0.0, 0.5, 1.0)),
+    "units by their own KL",
+    *(f"measured {x}, lambda {s:g}" for x in ("layers", "blocks") for s in (0.0, 0.5, 1.0)),
+]
+COLUMNS = [(ratio, text) for ratio in (0.1, 0.2, 0.3) for text in TEXTS]
+HEADS = [f"{ratio:.0%}, {TEXTS[text]}" for ratio, text in COLUMNS]
 PAGES = [Path(__file__).with_name(f"SMOLLM2{part}.md") for part in ("", "_FINDINGS")]
 CURVATURE = kept_curvature("smollm2")
 
@@ -74,30 +81,36 @@ class Plans:
     @property
     def methods(self) -> list[str]:
         """Names of plans that are of no H, nor random, nor parts of other plans."""
-        other = ("H", "random", "draw", "pair", "unit", "dense", "measured", "units", "searched")
-        return [name for name in self.by_name if not name.startswith(other)]
+        other = ("H", "random", "draw", "unit", "dense", "measured", "searched")
+        return [x for x in self.by_name if not (x.startswith(other) or x[0].isdigit())]
 
 
 def methods(plans: Plans) -> Iterable[Table]:
     """Every method on every text."""
-    names = [f"H, lambda {strength:g}" for strength in (0.0, 0.5, 1.0)]
-    names += [f"H, lambda {strength:g}, ends kept" for strength in (0.0, 0.5, 1.0)]
-    names.append("units by their own KL")
-    names += [f"measured {x}, lambda {s:g}" for x in ("layers", "blocks") for s in (0.0, 0.5, 1.0)]
-    names += ["searched", *plans.methods]
-    columns = [(ratio, text) for ratio in (0.1, 0.2, 0.3) for text in TEXTS]
     cells = []
-    for name in names:
-        values = [plans.kl(name, ratio, text) for ratio, text in columns]
+    for name in [*COMPARED, "searched", *plans.methods]:
+        values = [plans.kl(name, ratio, text) for ratio, text in COLUMNS]
         cells.append([name, *("" if x is None else bar(x) for x in values)])
-    cells.append(["random: mean, range of ten", *(_random(plans, *at) for at in columns)])
-    yield "KL", ["plan", *(f"{ratio:.0%}, {TEXTS[text]}" for ratio, text in columns)], cells
+    cells.append(["random: mean, range of ten", *(_random(plans, *at) for at in COLUMNS)])
+    yield "KL", ["plan", *HEADS], cells
 
 
 def _random(plans: Plans, ratio: float, text: str) -> str:
     found = [plans.kl(name, ratio, text) for name in plans.named("random")]
     means = [values.mean() for values in found if values is not None]
     return f"{np.mean(means):.2f} ({min(means):.2f} to {max(means):.2f})" if means else ""
+
+
+def paired(plans: Plans) -> Iterable[Table]:
+    """The searched plan against every other, row by row."""
+    cells = []
+    for name in COMPARED + plans.methods:
+        line = [name]
+        for ratio, text in COLUMNS:
+            mine, other = plans.kl("searched", ratio, text), plans.kl(name, ratio, text)
+            line.append("" if mine is None or other is None else bar(mine - other, "+"))
+        cells.append(line)
+    yield "KL of the searched plan minus that of another", ["plan", *HEADS], cells
 
 
 def edges(plans: Plans) -> Iterable[Table]:
@@ -246,9 +259,10 @@ def reached(plans: Plans) -> Iterable[Table]:
     summary = []
     alone = {plan.selection.pruned: plan.kl["c4"] for plan in plans.all["unit"]}
     cases = []
-    for plan in plans.all["pair"]:
-        parts = tuple((unit,) for unit in plan.selection.pruned)
-        cases.append((reach.STRONGEST, parts, plan.kl["c4"], sum(alone[part] for part in parts)))
+    for name in plans.all:
+        for plan in plans.all[name] if name[0].isdigit() else []:
+            parts = tuple((unit,) for unit in plan.selection.pruned)
+            cases.append((name, parts, plan.kl["c4"], sum(alone[part] for part in parts)))
     for kind in ("blocks", "layers"):
         measured = kept_interactions("smollm2", kind)
         assert measured is not None
@@ -328,7 +342,18 @@ def _fidelity(plans: Plans) -> list[Row]:
 
 TABLES: dict[str, Callable[[Plans], Iterable[Table]]] = {
     function.__name__: function
-    for function in (methods, edges, strengths, abilities, texts, kinds, scales, reached, claims)
+    for function in (
+        methods,
+        paired,
+        edges,
+        strengths,
+        abilities,
+        texts,
+        kinds,
+        scales,
+        reached,
+        claims,
+    )
 }
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ...base.atomic import write_atomically
-from ...base.errors import FileFormatError, MismatchError
+from ...base.errors import FileFormatError, InputError, MismatchError
 from ...base.schema import (
     COUNT,
     OBJECT,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "cocurve-kept-curvature", 1
 PLANS = "cocurve-kept-plans"
+KEPT_TEXTS = {"c4": "H.npz", "manual": "H_manual.npz"}
 STEPS = 255  # between the two groups that are farthest from H at an entry, on either side of it
 _REMEDY = "Use the file of the release, or make it again: data/measure_smollm2.py."
 _FILE: Schema = {
@@ -89,9 +90,16 @@ def kept_folder() -> Path:
     return demo_folder().parent / NAME
 
 
-def kept_curvature(model_id: str | os.PathLike[str]) -> Curvature | None:
-    """Open the H that ships with a model (as for `load_model`); None for one that has none."""
-    return read_curvature(kept_folder() / "H.npz") if is_smollm2(model_id) else None
+def kept_curvature(
+    model_id: str | os.PathLike[str], text: Literal["c4", "manual"] = "c4"
+) -> Curvature | None:
+    """Open the H that ships with a model (as for `load_model`); None for one that has none.
+
+    It is of 24 rows of C4, or of Python's manual, which is the model's default text.
+    """
+    if text not in KEPT_TEXTS:
+        raise InputError(f"text is {text!r}. Choose from {', '.join(KEPT_TEXTS)}.")
+    return read_curvature(kept_folder() / KEPT_TEXTS[text]) if is_smollm2(model_id) else None
 
 
 def kept_interactions(

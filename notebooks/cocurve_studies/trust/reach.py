@@ -143,7 +143,7 @@ def edge_reach(
 
 
 def _of_units(study: Study, curvature: Curvature, options: ReachOptions) -> Iterator[Measured]:
-    cases = list(_drawn(curvature, options))
+    cases = list(drawn_parts(curvature, options))
     sets = list(dict.fromkeys(s for _, parts in cases for s in (*parts, _union(parts))))
     plans = [Selection.from_pruned(curvature.units, s) for s in sets]
     path = plans_file(study.cache, study.model, study.text)
@@ -153,8 +153,8 @@ def _of_units(study: Study, curvature: Curvature, options: ReachOptions) -> Iter
         yield scale, parts, kl[_union(parts)], np.sum([kl[part] for part in parts], axis=0)
 
 
-def _drawn(curvature: Curvature, options: ReachOptions) -> Iterator[tuple[str, Parts]]:
-    """Yield the pairs and sets of single units."""
+def drawn_parts(curvature: Curvature, options: ReachOptions) -> Iterator[tuple[str, Parts]]:
+    """Yield the scale and the single units of each pair and set that `edge_reach` removes."""
     rng, matrix, few = np.random.default_rng(options.seed), curvature.matrix, options.pairs
     plans = [
         [sorted(solve_greedy(curvature, ratio, strength).pruned) for strength in (0.0, 1.0)]
