@@ -20,7 +20,7 @@ manual; plans of small H of other texts also on six of what the model wrote when
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,11 @@ import numpy as np
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import plus_minus
 from cocurve_lab.calibration import default_rows, read_documents
 from cocurve_lab.cli.demo import random_plan
+from cocurve_lab.extensions.choosing.racing import ChoiceOptions
 from cocurve_lab.extensions.choosing.search import SearchOptions
+from cocurve_lab.extensions.choosing.settings import choose_guards
 from cocurve_lab.extensions.interactions.measured import Interactions
 from cocurve_lab.extensions.pretrained.kept import (
     KEPT_TEXTS,
@@ -73,9 +74,9 @@ METHODS = (
 )
 REFITTED = (
     *((0.2, f"H, lambda {strength}") for strength in (0, 0.5, 1)),
-    *((0.2, name) for name in ("units by their own KL", "measured layers, lambda 0", "ShortGPT")),
-    *((0.2, f"measured blocks, lambda {strength}") for strength in (0.5,)),
     *((ratio, "searched") for ratio in BEST),
+    *((0.2, name) for name in ("units by their own KL", "measured blocks, lambda 0.5")),
+    *((0.2, name) for name in ("measured layers, lambda 0", "ShortGPT", "SlimLLM", "FLAP")),
 )
 PAGE = Path(__file__).resolve().parents[1] / "notebooks" / "explore_smollm2.html"
 PROMPTS = ("What is the capital of France?", "What is the opposite of hot?", "What is 2 + 3?")
@@ -306,6 +307,25 @@ def from_curvature(curvature: cl.Curvature) -> Iterator[Named]:
             yield f"random {seed}", random_plan(curvature.units, ratio, seed)
 
 
+def guarded(
+    options: argparse.Namespace, model: Any, tokenizer: Any, curvature: cl.Curvature
+) -> Iterator[Named]:
+    """Plans of the paper's protocol: guards chosen by the loss on rows 32 to 39 of C4."""
+    few = LENGTH | {"positions_per_sequence": 96}
+    rows = default_rows(NAME, tokenizer, 40, text_file=options.work / "c4.jsonl", **few)
+    for ratio in BEST:
+        for strength in (0.0, 1.0):
+            keep = options.work / f"guards_{ratio:g}_{strength:g}"
+            with torch.autocast("cpu", torch.bfloat16):
+                choice = choose_guards(
+                    *(model, curvature, ratio, rows.rows(32, 40)),
+                    interaction_strength=strength,
+                    options=ChoiceOptions(first_rows=4, judge="nll", checkpoint=keep),
+                )
+            print(f"{ratio:.0%}, lambda {strength:g}: {choice.guards}", flush=True)
+            yield f"H, lambda {strength:g}, own guards", choice.best
+
+
 def together(curvature: cl.Curvature) -> Iterator[Named]:
     """Pairs and sets of units, and each of their units alone: how far an edge is true."""
     drawn = reach.drawn_parts(curvature, reach.ReachOptions())
@@ -351,7 +371,7 @@ def of_methods(options: argparse.Namespace) -> Iterator[Named]:
 
 def apart_of(name: str) -> bool:
     """Whether a plan is only there to compare with others."""
-    return name == "unit" or name[0].isdigit() or name.startswith(("random ", "draw "))
+    return name == "unit" or " units" in name or name.startswith(("random ", "draw "))
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -362,6 +382,7 @@ def measure(options: argparse.Namespace) -> None:
     del rows["calibration"]
     curvature = read_curvature(options.out / KEPT_TEXTS["c4"])
     named = [*from_curvature(curvature), *together(curvature)]
+    named += guarded(options, model, tokenizer, curvature)
     named += of_methods(options)
     named += of_parts(options, curvature)
     for file in sorted(options.out.glob("best_*.json")):
@@ -372,7 +393,7 @@ def measure(options: argparse.Namespace) -> None:
     # what is judged on some texts alone, and what is asked no question
     only = {"chat": {plan.fingerprint for _, plan in of_text}}
     only["wikitext"] = {
-        plan.fingerprint for name, plan in named if not (name == "unit" or name[0].isdigit())
+        plan.fingerprint for name, plan in named if not (name == "unit" or " units" in name)
     }
     only["manual"] = {
         plan.fingerprint
@@ -396,7 +417,7 @@ def measure(options: argparse.Namespace) -> None:
             model, judge, checkpoint=options.work / f"kl_{name}", plans_per_batch=4, replay=True
         )
         for plan, values in zip(plans, meter.measure(plans, progress="lines"), strict=True):
-            measured[plan.fingerprint][name] = np.round(values, 5)
+            measured[plan.fingerprint][name] = values
         about[name] = {
             "source": judge.source if name == "manual" else SOURCES[name],
             "fingerprint": judge.fingerprint,
@@ -407,26 +428,21 @@ def measure(options: argparse.Namespace) -> None:
     if not options.kl_only:
         right = answers(options, model, tokenizer, asked)
         said = replies(options, model, tokenizer, asked)
-    written = [
-        {
-            "name": name,
-            "requested_ratio": plan.requested_ratio,
-            "interaction_strength": plan.interaction_strength,
-            "pruned": sorted(plan.pruned),
-            "kl": {text: x[:, 0].tolist() for text, x in measured[plan.fingerprint].items()},
-            "nll": {text: x[:, 1].tolist() for text, x in measured[plan.fingerprint].items()},
-            "right": right.get(plan.fingerprint, {}),
-            "replies": said.get(plan.fingerprint, []),
-        }
-        for name, plan in named
-    ]
+    written = []
+    for name, plan in named:
+        kl, nll = (
+            {text: values[:, at] for text, values in measured[plan.fingerprint].items()}
+            for at in (0, 1)
+        )
+        answered = right.get(plan.fingerprint), said.get(plan.fingerprint, ())
+        written.append(as_written(name, plan, kl, nll, *answered))
     fingerprint = curvature.provenance["model_fingerprint"]
     write_plans(options.out / "plans.json", fingerprint, about, list(PROMPTS), written)
     print(f"{len(written)} plans in {options.out / 'plans.json'}")
 
 
 def refit(options: argparse.Namespace) -> None:
-    """Print the KL of some plans as pruned and refitted on 96 rows of C4, on every judge."""
+    """Measure some plans refitted on 96 rows of C4, on every judge, and write refitted.json."""
     model, tokenizer = cl.load_model(NAME)
     judges = texts(options, tokenizer)
     rows = default_rows(NAME, tokenizer, 160, text_file=options.work / "c4.jsonl", **LENGTH)
@@ -434,10 +450,9 @@ def refit(options: argparse.Namespace) -> None:
     del judges["calibration"]
     for judge in judges.values():
         judge.require_disjoint(rows)
-    kept = read_plans(options.out / "plans.json", read_curvature(options.out / KEPT_TEXTS["c4"]))
-    print(
-        "| removed | plan |", " | ".join(f"{SOURCES[name]}, then refitted" for name in judges), "|"
-    )
+    curvature = read_curvature(options.out / KEPT_TEXTS["c4"])
+    kept = read_plans(options.out / "plans.json", curvature)
+    written = []
     for ratio, name in REFITTED:
         (plan,) = (
             plan
@@ -447,21 +462,35 @@ def refit(options: argparse.Namespace) -> None:
         file = options.work / f"refit_{plan.selection.fingerprint[:12]}.json"
         if not file.exists():
             repaired = cl.repair(model, plan.selection, rows)
-            file.write_text(
-                json.dumps(
-                    {
-                        text: model_risk(model, repaired, judge).tolist()
-                        for text, judge in judges.items()
-                    }
-                )
-            )
+            after = {text: model_risk(model, repaired, rows) for text, rows in judges.items()}
+            file.write_text(json.dumps({text: x.tolist() for text, x in after.items()}))
         after = json.loads(file.read_text())
-        cells = [f"{shown(plan.kl[text])}, {shown(np.array(after[text]))}" for text in judges]
-        print(f"| {ratio:.0%} | {name} | {' | '.join(cells)} |", flush=True)
+        written.append(as_written(name, plan.selection, after, {}))
+        cells = [f"{plan.kl[text].mean():.3f} to {np.mean(after[text]):.3f}" for text in judges]
+        print(f"{ratio:.0%}, {name}: {', '.join(cells)}", flush=True)
+    fingerprint = curvature.provenance["model_fingerprint"]
+    write_plans(options.out / "refitted.json", fingerprint, kept.texts, [], written)
 
 
-def shown(rows: np.ndarray) -> str:
-    return plus_minus(float(rows.mean()), float(standard_error(rows[None])[0]))
+def as_written(
+    name: str,
+    plan: cl.Selection,
+    kl: Mapping[str, Any],
+    nll: Mapping[str, Any],
+    right: dict[str, list[int]] | None = None,
+    replies: Sequence[str] = (),
+) -> dict[str, Any]:
+    """A plan as `write_plans` takes it."""
+    return {
+        "name": name,
+        "requested_ratio": plan.requested_ratio,
+        "interaction_strength": plan.interaction_strength,
+        "pruned": sorted(plan.pruned),
+        "kl": {text: np.round(values, 5).tolist() for text, values in kl.items()},
+        "nll": {text: np.round(values, 5).tolist() for text, values in nll.items()},
+        "right": right or {},
+        "replies": list(replies),
+    }
 
 
 def page(options: argparse.Namespace) -> None:

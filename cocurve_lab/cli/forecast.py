@@ -11,7 +11,14 @@ import torch
 
 from ..base.errors import InputError
 from ..base.tables import as_markdown
-from ..extensions.big_models.forecast import GPUS, build_on_paper, rows_of
+from ..extensions.big_models.forecast import (
+    GPUS,
+    build_on_paper,
+    rate_here,
+    row_operations,
+    rows_of,
+)
+from ..models.architectures import describe
 from ..models.units import enumerate_units
 from .options import flag
 
@@ -20,6 +27,7 @@ if TYPE_CHECKING:
 
 Positions = int | Literal["all"]
 LENGTH, TOP_R = 2048, 256
+HERE = 256  # tokens of a row on this machine
 # the paper's setting, and fewer rows with more positions, whose H is as good for less
 SETTINGS: tuple[tuple[int, Positions], ...] = ((128, 64), (12, "all"))
 # one H100 reached 0.40 to 0.49 of the share, measured (tests/benchmarks/GPU.md)
@@ -41,7 +49,14 @@ class Forecast:
         "with --build: share of the data sheet's operations per second (0.4)", metavar="SHARE"
     )
 
+    here: int | None = flag(
+        "with --build: also what so many rows of 256 tokens take on this CPU, timed in two seconds",
+        metavar="ROWS",
+    )
+
     def __post_init__(self) -> None:
+        if self.here is not None and (not self.build or self.here < 1):
+            raise InputError(f"--here is {self.here}. Give at least 1 row, with --build.")
         for key, default in ASSUMED.items():
             name, value = f"--{key.replace('_', '-')}", getattr(self, key)
             if value is None:
@@ -62,7 +77,9 @@ class Forecast:
             ffn_groups: FFN groups per layer.
             as_json: whether numbers are wanted, not text.
         """
+        models = list(models)
         dtype: Any = torch.bfloat16
+        here = [] if self.here is None else [self._here(self.here, *m, ffn_groups) for m in models]
         shapes = [(name, model.to(dtype)) for name, model in models]
         tables = [
             {
@@ -73,7 +90,7 @@ class Forecast:
             for rows, positions in SETTINGS
         ]
         if as_json:
-            return json.dumps(tables, indent=1)
+            return json.dumps([*tables, *here], indent=1)
         about = (
             f'On paper, in bfloat16, rows of {LENGTH:,} tokens, r = {TOP_R}. "loaded": all weights '
             "fit on the GPU. Otherwise layers are read when they run, once in each sweep, while "
@@ -82,7 +99,28 @@ class Forecast:
             f"disk of {self.disk:g} GB/s, and {self.host_memory:g} GB of host memory; files that "
             "fit there are read once."
         )
-        return "\n\n".join([about, *map(_table, tables)])
+        words = [
+            f"{h['model']} on this CPU in float32, {h['threads']} threads, {h['rows']} rows of "
+            f"{HERE} tokens, all positions: {h['operations_per_row']:.1e} operations per row at "
+            f"{h['rate'] / 1e9:.0f} billion per second, {60 * h['hours_computing']:.3g} minutes."
+            for h in here
+        ]
+        return "\n\n".join([about, *map(_table, tables), *words])
+
+    def _here(
+        self, rows: int, name: str, model: PreTrainedModel, ffn_groups: int
+    ) -> dict[str, Any]:
+        """A build of `rows` rows on this machine."""
+        inputs = describe(model), enumerate_units(model, ffn_groups), rows_of(rows, HERE, "all")
+        operations, rate = row_operations(*inputs, TOP_R), rate_here(model)
+        return {
+            "model": name,
+            "rows": rows,
+            "threads": torch.get_num_threads(),
+            "operations_per_row": operations,
+            "rate": rate,
+            "hours_computing": rows * operations / rate / 3600,
+        }
 
     def _builds(
         self,

@@ -12,7 +12,9 @@ quiet machine. findings.json holds the findings of each notebook, when and on wh
 from __future__ import annotations
 
 import json
+import re
 import sys
+import textwrap
 from collections import Counter
 from datetime import date
 from pathlib import Path
@@ -22,7 +24,9 @@ import nbformat
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cocurve_lab.base.tables import typeset
+from cocurve_lab.base.tables import plus_minus, typeset
+from cocurve_lab.extensions.pretrained.kept import kept_curvature, kept_plans
+from cocurve_lab.measuring.risk import standard_error
 from cocurve_studies.findings import MIME, Finding
 from cocurve_studies.sections import link_to
 from helpers.benchmarks import arguments, flag, seconds
@@ -30,6 +34,8 @@ from helpers.lab import SMALL
 from helpers.notebooks import NOTEBOOKS, run
 
 HERE = Path(__file__).resolve().parent
+README = HERE.parents[1] / "README.md"
+BEGIN, END = "<!-- first result -->\n", "<!-- end of first result -->"
 SHOWN = ("06", "07", "08", "09")  # the notebooks of the studies
 HEAD = """# Findings
 
@@ -69,6 +75,8 @@ def main() -> None:
                 kept.write_text(text + "\n", encoding="utf-8")
     for name, text in (("FINDINGS.md", page(found)), ("FINDINGS_LAB.md", lab_page(found))):
         (Path(options.out) / name).write_text(text, encoding="utf-8")
+    if Path(options.out) == HERE:
+        README.write_text(with_first_result(README.read_text(encoding="utf-8"), found))
 
 
 def measured(notebook: Path, folder: Path, values: dict[str, Any]) -> dict[str, Any]:
@@ -119,6 +127,51 @@ def told(who: str, found: list[Finding]) -> list[str]:
         words = (finding.claim, finding.where, finding.ours, finding.said)
         lines.append(row_of(study, *map(typeset, words)))
     return lines
+
+
+def with_first_result(text: str, found: dict[str, Any]) -> str:
+    """README with what the paper's protocol gives today: edges against the diagonal, two models."""
+    before, rest = text.split(BEGIN)
+    demo = next(
+        Finding(**row).ours
+        for row in found["06_when_to_trust_the_edges"]["findings"]
+        if row["study"] == "edges or diagonal" and row["lab"] and "own guards" in row["claim"]
+    )
+    demo = re.sub(r" \(rows.*?\)", "", demo.split(", ", 1)[1])  # the errors' parts
+    words = (
+        "H in full (λ = 1) against its diagonal (λ = 0), guards of both chosen by one rule on "
+        "held-out text: KL(λ 0) − KL(λ 1) in nats per token, above 0 where the edges help, ± one "
+        f"standard error. SmolLM2-135M, on C4: {judged(real_benefit())}. The demo model: "
+        f"{judged(typeset(demo))}."
+    )
+    lines = textwrap.wrap(words, 118, initial_indent="> ", subsequent_indent="> ")
+    return before + BEGIN + "\n".join(lines) + "\n" + END + rest.split(END)[1]
+
+
+def real_benefit() -> str:
+    """What edges save on SmolLM2, from its kept plans with guards of their own; ± over rows."""
+    curvature = kept_curvature("smollm2")
+    kept = None if curvature is None else kept_plans(curvature)
+    assert kept is not None
+    kl = {(p.name, p.selection.requested_ratio): p.kl["c4"] for p in kept.plans}
+    name = "H, lambda {}, own guards"
+    ratios = sorted(ratio for key, ratio in kl if key == name.format(0) and ratio)
+    saved = {r: kl[name.format(0), r] - kl[name.format(1), r] for r in ratios}
+    return typeset(
+        ", ".join(
+            f"{ratio:.0%}: {plus_minus(float(x.mean()), float(standard_error(x[None])[0]))}"
+            for ratio, x in saved.items()
+        )
+    )
+
+
+def judged(values: str) -> str:
+    """The values, and at which ratios the edges help or harm by two standard errors."""
+    found = re.findall(r"(\d+%): (−?[\d.]+) ± ([\d.]+)", values)
+    signs = {ratio: float(v.replace("−", "-")) / float(e) for ratio, v, e in found}
+    helped, harmed = ([r for r, x in signs.items() if sign * x > 2] for sign in (1, -1))
+    named = [", ".join(ratios) or "no ratio" for ratios in (helped, harmed)]
+    return f"{values}; they help at {named[0]}, and harm at {named[1]}"
 
 
 def counts(found: list[Finding], lab: bool = False) -> list[str]:

@@ -1,8 +1,8 @@
-"""The tables of SMOLLM2.md and SMOLLM2_FINDINGS.md, from what ships. No model is needed.
+"""The tables of SMOLLM2.md and of the two pages after it, from what ships. No model is needed.
 
     python tests/benchmarks/bench_smollm2.py            # all tables
     python tests/benchmarks/bench_smollm2.py edges      # one of them
-    python tests/benchmarks/bench_smollm2.py --write    # put them into the two pages
+    python tests/benchmarks/bench_smollm2.py --write    # put them into the pages
 
 `data/measure_smollm2.py` makes the measurements.
 """
@@ -26,8 +26,10 @@ from cocurve_lab.extensions.pretrained.kept import (
     KeptPlan,
     KeptPlans,
     kept_curvature,
+    kept_folder,
     kept_interactions,
     kept_plans,
+    read_plans,
 )
 from cocurve_lab.measuring.agreement import RANDOM
 from cocurve_lab.measuring.risk import standard_error
@@ -47,12 +49,13 @@ TEXTS = {"c4": "C4", "wikitext": "WikiText", "manual": "the manual"}
 STRENGTHS = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0)
 COMPARED = [
     *(f"H, lambda {s:g}{words}" for words in ("", ", ends kept") for s in (0.0, 0.5, 1.0)),
+    *(f"H, lambda {s:g}, own guards" for s in (0.0, 1.0)),
     "units by their own KL",
     *(f"measured {x}, lambda {s:g}" for x in ("layers", "blocks") for s in (0.0, 0.5, 1.0)),
 ]
 COLUMNS = [(ratio, text) for ratio in (0.1, 0.2, 0.3) for text in TEXTS]
 HEADS = [f"{ratio:.0%}, {TEXTS[text]}" for ratio, text in COLUMNS]
-PAGES = [Path(__file__).with_name(f"SMOLLM2{part}.md") for part in ("", "_FINDINGS")]
+PAGES = [Path(__file__).with_name(f"SMOLLM2{part}.md") for part in ("", "_SCALES", "_FINDINGS")]
 CURVATURE = kept_curvature("smollm2")
 
 
@@ -82,7 +85,7 @@ class Plans:
     def methods(self) -> list[str]:
         """Names of plans that are of no H, nor random, nor parts of other plans."""
         other = ("H", "random", "draw", "unit", "dense", "measured", "searched")
-        return [x for x in self.by_name if not (x.startswith(other) or x[0].isdigit())]
+        return [x for x in self.by_name if not (x.startswith(other) or " units" in x)]
 
 
 def methods(plans: Plans) -> Iterable[Table]:
@@ -115,9 +118,16 @@ def paired(plans: Plans) -> Iterable[Table]:
 
 def edges(plans: Plans) -> Iterable[Table]:
     """Lambda 1 against lambda 0, with errors over rows and over draws of H."""
-    for words in ("", ", ends kept"):
+    words_of = {
+        "": "",
+        ", ends kept": ", two layers kept at either end",
+        ", own guards": ", each with its own guards",
+    }
+    for words, title in words_of.items():
         cells = []
         for ratio in RATIOS:
+            if words and plans.kl(f"H, lambda 1{words}", ratio, "c4") is None:
+                continue
             line = [f"{ratio:.0%}"]
             for text in TEXTS:
                 with_, without = (plans.kl(f"H, lambda {s}{words}", ratio, text) for s in (1, 0))
@@ -126,9 +136,7 @@ def edges(plans: Plans) -> Iterable[Table]:
             line.append(", ".join(f"{value:+.2f}" for value in drawn))
             cells.append(line)
         heads = ["removed", *TEXTS.values(), "draws of H, C4"]
-        title = "KL at lambda 1 minus that at lambda 0" + (
-            ", two layers kept at either end"
-        ) * bool(words)
+        title = "KL at lambda 1 minus that at lambda 0" + title
         yield title, heads if not words else heads[:-1], [x if not words else x[:-1] for x in cells]
 
 
@@ -174,13 +182,27 @@ def abilities(plans: Plans) -> Iterable[Table]:
                 line += ["", ""]
                 continue
             right, asked = (sum(x[n] for x in plan.right.values()) for n in (0, 1))
-            line += [
-                f"{right} of {asked}" if asked else "",
-                f"{np.exp(plan.nll['wikitext'].mean()):.1f}",
-            ]
+            nll = plan.nll.get("wikitext")
+            line.append(f"{right} of {asked}" if asked else "")
+            line.append("" if nll is None else f"{np.exp(nll.mean()):.1f}")
         cells.append(line)
     heads = ["plan", *(x for r in (0.1, 0.2, 0.3) for x in (f"right, {r:.0%}", "perplexity"))]
     yield "Right answers, and perplexity on WikiText", heads, cells
+
+
+def refitted(plans: Plans) -> Iterable[Table]:
+    """Plans as pruned and refitted on 96 rows of C4."""
+    assert CURVATURE is not None
+    cells = []
+    for plan in read_plans(kept_folder() / "refitted.json", CURVATURE).plans:
+        ratio = plan.selection.requested_ratio or 0.0
+        line = [f"{ratio:.0%}", plan.name]
+        for text in TEXTS:
+            before = plans.kl(plan.name, ratio, text)
+            line += ["" if before is None else bar(before), bar(plan.kl[text])]
+        cells.append(line)
+    heads = [x for title in TEXTS.values() for x in (title, "refitted")]
+    yield "KL as pruned, and refitted on 96 rows of C4", ["removed", "plan", *heads], cells
 
 
 def texts(plans: Plans) -> Iterable[Table]:
@@ -260,7 +282,7 @@ def reached(plans: Plans) -> Iterable[Table]:
     alone = {plan.selection.pruned: plan.kl["c4"] for plan in plans.all["unit"]}
     cases = []
     for name in plans.all:
-        for plan in plans.all[name] if name[0].isdigit() else []:
+        for plan in plans.all[name] if " units" in name else []:
             parts = tuple((unit,) for unit in plan.selection.pruned)
             cases.append((name, parts, plan.kl["c4"], sum(alone[part] for part in parts)))
     for kind in ("blocks", "layers"):
@@ -343,16 +365,8 @@ def _fidelity(plans: Plans) -> list[Row]:
 TABLES: dict[str, Callable[[Plans], Iterable[Table]]] = {
     function.__name__: function
     for function in (
-        methods,
-        paired,
-        edges,
-        strengths,
-        abilities,
-        texts,
-        kinds,
-        scales,
-        reached,
-        claims,
+        *(methods, paired, edges, abilities, refitted, scales, reached),
+        *(strengths, texts, kinds, claims),
     )
 }
 

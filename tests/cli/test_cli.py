@@ -546,6 +546,20 @@ def test_builds_of_large_models_are_told_beforehand(tmp_path: Path, cocurve: Run
     assert cocurve("inventory", "demo", "--build").out.count("| loaded | - | - |") == 8
 
 
+def test_a_build_on_this_machine_is_told_from_its_speed(cocurve: Run) -> None:
+    *_, here = json.loads(cocurve("inventory", "demo", "--build", "--here", "24", "--json").out)
+    model, _ = cl.load_model("demo")
+    matrices = sum(weight.numel() for layer in model.model.layers for weight in layer.parameters())
+    # 160 units, each followed by half of the layers on average, two operations per weight and token
+    assert here["operations_per_row"] == pytest.approx(160 * matrices * 256, rel=0.5)
+    assert 1e8 < here["rate"] < 1e14
+    assert 3600 * here["hours_computing"] * here["rate"] == pytest.approx(
+        24 * here["operations_per_row"]
+    )
+    said = cocurve("inventory", "demo", "--build", "--here", "24").out
+    assert "24 rows of 256 tokens" in said.splitlines()[-1]
+
+
 # The lab ------------------------------------------------------------------------------------------
 
 
@@ -616,6 +630,8 @@ BAD = [  # the command, its exit code, and what stderr must name
     ("inventory --config nowhere.json", FAILED, "nowhere.json"),
     ("inventory --paper --disk 3", FAILED, "--disk 3"),
     ("inventory --paper --build --disk 0", FAILED, "--disk is 0"),
+    ("inventory demo --here 24", FAILED, "--here is 24"),
+    ("inventory demo --build --here 0", FAILED, "--here is 0"),
     ("inventory demo --build --share nan", FAILED, "--share is nan"),
     ("inventory demo --build --share 2", FAILED, "--share is 2"),
 ]

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOT_LINES = {".md", ".png", ".npz", ".pyc"}
 BUDGETS = {
-    "cocurve_lab": 33_636,
+    "cocurve_lab": 33_702,
     "cocurve_lab/base": 1_531,
     "cocurve_lab/models": 2_614,
     "cocurve_lab/curvature": 1_870,
@@ -20,14 +20,14 @@ BUDGETS = {
     "cocurve_lab/solver": 2_802,
     "cocurve_lab/measuring": 2_807,
     "cocurve_lab/pruner": 1_941,
-    "cocurve_lab/extensions": 9_338,
+    "cocurve_lab/extensions": 9_366,
     "cocurve_lab/extensions/pretrained": 546,
     "cocurve_lab/methods": 2_276,
     "cocurve_lab/evaluation": 2_347,
-    "cocurve_lab/cli": 2_406,
+    "cocurve_lab/cli": 2_444,
     "notebooks/cocurve_studies": 11_612,
     "widgets/cocurve_widgets": 10_893,
-    "tests": 46_338,
+    "tests": 46_493,
 }
 CORE_PATH = (
     *("models/units", "models/masking", "estimator/algorithm1", "estimator/teacher"),

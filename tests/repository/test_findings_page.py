@@ -48,3 +48,16 @@ def test_the_paper_is_judged_by_its_claims_alone(bench: ModuleType) -> None:
 
 def test_a_bar_in_a_cell_is_no_border(bench: ModuleType) -> None:
     assert bench.row_of("mean |ρ|", "b") == r"| mean \|ρ\| | b |"
+
+
+def test_readme_begins_its_results_with_the_kept_values(bench: ModuleType) -> None:
+    text = bench.README.read_text(encoding="utf-8")
+    assert text == bench.with_first_result(text, KEPT), "run: bench_findings.py --page-only"
+    first = text.split(bench.BEGIN)[1].split(bench.END)[0]
+    assert 1 < len(re.findall(r"\.\s", first)) <= 4  # sentences
+
+
+def test_edges_help_or_harm_beyond_two_errors(bench: ModuleType) -> None:
+    said = bench.judged("10%: 0.30 ± 0.10, 20%: −0.50 ± 0.20, 30%: 0.10 ± 0.10, 40%: −0.1 ± 0.1")
+    assert said.endswith("they help at 10%, and harm at 20%")
+    assert bench.judged("10%: 0.1 ± 0.1").endswith("they help at no ratio, and harm at no ratio")

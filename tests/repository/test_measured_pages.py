@@ -10,6 +10,8 @@ from helpers.benchmarks import command
 
 NAMES = (
     "methods",
+    "paired",
+    # "refitted",
     "edges",
     "strengths",
     "abilities",

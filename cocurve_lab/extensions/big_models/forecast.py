@@ -6,6 +6,7 @@ asks itself (batches.py, models/streaming.py). Only operations are counted here.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -112,6 +113,25 @@ def rows_of(rows: int, length: int, positions: int | Literal["all"]) -> Calibrat
     """Rows without text, of which only the size counts."""
     drawn = draw_positions(rows, length, positions, 0)
     return CalibrationSet(torch.zeros(rows, length, dtype=torch.int64), drawn, "on paper")
+
+
+def rate_here(model: PreTrainedModel, seconds: float = 2.0) -> float:
+    """Operations per second that this CPU reaches in float32 products of the model's FFN, measured.
+
+    Args:
+        model: only its shapes are read; it may be on the meta device.
+        seconds: to measure for.
+    """
+    architecture = describe(model)
+    name = architecture.projection_names(0, "ffn")[0]
+    outputs, inputs = widths(architecture.projection(0, "ffn", name))
+    rows, weight = torch.randn(4 * 256, inputs), torch.randn(outputs, inputs)
+    torch.nn.functional.linear(rows, weight)  # the first one is slower
+    done, begin = 0, time.perf_counter()
+    while (took := time.perf_counter() - begin) < seconds:
+        torch.nn.functional.linear(rows, weight)
+        done += 1
+    return 2.0 * done * len(rows) * inputs * outputs / took
 
 
 # Operations ---------------------------------------------------------------------------------------
