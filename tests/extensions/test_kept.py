@@ -127,7 +127,7 @@ def test_the_plans_that_ship_are_of_the_h_that_ships() -> None:
     assert found is not None
     assert len(found.plans[0].selection) == 0
     assert all(values.max() < 1e-6 for values in found.plans[0].kl.values())
-    solved = [plan for plan in found.plans if plan.name.startswith("H, ")]
+    solved = [p for p in found.plans if p.name.startswith("H, ") and "own guards" not in p.name]
     assert {plan.selection.requested_ratio for plan in solved} >= {0.02, 0.1, 0.2, 0.3, 0.4}
     for plan in solved[::5]:
         kept = 2 if plan.name.endswith("ends kept") else 0
