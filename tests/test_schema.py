@@ -21,6 +21,7 @@ from cocurve_lab.measuring.plan_memory import FileKind, PlanMemory
 from cocurve_lab.methods.base import Evidence
 from cocurve_lab.solver.solve import longest
 from helpers.problems import make_units, random_curvature
+from helpers.seals import fields_of
 from helpers.tiny_models import tiny_model
 
 UNITS = make_units()
@@ -242,7 +243,7 @@ def test_plan_memory(values: Any, tmp_path: Path) -> None:
 def test_study_tables(rows: Any, tmp_path: Path) -> None:
     cached_table(tmp_path, "edges", {}, lambda: [{"a": 1}])
     (file,) = tmp_path.iterdir()
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"rows": rows}))
+    file.write_text(json.dumps(fields_of(file.read_text()) | {"rows": rows}))
     with pytest.raises(FileFormatError, match=r"rows is .* not a list of rows"):
         cached_table(tmp_path, "edges", {}, list)
 
@@ -274,7 +275,7 @@ def test_manifest(change: dict[str, Any], said: str, tmp_path: Path) -> None:
     plan = cl.Selection.from_pruned(cl.enumerate_units(model, 4), [1])
     folder = cl.save_pruned(cl.prune(model, plan), tmp_path / "small")
     path = folder / "cocurve_manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    path.write_text(json.dumps(fields_of(path.read_text()) | change))
     with pytest.raises(FileFormatError, match=f"cocurve_manifest.json: .*{said}"):
         cl.load_pruned(folder)
 
@@ -290,7 +291,7 @@ def test_evaluation_reports(change: dict[str, Any]) -> None:
     text = report.to_json()
     assert EvaluationReport.from_json(text) == report
     with pytest.raises(FileFormatError, match="not an evaluation report"):
-        EvaluationReport.from_json(json.dumps(json.loads(text) | change))
+        EvaluationReport.from_json(json.dumps(fields_of(text) | change))
 
 
 @pytest.mark.parametrize(
@@ -303,7 +304,7 @@ def test_evaluation_reports(change: dict[str, Any]) -> None:
     ],
 )
 def test_plans(change: dict[str, Any], said: str) -> None:
-    content = json.loads(cl.solve_greedy(random_curvature(UNITS), 0.2).to_json())
+    content = fields_of(cl.solve_greedy(random_curvature(UNITS), 0.2).to_json())
     if "layer" in change:
         content["units"]["units"][-1][1] = change.pop("layer")
     if "node_terms" in change:

@@ -2,7 +2,8 @@
 
 Results are pickles, because notebooks expect a pickle beside them, but pickles of plain containers
 only; an array is stored as bytes with its dtype and shape. A file ends with its seal: the length
-and the SHA-256 of what is before. `pickle.load` and `np.load` ignore it.
+and the SHA-256 of what is before. `pickle.load` and `np.load` ignore it. JSON has its checksum in
+a field of its own.
 
 File contents are validated before use, starting with the seal. A pickle is then walked, and refused
 if it has an instruction that does more than make plain containers, or uses one of them twice: so it
@@ -27,11 +28,14 @@ from typing import Any
 
 import numpy as np
 
+from .atomic import write_atomically
 from .errors import FileFormatError, MismatchError
+from .schema import parse_json, reading
 
 _ARRAY = "__array__"  # marks the dict that stands for an array
 _DTYPES = {"float64", "float32", "float16", "int64", "int32", "uint8", "bool"}
 _SEAL = re.compile(rb"\nsha256 [0-9a-f]{64} length \d{16}\n")
+SUM = "sha256"  # the field of a checksum in JSON
 _SEAL_BYTES = len(b"\nsha256  length \n") + 64 + 16
 
 
@@ -75,6 +79,47 @@ def require_settings(found: dict[str, Any], expected: dict[str, Any], what: str)
 def seal_of(body: bytes) -> bytes:
     """Return the seal of a file's contents; it is at their end, and as long for every file."""
     return b"\nsha256 %s length %016d\n" % (hashlib.sha256(body).hexdigest().encode(), len(body))
+
+
+def seal_json(content: dict[str, Any]) -> dict[str, Any]:
+    """Return an object for JSON with the checksum of its values, which `unseal_json` compares."""
+    return content | {SUM: fingerprint(json.loads(json.dumps(content)))}
+
+
+def unseal_json(content: Any, remedy: str) -> bool:
+    """Take the checksum off an object read from JSON; return False if there is none.
+
+    An object without one was made by hand or by an earlier release.
+    """
+    if not isinstance(content, dict) or SUM not in content:
+        return False
+    try:
+        right = content.pop(SUM) == fingerprint(content)
+    except RecursionError:  # nested too deeply to be one of ours
+        right = False
+    if not right:
+        fact = "it does not match its checksum: it was damaged or changed after it was written"
+        raise FileFormatError(f"{fact}. {remedy}")
+    return True
+
+
+def seal_file(path: str | os.PathLike[str]) -> bool:
+    """Give a JSON file of an earlier release its checksum; return False if it has the right one.
+
+    All else stays, byte for byte. FileFormatError if the file is none of this lab, or was changed.
+    """
+    path = Path(path)
+    with reading(path, "Nothing was written."):
+        text = path.read_text(encoding="utf-8")
+        content = parse_json(text)
+        if unseal_json(content, "A changed file is not sealed again"):
+            return False
+        known = isinstance(content, dict) and str(content.get("format")).startswith("cocurve-")
+        if not known or content.get("origin"):  # nothing would vouch for that origin
+            raise FileFormatError("it is no file of an earlier release")
+        body = text.lstrip().removeprefix("{")
+        write_atomically(path, f'{{"{SUM}": "{fingerprint(content)}", {body}'.encode())
+    return True
 
 
 def _read(

@@ -32,7 +32,7 @@ from .schema import (
     reading,
     require_fields,
 )
-from .storage import fingerprint
+from .storage import fingerprint, seal_json, unseal_json
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,8 @@ def cached_table(
     table = plain_table(compute())
     header = {"format": FORMAT, "version": VERSION, "fingerprint": mark, "settings": dict(settings)}
     try:
-        write_atomically(path, json.dumps(header | {"rows": table}, indent=1).encode())
+        content = seal_json(header | {"rows": table})
+        write_atomically(path, json.dumps(content, indent=1).encode())
     except OSError as error:  # minutes of work: hand them over, whatever the disk says
         log.warning(
             "%s could not be written (%s). The table is returned but not kept.", path, error
@@ -158,7 +159,9 @@ _FIELDS: Schema = {
 
 def _read(path: Path, mark: str) -> Table:
     with reading(path, "Delete it and run again."):
-        content = require_fields(parse_json(path.read_text(encoding="utf-8")), _FIELDS)
+        content = parse_json(path.read_text(encoding="utf-8"))
+        unseal_json(content, "Nothing of it was used")
+        require_fields(content, _FIELDS)
         found = (content["format"], content["version"], content["fingerprint"])
         if found != (FORMAT, VERSION, mark):
             raise FileFormatError("it is of another study or format")

@@ -13,6 +13,7 @@ from ..calibration import own_text, read_documents
 from ..evaluation.tasks import TaskOptions, evaluate_tasks
 from ..measuring.perplexity import PerplexityOptions, perplexity
 from ..measuring.risk import model_risk, standard_error
+from ..pruner.manifest import require_dense
 from .common import (
     Rows,
     StreamedModel,
@@ -22,7 +23,7 @@ from .common import (
     rows_of,
     write_new,
 )
-from .options import Verb, flag, part
+from .options import Verb, flag, other_weights, part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,6 +49,7 @@ class Evaluate(Verb):
     text: Rows = rows_of("text", 16, "text to measure on", "none")
     tokenizer: str | None = flag("tokenizer of a pruned folder without one", metavar="MODEL")
     suite: Suite = part()
+    other_weights: bool = other_weights("a dense model")
     report: Path | None = flag("file for the suite's report", metavar="FILE")
     json: bool = flag("print JSON")
 
@@ -72,6 +74,7 @@ class Evaluate(Verb):
             self._say(
                 f"KL({kl['against']} || model) {kl['mean']:.4f}{error} nats per token, "
                 f"{kl['rows']} rows of {kl['tokens_per_row']} tokens from {kl['source']}"
+                + (kl["told"] and f"\n{kl['told']}")
             )
         if self.suite.name is not None:
             report = self._tasks(self.suite.name, model, tokenizer)
@@ -119,6 +122,7 @@ class Evaluate(Verb):
         dense, tokenizer = self.model.load_any(against)
         if tokenizer is None:
             raise InputError(f"{against} holds no tokenizer. Give --against a dense model.")
+        verdict = require_dense(dense, model, other_weights=self.other_weights)
         rows = self.text.held_out(against, tokenizer)
         values = model_risk(dense, model, rows, progress=progress())
         return {
@@ -128,6 +132,7 @@ class Evaluate(Verb):
             "rows": len(rows),
             "tokens_per_row": rows.seq_len,
             "source": rows.source,
+            "told": verdict.note,
         }
 
     def _tasks(self, suite: str, model: Any, tokenizer: Any) -> EvaluationReport:

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..base.errors import InputError
+from ..base.storage import fingerprint
 from ..extensions.big_models.on_disk import open_model, prune_to_folder
 from ..extensions.gguf.gguf import export_gguf
 from ..extensions.gguf.quantizing import quantize_gguf, require_kind
 from ..extensions.repairing.repair import RepairOptions, refit, repair
-from ..models.identity import MANIFEST, fingerprint_model, model_dtype
+from ..models.identity import MANIFEST, belonging, model_dtype, weight_marks
 from ..models.loading import load_tokenizer
 from ..models.weights import PickledError
 from ..pruner import cutting
 from ..pruner.equivalence import check_equivalence
-from ..pruner.manifest import read_manifest
+from ..pruner.manifest import read_manifest, require_dense
 from ..pruner.saving import load_pruned, open_pruned, save_pruned
 from .common import (
     Rows,
@@ -31,7 +32,7 @@ from .common import (
     require_writable,
     rows_of,
 )
-from .options import Verb, argument, flag, part
+from .options import Verb, argument, flag, other_weights, part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -77,6 +78,7 @@ class Prune(Verb):
         "text to refit on, as for `cocurve build`; cut like --text", metavar="FILE"
     )
     calibration_sequences: int = flag("its rows (%(default)s)", 128, metavar="N")
+    other_weights: bool = other_weights("a plan")
 
     def run(self) -> int:
         """Run `cocurve prune`."""
@@ -123,6 +125,8 @@ class Prune(Verb):
         cutting.require_prunable(model, selection, on_disk=True)
         if there is not None:
             return self._same(there, model, None)
+        if self.other_weights:  # else the weights are compared as they are read and cut
+            selection = self._belonging(model, selection)
         prune_to_folder(model, selection, self.out, tokenizer=tokenizer, progress=progress())
         return self._done(selection, model.num_parameters())
 
@@ -133,6 +137,7 @@ class Prune(Verb):
         before = model.num_parameters()
         verified = self.text.held_out(place, tokenizer) if self.verify else None
         rows = text.calibration(place, tokenizer) if self.refit else None
+        selection = self._belonging(model, selection)
         if there is not None:
             return self._same(there, model, rows, selection, verified)
         settings = RepairOptions(progress=progress())
@@ -152,6 +157,9 @@ class Prune(Verb):
         if rows is not None:
             checked += f"{' before the refit' * self.verify}; refitted on {len(rows)} rows"
         return self._done(selection, before, checked)
+
+    def _belonging(self, model: PreTrainedModel, selection: Selection) -> Selection:
+        return belonging(model, selection, other_weights=self.other_weights)
 
     def _done(self, selection: Selection, before: int, checked: str = "") -> int:
         after = before - selection.pruned_cost
@@ -189,11 +197,13 @@ class Prune(Verb):
         ):
             how = "without a refit" if repair is None else f"refitted on {repair['sequences']} rows"
             raise self._taken(f"holds this plan {how}, which is not what was asked for")
-        mark = manifest.get("dense_fingerprint")
-        if mark is None:
+        if manifest.get("dense_fingerprint") is None:
             raise self._taken("holds this plan, but does not say of which dense model")
-        if mark != fingerprint_model(model):
-            raise self._taken("holds this plan of another dense model, or of another dtype of it")
+        there = open_pruned(self.out)  # each weight is compared when it is read
+        if fingerprint(weight_marks(there)) != manifest["weights_fingerprint"]:
+            raise self._taken("holds this plan with weights that changed since")
+        if require_dense(model, manifest).kind != "same":
+            raise self._taken("holds this plan of another dtype of the dense model")
         checked = ""
         if selection is not None and verified is not None:
             checked = ", refitted, and so not compared with the masked model"

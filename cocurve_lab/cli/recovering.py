@@ -11,7 +11,7 @@ from ..base.errors import InputError
 from ..extensions.repairing.recovery import RecoverOptions, recover
 from ..pruner.saving import load_pruned, save_pruned
 from .common import Device, Rows, progress, require_writable, rows_of
-from .options import Verb, argument, flag, part
+from .options import Verb, argument, flag, other_weights, part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,7 @@ class Recover(Verb):
         learning_rate="of AdamW, the largest (%(default)s)",
         epochs="times each row is read (4)",
     )
+    other_weights: bool = other_weights("a pruned model")
     out: Path = flag("a new folder", metavar="FOLDER")
 
     def run(self) -> int:
@@ -53,7 +54,8 @@ class Recover(Verb):
         settings = replace(self.settings, progress=progress())
         state = Path(f"{self.out}.state")
         try:
-            trained: Any = recover(model, pruned, *texts, options=settings, checkpoint=state)
+            own: Any = {"checkpoint": state, "other_weights": self.other_weights}
+            trained: Any = recover(model, pruned, *texts, options=settings, **own)
         except KeyboardInterrupt:  # `main` prints this and exits with 130
             raise KeyboardInterrupt(
                 f"interrupted; the state is in {state}. To go on:\n  {self.again}"

@@ -23,7 +23,7 @@ from .common import (
     rows_of,
     write_new,
 )
-from .options import Verb, argument, flag, part
+from .options import Verb, argument, flag, other_weights, part
 from .planning import Surrogate, solve_on
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class Search(Verb):
     checkpoint: Path | None = flag(
         "keep what is measured here; the same command goes on from it", metavar="FOLDER"
     )
+    other_weights: bool = other_weights("a plan and an H")
     out: Path = flag("file for the plan found", metavar="FILE")
 
     def run(self) -> int:
@@ -99,6 +100,7 @@ class Search(Verb):
                 checkpoint=checkpoint,
                 progress=progress(),
                 options=settings,
+                other_weights=self.other_weights,
             )
         except KeyboardInterrupt:  # `main` prints this and exits with 130
             kept = "nothing is kept. With --checkpoint FOLDER what is measured stays."

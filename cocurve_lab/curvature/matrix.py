@@ -17,7 +17,8 @@ import numpy as np
 
 from ..base.arguments import as_list, as_path, require_type
 from ..base.atomic import write_atomically
-from ..base.errors import InputError, NumericalError
+from ..base.errors import InputError
+from ..base.origin import record_in
 from ..base.schema import reading
 from ..base.seams import extension
 from ..base.storage import dump_npz, dump_plain, fingerprint, load_npz, load_plain, require_settings
@@ -27,7 +28,7 @@ from ..models.units import Unit, UnitSet
 from .merging import join_shards, sum_builds
 from .release import read_release
 from .saturation import Saturation
-from .settings import FULL_VOCABULARY, SUMS, require_own_grams, require_stored
+from .settings import FULL_VOCABULARY, SUMS, require_matrix, require_own_grams, require_stored
 
 FORMAT, VERSION = "cocurve-curvature", 1
 GROUPED = tuple(f"group_{name}" for name in SUMS)  # the fields with a value per group of sequences
@@ -72,7 +73,7 @@ class Curvature(Folded):
             )
         matrix = np.array(self.matrix, dtype=np.float64)  # a copy, made read-only below
         object.__setattr__(self, "matrix", matrix)
-        _require_curvature(matrix, len(self.units), signed=bool(self.removed))
+        require_matrix(matrix, len(self.units), signed=bool(self.removed))
         # exact symmetry (Alg. 1), so that the solver may read a row where the paper has a column
         matrix[:] = (matrix + matrix.T) / 2
         matrix.flags.writeable = False
@@ -392,6 +393,11 @@ class Curvature(Folded):
         """Read H and its units from the authors' release: `registry.json` and `matrices/H.npy`."""
         return cls(*read_release(folder))
 
+    @property
+    def origin(self) -> dict[str, Any]:
+        """The record of the model of which H is (base/origin.py)."""
+        return record_in(self.provenance) | {"H": self.fingerprint}
+
     def with_provenance(self, **changes: Any) -> Curvature:
         """Return the same curvature with some provenance fields changed."""
         return replace(self, provenance=self.provenance | changes)
@@ -433,34 +439,6 @@ def _with_sketches(
 ) -> Curvature:
     join = extension("sketches joined")
     return merged if join is None else join(merged, parts, in_order=in_order)
-
-
-def _require_curvature(matrix: np.ndarray, size: int, *, signed: bool) -> None:
-    if matrix.shape != (size, size):
-        raise InputError(
-            f"H has shape {matrix.shape}, but there are {size} units. Give one row and one column "
-            "per unit."
-        )
-    if not np.isfinite(matrix).all():
-        u, v = np.argwhere(~np.isfinite(matrix))[0]
-        raise NumericalError(
-            f"H[{u}, {v}] is {matrix[u, v]}. Build H again, in bfloat16 or float32 if it was "
-            "float16, which may overflow."
-        )
-    scale = float(np.abs(matrix).max(initial=0.0))
-    # a Gram in float32 is symmetric only up to the rounding of its largest entry
-    gap = float(np.abs(matrix - matrix.T).max(initial=0.0))
-    if gap > 1e-5 * scale:
-        raise NumericalError(
-            f"H is not symmetric: largest |H_uv - H_vu| is {gap:.3g} against entries up to "
-            f"{scale:.3g}. It is not a Gram matrix; check its source."
-        )
-    lowest = float(np.diagonal(matrix).min(initial=0.0))
-    if lowest < -1e-9 * scale and not signed:
-        raise NumericalError(
-            f"H has a negative diagonal entry {lowest:.3g}, impossible for a Gram matrix "
-            "(Proposition gram). Check its source."
-        )
 
 
 def _correlate(matrix: np.ndarray, bound: float = 1.0) -> np.ndarray:

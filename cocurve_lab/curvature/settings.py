@@ -14,7 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from ..base.arguments import as_float, as_int, as_list, require_threads
-from ..base.errors import FileFormatError, InputError, shown
+from ..base.errors import FileFormatError, InputError, NumericalError, shown
+from ..base.origin import RECORD
 from ..base.schema import (
     COUNT,
     FLAG,
@@ -281,6 +282,8 @@ _PROVENANCE: Schema = optional(
     {
         **STORED_SETTINGS,
         "model_name": TEXT,
+        "checkpoint": RECORD["checkpoint"],
+        "also": TEXTS,
         "runtime": OBJECT,
         "events": TEXTS,
         "device": Field("text, or texts", lambda value: is_text(value) or list_of(is_text)(value)),
@@ -353,4 +356,33 @@ def require_own_grams(
         raise FileFormatError(
             f"H[{u}, {v}] is {matrix[u, v]:.6g}, but its group Grams come to another value, "
             f"{gap[u, v]:.3g} away: one of them was changed"
+        )
+
+
+def require_matrix(matrix: np.ndarray, size: int, *, signed: bool) -> None:
+    """Check that a matrix is an H of `size` units; `signed`: its diagonal may be negative."""
+    if matrix.shape != (size, size):
+        raise InputError(
+            f"H has shape {matrix.shape}, but there are {size} units. Give one row and one column "
+            "per unit."
+        )
+    if not np.isfinite(matrix).all():
+        u, v = np.argwhere(~np.isfinite(matrix))[0]
+        raise NumericalError(
+            f"H[{u}, {v}] is {matrix[u, v]}. Build H again, in bfloat16 or float32 if it was "
+            "float16, which may overflow."
+        )
+    scale = float(np.abs(matrix).max(initial=0.0))
+    # a Gram in float32 is symmetric only up to the rounding of its largest entry
+    gap = float(np.abs(matrix - matrix.T).max(initial=0.0))
+    if gap > 1e-5 * scale:
+        raise NumericalError(
+            f"H is not symmetric: largest |H_uv - H_vu| is {gap:.3g} against entries up to "
+            f"{scale:.3g}. It is not a Gram matrix; check its source."
+        )
+    lowest = float(np.diagonal(matrix).min(initial=0.0))
+    if lowest < -1e-9 * scale and not signed:
+        raise NumericalError(
+            f"H has a negative diagonal entry {lowest:.3g}, impossible for a Gram matrix "
+            "(Proposition gram). Check its source."
         )

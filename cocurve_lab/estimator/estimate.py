@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from ..base.arguments import as_int, require_type
 from ..base.atomic import clean, previous
 from ..base.errors import InputError, shown
+from ..base.origin import LOADED
 from ..base.progress import Progress
 from ..base.seams import require_extension
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature, merge_shards
 from ..curvature.settings import MAY_BE_ABSENT, BuildOptions
 from ..models.architectures import describe
-from ..models.identity import fingerprint_model, model_dtype, model_name
+from ..models.identity import known_record, model_dtype, model_name
 from ..models.runtime import require_measurable, require_one_device
 from ..models.units import UnitSet, enumerate_units, require_units
 from .build import Build, remedy, tell_text
@@ -115,7 +116,7 @@ def estimate_curvature(
         build = Build.start(
             settings, model_name(model), units, calibration, options, checkpoint, executor
         )
-        return build.run(model, progress=progress)
+        return _marked(build.run(model, progress=progress), model)
     for name, given, why in (
         ("checkpoint", checkpoint, "keeps none"),
         ("executor", executor, "runs here"),
@@ -127,7 +128,7 @@ def estimate_curvature(
             )
     require_one_device(model)  # derivatives need the weights of all layers
     settings = build_settings(model, units, calibration, top_r, options)
-    return options.estimate(model, units, calibration, settings, progress)
+    return _marked(options.estimate(model, units, calibration, settings, progress), model)
 
 
 def exact_curvature(
@@ -182,7 +183,7 @@ def load_or_estimate(
     build = Build.start(
         settings, model_name(model), units, calibration, options, checkpoint, executor
     )
-    curvature = build.run(model, progress=progress)
+    curvature = _marked(build.run(model, progress=progress), model)
     if build.done < build.total:
         return curvature  # the checkpoint stays, and running again resumes from it
     try:
@@ -195,6 +196,10 @@ def load_or_estimate(
     if progress:
         print(f"Saved H to {path}.")
     return curvature
+
+
+def _marked(curvature: Curvature, model: PreTrainedModel) -> Curvature:
+    return curvature.with_provenance(checkpoint=known_record(model)["checkpoint"])
 
 
 def _discard(checkpoint: Path) -> None:
@@ -243,7 +248,7 @@ def build_settings(
     if isinstance(options, BuildOptions) and options.bfloat16_products:
         require_extension("require products", "bfloat16_products")(model)
     return options.marks(units) | {
-        "model_fingerprint": fingerprint_model(model),
+        "model_fingerprint": known_record(model, fresh=True)["checkpoint"][LOADED],
         "model_dtype": model_dtype(model),
         "units_fingerprint": units.fingerprint,
         "calibration_fingerprint": calibration.fingerprint,

@@ -25,6 +25,7 @@ from ..base.schema import (
     require_fields,
     told,
 )
+from ..base.storage import seal_json, unseal_json
 
 FORMAT, VERSION = "cocurve-evaluation", 1
 
@@ -123,13 +124,15 @@ class EvaluationReport:
 
     def to_json(self) -> str:
         """Write the whole report as JSON text."""
-        return json.dumps({"format": FORMAT, "version": VERSION} | asdict(self), indent=1)
+        content = {"format": FORMAT, "version": VERSION} | asdict(self)
+        return json.dumps(seal_json(content), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> EvaluationReport:
         """Read a report that `to_json` wrote."""
         try:
             content = parse_json(text)
+            unseal_json(content, "Nothing of it was used")
             found = (content.get("format"), content.get("version")) if is_object(content) else None
             if found != (FORMAT, VERSION):
                 raise FileFormatError(f"its format and version are {told(found)}")

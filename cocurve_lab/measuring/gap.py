@@ -228,6 +228,7 @@ def split_risk(
     text: CalibrationSet,
     *,
     progress: Progress = True,
+    other_weights: bool = False,
 ) -> RiskSplit:
     """Measure why the predicted and the measured risk of a plan diverge (appendix "Surrogate").
 
@@ -241,6 +242,7 @@ def split_risk(
         text: rows and scored positions; held out, or the calibration's own to take the text out of
             the comparison.
         progress: show a bar over ablations; "lines" writes lines for a log file instead.
+        other_weights: allow a plan of other weights.
     """
     if selection.gains:
         raise InputError(
@@ -249,7 +251,7 @@ def split_risk(
         )
     architecture = describe(model)
     require_measurable(model, text.input_ids)
-    units, _ = resolve(model, selection)
+    units, _ = resolve(model, selection, other_weights=other_weights)
     bar = open_bar(
         progress, total=len(text) * len(units), desc="Splitting the risk", unit="ablation"
     )

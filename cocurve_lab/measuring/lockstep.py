@@ -113,6 +113,7 @@ def compare_text(
     *,
     unit_set: UnitSet | None = None,
     chat: bool | None = None,
+    other_weights: bool = False,
 ) -> TextPair:
     """Continue a prompt with the dense model and under a plan, in lockstep.
 
@@ -120,9 +121,8 @@ def compare_text(
     """
     prompt_ids = encode_prompt(model, tokenizer, prompt, chat)
     texts = (GrowingText(tokenizer, prompt_ids), GrowingText(tokenizer, prompt_ids))
-    pairs = generate_lockstep(
-        model, tokenizer, prompt, selection, sampling, unit_set=unit_set, chat=chat
-    )
+    settings: dict[str, Any] = {"unit_set": unit_set, "chat": chat, "other_weights": other_weights}
+    pairs = generate_lockstep(model, tokenizer, prompt, selection, sampling, **settings)
     for pair in pairs:
         for text, token in zip(texts, pair, strict=True):
             if token is not None:
@@ -147,6 +147,7 @@ def generate_lockstep(
     *,
     unit_set: UnitSet | None = None,
     chat: bool | None = None,
+    other_weights: bool = False,
 ) -> Iterator[TokenPair]:
     """Yield the next token of both texts until both have ended.
 
@@ -161,9 +162,11 @@ def generate_lockstep(
         selection, unit_set: as for `pruning_risk`; the gains of a Selection apply.
         sampling: length, temperature and seed.
         chat: as for `continue_text`.
+        other_weights: allow a plan of other weights.
     """
     architecture = describe(model)
-    scales = column_scales(architecture, *resolve(model, selection, unit_set))
+    chosen = resolve(model, selection, unit_set, other_weights=other_weights)
+    scales = column_scales(architecture, *chosen)
     return _steps(architecture, encode_prompt(model, tokenizer, prompt, chat), scales, sampling)
 
 

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import os
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 
-from ..base.errors import InputError
-from ..base.storage import fingerprint
-from .weights import reader_of
+from ..base.errors import FileFormatError, InputError
+from ..base.origin import EXACT, LOADED, NARROW, Record, Verdict, require_same_source
+from ..base.schema import parse_json
+from ..base.storage import fingerprint, unseal_json
+from .architectures import is_packed
+from .weights import fingerprint_tensor, reader_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+log = logging.getLogger(__name__)
 DEMO = "demo"  # the name of the embedded model
 MANIFEST = "cocurve_manifest.json"  # lies beside the weights of a pruned model
+READ = (  # what is read beside the weights and the manifest
+    *("modeling_cocurve.py", "config.json", "generation_config.json"),
+    *("model.safetensors.index.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt"),
+    *("spiece.model", "chat_template.jinja"),
+)
 # configuration keys that depend on how a model was loaded, not on what it computes
 _LOADER_KEYS = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
+
+_KNOWN: WeakKeyDictionary[torch.nn.Module, tuple[Any, dict[str, Any]]] = WeakKeyDictionary()
 
 
 def demo_folder() -> Path:
@@ -55,6 +72,36 @@ def is_pruned(place: str | os.PathLike[str]) -> bool:
         return "per_layer_config" in content and "Cocurve" in classes
     except (OSError, ValueError, AttributeError, RecursionError):
         return False
+
+
+def require_sealed(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the manifest of a pruned model's folder, after comparing the files with its checksums.
+
+    Weights are compared when they are read. The folders of earlier releases have no checksums. The
+    message of the FileFormatError is the fact alone.
+    """
+    manifest = parse_json((Path(folder) / MANIFEST).read_text(encoding="utf-8"))
+    if not unseal_json(manifest, f"To accept it, run `cocurve seal {folder}`"):
+        return manifest
+    sums = manifest.get("files", {})
+    changed = [name for name, mark in file_sums(folder).items() if sums.get(name) != mark]
+    if changed:
+        raise FileFormatError(
+            f"{', '.join(changed)} beside it was changed or added after the model was saved. To "
+            f"accept that, as for a chat template, run `cocurve seal {folder}`."
+        )
+    return manifest
+
+
+def file_sums(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """Return the SHA-256 of each file of a pruned model that is read, other than weights."""
+    folder = Path(folder)
+    paths = [*map(folder.joinpath, READ), *folder.glob("additional_chat_templates/*")]
+    return {
+        p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in paths
+        if p.is_file()
+    }
 
 
 def embedding_weight(model: PreTrainedModel) -> torch.Tensor:
@@ -108,8 +155,92 @@ def weight_marks(model: PreTrainedModel) -> list[list[str]]:
     return [[name, fingerprint_tensor(read(name))] for name in sorted(model.state_dict())]
 
 
-def fingerprint_tensor(tensor: torch.Tensor) -> str:
-    """Return the SHA-256 of a tensor's shape, dtype and bits."""
-    # as bytes, because numpy has no bfloat16
-    bits = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return fingerprint(list(tensor.shape), str(tensor.dtype), bits.numpy())
+# Origin -------------------------------------------------------------------------------------------
+
+Marks = Mapping[str, Mapping[str, str]]  # of each weight, the SHA-256 of each form
+T = TypeVar("T")
+
+
+def tensor_marks(tensor: torch.Tensor) -> dict[str, str]:
+    """Return the SHA-256 of a tensor in each form of a checkpoint's record (base/origin.py)."""
+    own, found = fingerprint_tensor(tensor), dict[str, str]()
+    for form in NARROW if _plain(tensor) and tensor.is_floating_point() else ():
+        narrow = tensor.detach().to(getattr(torch, form))
+        found[form] = own if narrow.dtype == tensor.dtype else fingerprint_tensor(narrow)
+        # a few first: most numbers of a wider dtype do not fit, and comparing all takes as long as
+        # the checksums
+        parts = (slice(1024), slice(None)) if EXACT not in found else ()
+        flat, wide = narrow.reshape(-1), tensor.reshape(-1)
+        if parts and all(torch.equal(flat[p].to(tensor.dtype), wide[p]) for p in parts):
+            found[EXACT] = found[form]
+    return dict.fromkeys((LOADED, EXACT, *NARROW), own) | found
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    return type(tensor.detach()) is torch.Tensor  # not one of a quantizer's own
+
+
+def known_record(
+    model: PreTrainedModel, marks: Marks | None = None, *, fresh: bool = False
+) -> dict[str, Any]:
+    """Return the record of a model; reads its weights if they changed since, or if `fresh`.
+
+    Changes through `.data` are seen only if it is fresh. `marks` are the `tensor_marks` of all
+    weights if they are known already.
+    """
+    state = [
+        (id(w), w.dtype, w.is_inference() or w._version, _plain(w) and w.data_ptr())
+        for w in model.parameters()
+    ]
+    seen, record = _KNOWN.get(model, (None, {}))
+    if fresh or seen != state:
+        read = reader_of(model)
+        marks = marks or {name: tensor_marks(read(name)) for name in model.state_dict()}
+        forms = {f: [[n, marks[n][f]] for n in sorted(marks)] for f in (LOADED, EXACT, *NARROW)}
+        checkpoint = {LOADED: fingerprint_model(model, forms.pop(LOADED))}
+        if not any(map(is_packed, model.modules())):  # numbers in 4 bits cannot be read
+            checkpoint |= {form: fingerprint(found) for form, found in forms.items()}
+        dtype, name = model_dtype(model), model_name(model)
+        record = {"name": name, "checkpoint": checkpoint, "dtype": dtype}
+        _KNOWN[model] = state, record
+    return record
+
+
+def require_source(
+    model: PreTrainedModel, *records: Record | None, what: str, other_weights: bool = False
+) -> Verdict:
+    """Require that `what` is used on a model is of its weights; logs once what must be told."""
+    known = any(record and record.get("checkpoint") for record in records)
+    mine, between = known_record(model) if known else {}, ("the model", what)
+    verdict = require_same_source(mine, *records, between=between, other_weights=other_weights)
+    told = getattr(model, "__dict__", {}).setdefault("cocurve_told", {""})
+    if verdict.note not in told:
+        log.warning("%s", verdict.note)
+    told.add(verdict.note)
+    return verdict
+
+
+def belonging(
+    model: PreTrainedModel, thing: T, *, what: str = "the plan", other_weights: bool = False
+) -> T:
+    """Return a plan or an H that is of this model's weights, or is allowed on it from here on.
+
+    Raises MismatchError if it is of other weights, unless they are allowed.
+    """
+    own: Any = thing
+    origin: Any = getattr(thing, "origin", None)  # other types are refused later
+    if require_source(model, origin, what=what, other_weights=other_weights).kind != "other":
+        return thing
+    also = sorted({*origin.get("also", ()), known_record(model)["checkpoint"][EXACT]})
+    if hasattr(thing, "with_provenance"):  # an H
+        return own.with_provenance(also=also)
+    return replace(own, origin={**origin, "also": also})
+
+
+def tokenizer_mark(tokenizer: Any) -> str:
+    """Return the SHA-256 of a tokenizer: its rules, or its words, and its chat template."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = tokenizer.get_vocab() if backend is None else json.loads(backend.to_str())
+    for passing in ("truncation", "padding"):  # set by whoever used it last
+        rules.pop(passing, None)
+    return fingerprint(rules, getattr(tokenizer, "chat_template", None))

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ..base.errors import ArchitectureError, CocurveError, FileFormatError, InputError, shown
+from ..base.schema import reading
 from ..base.seams import extension, require_extension
 from .architectures import describe
-from .identity import DEMO, demo_folder, is_demo, is_pruned
+from .identity import DEMO, MANIFEST, demo_folder, is_demo, is_pruned, require_sealed
 from .layers import source_of
 from .load_errors import explain, gguf_in, require_own_files, require_place, require_usable
 from .runtime import device_name, sums_on, transient_bars
@@ -278,6 +279,9 @@ def load_tokenizer(
         read: PreTrainedTokenizerBase = require_extension("gguf tokenizer", str(file))(file)
         return read
     options = {"trust_remote_code": False} | _picked(options, _HUB_OPTIONS)
+    if (Path(place) / MANIFEST).is_file():
+        with reading(Path(place) / MANIFEST, "Or save the model again."):
+            require_sealed(place)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(place), **options)
         difference = _difference_from_file(tokenizer, str(place), options)

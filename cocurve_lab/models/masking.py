@@ -17,7 +17,7 @@ from ..base.arguments import as_list
 from ..base.errors import InputError, MismatchError
 from .architectures import Architecture, describe, is_packed
 from .families import Kind
-from .identity import embedding_weight
+from .identity import embedding_weight, require_source
 from .layers import source_of
 from .runtime import exclusive
 from .units import Unit, UnitSet, enumerate_units, units_like
@@ -37,6 +37,8 @@ class Plan(Protocol):
     def pruned(self) -> tuple[int, ...]: ...
     @property
     def gains(self) -> Mapping[int, float]: ...
+    @property
+    def origin(self) -> Mapping[str, Any] | None: ...
     def require_units(self, units: UnitSet) -> None: ...
 
 
@@ -46,6 +48,7 @@ def ablate(
     units: Plan | Iterable[Unit | str | int],
     *,
     unit_set: UnitSet | None = None,
+    other_weights: bool = False,
 ) -> Iterator[PreTrainedModel]:
     """Run the model without some units inside a `with` block; leaving it always restores them.
 
@@ -54,9 +57,11 @@ def ablate(
         units: a Selection (its gains are applied), or units, names or indices.
         unit_set: the set that names and indices refer to; by default the model's own units with
             16 FFN groups per layer.
+        other_weights: allow a plan of other weights.
     """
     architecture = describe(model)
-    scales = column_scales(architecture, *resolve(model, units, unit_set))
+    chosen = resolve(model, units, unit_set, other_weights=other_weights)
+    scales = column_scales(architecture, *chosen)
     with exclusive(model), scaled(architecture, scales):
         yield model
 
@@ -65,10 +70,14 @@ def resolve(
     model: PreTrainedModel,
     units: Plan | Iterable[Unit | str | int],
     unit_set: UnitSet | None = None,
+    *,
+    other_weights: bool = False,
 ) -> tuple[list[Unit], dict[Unit, float]]:
     """Return the removed units and the gains of kept ones, after checking them as `ablate`."""
     if _is_plan(units):
         units.require_units(units_like(model, units.units))
+        if units.origin is not None:  # one made by hand is nobody's
+            require_source(model, units.origin, what="the plan", other_weights=other_weights)
         gains = {units.units[i]: gain for i, gain in units.gains.items()}
         return [units.units[i] for i in units.pruned], gains
     chosen: list[Any] = as_list(units, "the list of units")  # type: ignore[arg-type]

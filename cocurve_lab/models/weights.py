@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..base.errors import FileFormatError, InputError, one_line
+from ..base.storage import fingerprint
 from .architectures import describe
 from .layers import source_of
 from .load_errors import explain, gguf_in, require_own_files
@@ -155,6 +157,46 @@ class PickledError(FileFormatError):
     """The weights are not in safetensors files, and can only be loaded as a whole."""
 
 
+def fingerprint_tensor(tensor: torch.Tensor) -> str:
+    """Return the SHA-256 of a tensor's shape, dtype and bits."""
+    # as bytes, because numpy has no bfloat16
+    bits = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return fingerprint(list(tensor.shape), str(tensor.dtype), bits.numpy())
+
+
+class Watch:
+    """Compares the weights of a file with the manifest's `sums`, and again after it changed."""
+
+    def __init__(self, file: Path, sums: Mapping[str, str] | None = None) -> None:
+        self.file, self._sealed, self._sums = file, sums or {}, dict(sums or {})
+        self._opened = self._state()
+        self._known: dict[str, Any] = {}  # the state of the file when a weight was last compared
+
+    def _state(self) -> Any:
+        at = os.stat(self.file)
+        return at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns
+
+    def passed(self, name: str, read: Callable[[], Tensor]) -> Tensor:
+        """Read a weight that must be what it was; FileFormatError or InputError if it is not."""
+        before, tensor, state = self._state(), read(), self._state()
+        if self._known.get(name) == before == state:
+            return tensor
+        mark = fingerprint_tensor(tensor)
+        if name in self._sealed and mark != self._sealed[name]:
+            raise FileFormatError(
+                f"{name} in {self.file} does not match its checksum: it is damaged or changed. Use "
+                f"a copy; or, to accept the change, run `cocurve seal {self.file.parent}`."
+            )
+        unchanged = self._opened == before == state
+        if self._sums.get(name, mark if unchanged else "") != mark:
+            raise InputError(
+                f"{self.file} changed after the model was loaded, and {name} may be another. What "
+                "is finished is kept. Restore the file, or load the model again and start anew."
+            )
+        self._sums[name], self._known[name] = mark, before
+        return tensor
+
+
 class StoredWeights:
     """The weights of a model in safetensors files, read when they are asked for, and not kept.
 
@@ -162,6 +204,7 @@ class StoredWeights:
         model: the model, on the meta device; its names and shapes must be those in the files.
         files: safetensors files that hold all its weights; opening them reads their headers only.
         mapped: map the files into memory instead of reading from them.
+        sums: as for `Watch`, by the weights' names in the model.
 
     Attributes:
         tied: as from `tied_names`; these may be missing in the files.
@@ -169,10 +212,15 @@ class StoredWeights:
     """
 
     def __init__(
-        self, model: PreTrainedModel, files: Iterable[Path], *, mapped: bool = False
+        self,
+        model: PreTrainedModel,
+        files: Iterable[Path],
+        *,
+        mapped: bool = False,
+        sums: Mapping[str, str] | None = None,
     ) -> None:
         self.tied = tied_names(model)
-        self._places: dict[str, tuple[Any, str, Path]] = {}
+        self._places: dict[str, tuple[Any, str, Watch]] = {}
         wanted = model.state_dict()
         files, own = list(files), _own_names(model, wanted)
         if not files:
@@ -182,12 +230,12 @@ class StoredWeights:
                 "with model.save_pretrained(folder), and give that folder."
             )
         for file in files:
-            handle = open_weights(file, mapped=mapped)
+            handle, watch = open_weights(file, mapped=mapped), Watch(file, sums)
             for stored in handle.keys():  # noqa: SIM118, a handle is no mapping
                 name = own(stored)
                 if name is None:
                     continue
-                self._places[name] = handle, stored, file
+                self._places[name] = handle, stored, watch
                 found = handle.get_slice(stored)
                 if found.get_dtype() not in _DTYPES:  # first: packed weights differ in shape too
                     raise FileFormatError(
@@ -208,12 +256,12 @@ class StoredWeights:
         """Read a weight by its name in the model, on the CPU, in the dtype of its file."""
         from safetensors import SafetensorError
 
-        handle, stored, file = self._places[name if name in self._places else self.tied[name]]
+        name = name if name in self._places else self.tied[name]
+        handle, stored, watch = self._places[name]
         try:
-            tensor: Tensor = handle.get_tensor(stored)
+            return watch.passed(name, lambda: handle.get_tensor(stored))
         except (SafetensorError, OSError) as error:
-            raise damaged(file, error) from None
-        return tensor
+            raise damaged(watch.file, error) from None
 
     def separate(self) -> list[str]:
         """Return the names in `tied` whose weight the files hold, other than its twin's."""

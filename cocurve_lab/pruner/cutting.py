@@ -13,7 +13,7 @@ from ..base.errors import InputError
 from ..base.seams import require_extension
 from ..calibration import CalibrationSet
 from ..models.architectures import describe
-from ..models.identity import model_device
+from ..models.identity import belonging, model_device
 from ..models.layers import source_of
 from ..models.runtime import require_one_device
 from ..models.units import units_like
@@ -35,6 +35,7 @@ def prune(
     *,
     inplace: bool = False,
     verify: CalibrationSet | None = None,
+    other_weights: bool = False,
 ) -> PreTrainedModel: ...
 @overload
 def prune(
@@ -44,6 +45,7 @@ def prune(
     verify: CalibrationSet | None = None,
     out: str | os.PathLike[str],
     tokenizer: PreTrainedTokenizerBase | None = None,
+    other_weights: bool = False,
 ) -> Path: ...
 def prune(
     model: PreTrainedModel,
@@ -53,6 +55,7 @@ def prune(
     verify: CalibrationSet | None = None,
     out: str | os.PathLike[str] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    other_weights: bool = False,
 ) -> PreTrainedModel | Path:
     """Delete the weights of a plan's units (appendix "Structured Units").
 
@@ -65,6 +68,7 @@ def prune(
         out: a new folder. The pruned model is written there as `save_pruned` would, weight by
             weight. `model` may be streamed, or all on disk.
         tokenizer: with `out`: the dense model's, to save in the folder too.
+        other_weights: allow a plan of other weights, as of the base of a fine-tuned model.
 
     Returns:
         The pruned model, whose `cocurve_manifest` records widths, plan and fingerprints of the
@@ -73,7 +77,7 @@ def prune(
     Raises:
         ArchitectureError: the weights are packed in 4 bits, which can be measured but not cut.
         InputError: the weights are spread over devices, or the folder cannot be written.
-        MismatchError: the model's units are not the selection's. Nothing was changed.
+        MismatchError: the model's units or weights are not the plan's. Nothing was changed.
         EquivalenceError: the check of `verify` failed; no folder is left.
     """
     require_prunable(model, selection, on_disk=out is not None)
@@ -81,6 +85,8 @@ def prune(
         raise InputError(
             "out= is given with inplace=True, which changes the model in memory. Leave one out."
         )
+    if other_weights:
+        selection = belonging(model, selection, other_weights=other_weights)
     # recorded before the cut, because inplace leaves no dense model to compare with
     reference = None
     if verify is not None:
@@ -95,7 +101,7 @@ def prune(
         write = require_extension("prune to folder", "prune(out=)")
         folder: Path = write(model, selection, out, tokenizer=tokenizer, check=check)
         return folder
-    origin = Origin.of(model)
+    origin = Origin.of(model, selection)
     pruned: Any = cut_model(model, selection, inplace=inplace)
     pruned.cocurve_manifest = manifest_of(describe(pruned), selection, origin)
     if reference is not None:
@@ -121,5 +127,5 @@ def require_prunable(
 
 def cut(model: PreTrainedModel, selection: Selection, *, inplace: bool = False) -> PreTrainedModel:
     """Prune without a manifest and its fingerprints, for a model that is not saved."""
-    require_prunable(model, selection)
+    require_prunable(model, belonging(model, selection))
     return cut_model(model, selection, inplace=inplace)

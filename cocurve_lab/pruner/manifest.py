@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..base.atomic import clean
 from ..base.errors import FileFormatError
+from ..base.origin import LOADED, RECORD, Record, Verdict, record_in
 from ..base.schema import (
     COUNT,
     FLAG,
@@ -17,6 +18,7 @@ from ..base.schema import (
     OBJECT,
     SHARE,
     TEXT,
+    TEXTS,
     Field,
     Schema,
     dict_of,
@@ -24,6 +26,7 @@ from ..base.schema import (
     is_object,
     list_of,
     nullable,
+    optional,
     parse_json,
     reading,
     require_fields,
@@ -32,7 +35,15 @@ from ..base.schema import (
 from ..base.storage import fingerprint
 from ..models.architectures import Architecture, describe
 from ..models.families import KINDS
-from ..models.identity import MANIFEST, fingerprint_model, model_dtype, weight_marks
+from ..models.identity import (
+    MANIFEST,
+    Marks,
+    known_record,
+    model_dtype,
+    require_sealed,
+    require_source,
+    weight_marks,
+)
 from ..models.loading import read_dtype
 from ..models.units import enumerate_units
 from ..solver.selection import Selection
@@ -95,19 +106,25 @@ _GAINS = Field(
 
 @dataclass(frozen=True)
 class Origin:
-    """The model before the cut: its `fingerprint_model`, and its manifest if it has one."""
+    """The model before the cut: its record, what must be told, and its manifest if it has one."""
 
-    dense_fingerprint: str | None
+    record: Record
+    told: str = ""
     manifest: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(cls, model: PreTrainedModel, marks: list[list[str]] | None = None) -> Origin:
-        """Describe a model that is about to be cut; reads all weights unless `marks` are given."""
-        marks = weight_marks(model) if marks is None else marks
+    def of(cls, model: PreTrainedModel, selection: Selection, marks: Marks | None = None) -> Origin:
+        """Describe a model that is about to be cut, and require that the plan is of its weights.
+
+        Reads all weights unless their `tensor_marks` are given.
+        """
+        record = known_record(model, marks, fresh=True)
+        verdict = require_source(model, selection.origin, what="the plan")
         earlier: Any = manifest_on(model)
         if earlier is not None:
-            earlier = earlier | weights_now(model, earlier, marks)
-        return cls(fingerprint_model(model, marks), earlier)
+            own = [[name, marks[name][LOADED]] for name in sorted(marks)] if marks else None
+            earlier = earlier | weights_now(model, earlier, own)
+        return cls(record, verdict.note, earlier)
 
 
 @dataclass(frozen=True)
@@ -131,7 +148,14 @@ class _Cut:
         earlier = self.origin.manifest
         if earlier is None:
             return []
-        return [*earlier["earlier_rounds"], {name: earlier[name] for name in _ROUND}]
+        known = {name: earlier[name] for name in _ROUND if name in earlier}
+        return [*earlier["earlier_rounds"], known]
+
+    def source(self) -> dict[str, Any]:
+        plan, record = self.plan, self.origin.record
+        own = {"H": plan.curvature_fingerprint, "plan": plan.fingerprint}
+        text = {"text": (plan.origin or {}).get("text"), "told": self.origin.told or None}
+        return {name: value for name, value in {**record, **own, **text}.items() if value}
 
     def share(self) -> float:
         removed = self.plan.pruned_cost
@@ -147,7 +171,11 @@ _FIELDS: dict[str, tuple[Field, Callable[[_Cut], Any]]] = {
     "version": (COUNT, lambda _: VERSION),
     "dtype": (TEXT, lambda cut: model_dtype(cut.pruned.model)),
     "base_model": (nullable(TEXT), _Cut.base_model),
-    "dense_fingerprint": (nullable(_HEX), lambda cut: cut.origin.dense_fingerprint),
+    "dense_fingerprint": (
+        nullable(_HEX),
+        lambda cut: cut.origin.record.get("checkpoint", {}).get(LOADED),
+    ),
+    "origin": (OBJECT._replace(optional=True), _Cut.source),
     "weights_fingerprint": (_HEX, lambda cut: fingerprint(cut.marks)),
     "weights_since_pruning": (_one_of(*get_args(Weights)), lambda _: "unchanged"),
     "repair": (nullable(OBJECT), lambda _: None),
@@ -176,13 +204,20 @@ _SCHEMA: Schema = {
     **{name: field for name, (field, _) in _FIELDS.items()},
     "parameters": COUNT,  # these two are known when the model is saved
     "loads_with": _one_of(*get_args(Loader)),
+    **optional(
+        {
+            "weights": Field("a mark by weight", dict_of(_HEX.fits)),
+            "files": Field("a checksum by file", dict_of(_HEX.fits)),
+            "accepted": TEXTS,
+        }
+    ),
 }
 # a round of pruning; a model that went through several has one record of each
 _ROUND: Schema = {
     name: _SCHEMA[name]
     for name in (
         *("dense_fingerprint", "ffn_groups", "pruned_units", "gains", "selection_fingerprint"),
-        *("weights_since_pruning", "repair", "recovery"),
+        *("weights_since_pruning", "repair", "recovery", "origin"),
     )
 }
 
@@ -216,8 +251,27 @@ def manifest_on(model: PreTrainedModel) -> dict[str, Any] | None:
 def manifest_elsewhere(model: PreTrainedModel) -> dict[str, Any]:
     """Make the manifest of a pruned model whose plan is not known; reads no weights."""
     plan = Selection.from_pruned(enumerate_units(model), [])
-    known = manifest_of(describe(model), plan, Origin(None), [])
+    known = manifest_of(describe(model), plan, Origin({}), [])
     return known | {"base_model": None, "weights_since_pruning": "trained elsewhere"}
+
+
+def require_dense(
+    model: PreTrainedModel, pruned: PreTrainedModel | dict[str, Any], *, other_weights: bool = False
+) -> Verdict:
+    """Require that a pruned model, or one of that manifest, was cut from this one in some round.
+
+    Raises MismatchError if it was cut from other weights, unless they are allowed. A model that was
+    not pruned here is compared with nothing.
+    """
+    manifest = pruned if isinstance(pruned, dict) else manifest_on(pruned)
+    if manifest is None:
+        return Verdict("same")
+    records = [
+        each.get("origin") or record_in({"model_fingerprint": each["dense_fingerprint"]})
+        for each in (manifest, *manifest["earlier_rounds"])
+    ]
+    what = "the model from which the pruned one was cut"
+    return require_source(model, *records, what=what, other_weights=other_weights)
 
 
 def weights_now(
@@ -286,7 +340,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     damaged = "It is damaged, or of another release. Save the model again with this one."
     with reading(path, damaged):
-        manifest = parse_json(path.read_text(encoding="utf-8"))
+        manifest = require_sealed(folder)
         if not is_object(manifest):
             raise FileFormatError(f"it is {told(manifest)}, not an object")
         found = manifest.get("format"), manifest.get("version")
@@ -296,6 +350,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                 f"{VERSION}"
             )
         require_fields(manifest, _SCHEMA)
+        for part in (manifest, *manifest["earlier_rounds"]):
+            require_fields(part.get("origin", {}), RECORD, inside="origin")
         for name, schema in (("layers", _WIDTHS), ("earlier_rounds", _ROUND)):
             for number, part in enumerate(manifest[name]):
                 require_fields(part, schema, inside=f"{name}[{number}]")

@@ -13,13 +13,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..base.arguments import as_path
-from ..base.atomic import replacing_folder
+from ..base.atomic import replacing_folder, write_atomically
 from ..base.errors import FileFormatError, InputError
+from ..base.schema import parse_json, reading
 from ..base.seams import require_extension
-from ..base.storage import fingerprint
+from ..base.storage import SUM, fingerprint, seal_json
 from ..models.architectures import Architecture, describe
 from ..models.families import KINDS
-from ..models.identity import MANIFEST, fingerprint_tensor, is_pruned, model_dtype
+from ..models.identity import (
+    MANIFEST,
+    READ,
+    file_sums,
+    fingerprint_tensor,
+    is_pruned,
+    model_dtype,
+    weight_marks,
+)
 from ..models.load_errors import require_no_adapter
 from ..models.loading import keep_score_cap, pick_device, read_dtype
 from ..models.runtime import transient_bars
@@ -31,7 +40,7 @@ from ..models.weights import (
     without_weights,
 )
 from .card import CardFacts, model_card
-from .folder import MODELING_FILE, dense_configuration, rejecting, write_configuration
+from .folder import dense_configuration, rejecting, write_configuration
 from .manifest import (
     VERSION,
     manifest_elsewhere,
@@ -47,11 +56,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _WRITTEN = (  # names a save may write; only a folder without any other may be replaced
-    *(MANIFEST, MODELING_FILE, "README.md", "config.json", "generation_config.json"),
-    *("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json"),
-    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
-    *("added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model"),
-    *("chat_template.jinja", "additional_chat_templates"),
+    *(*READ, MANIFEST, "README.md", "additional_chat_templates"),
+    *("model.safetensors", "model-?????-of-?????.safetensors"),
 )
 
 
@@ -91,7 +97,8 @@ def save_pruned(
         )
     folder = as_path(folder, "folder")
     with new_folder(folder, overwrite=overwrite) as temporary:
-        manifest = manifest | weights_now(pruned, manifest)
+        marks = weight_marks(pruned)
+        manifest = manifest | weights_now(pruned, manifest, marks)
         saved, weights = _in_stored_dtype(pruned)
         if weights is not None:
             marks = [[name, fingerprint_tensor(weights[name])] for name in sorted(weights)]
@@ -99,7 +106,7 @@ def save_pruned(
             weights = {name: weights[name] for name in weights.keys() - tied_names(pruned).keys()}
         with transient_bars():
             saved.save_pretrained(temporary, state_dict=weights)
-        write_beside(saved, temporary, manifest, tokenizer, evaluation)
+        write_beside(saved, temporary, manifest, marks, tokenizer, evaluation)
     return folder
 
 
@@ -138,12 +145,14 @@ def write_beside(
     pruned: PreTrainedModel,
     folder: Path,
     manifest: dict[str, Any],
+    marks: list[list[str]],
     tokenizer: PreTrainedTokenizerBase | None,
     evaluation: CardFacts | None,
 ) -> None:
     """Write the files beside the weights: tokenizer, configuration, manifest and card.
 
-    Only shapes of `pruned` are read. `manifest` is that of its weights as they are now.
+    Only shapes of `pruned` are read. `manifest` and `marks` are those of its weights as they are
+    now.
     """
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
@@ -154,10 +163,39 @@ def write_beside(
         "dtype": model_dtype(pruned),  # it may have been converted since
         "parameters": pruned.num_parameters(),
         "loads_with": write_configuration(pruned, layers, folder),
+        "weights": dict(marks),
+        "accepted": [],
     }
     card = model_card(manifest, evaluation or CardFacts(), has_tokenizer=tokenizer is not None)
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    _write_manifest(folder, manifest)
     (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    content = seal_json(manifest | {"files": file_sums(folder)})
+    write_atomically(folder / MANIFEST, json.dumps(content, indent=1).encode())
+
+
+def accept_changes(folder: str | os.PathLike[str]) -> list[str]:
+    """Accept what was changed in a folder on purpose, and seal it again; return what changed.
+
+    The manifest keeps the list under "accepted", and says of weights whether they are changed.
+    """
+    folder = as_path(folder, "folder")
+    with reading(folder / MANIFEST, "Save the model again."):
+        old = parse_json((folder / MANIFEST).read_text(encoding="utf-8"))
+        old.pop(SUM, None)
+        sums = file_sums(folder)
+        known = old.get("files", sums)
+        changed = [name for name in sums if known.get(name) != sums[name]]
+        _write_manifest(folder, old | {"weights": {}})  # so that all can be read
+        model = open_pruned(folder)
+        marks = weight_marks(model)
+        now = weights_now(model, old, marks)
+    changed += ["weights"] * (now["weights_fingerprint"] != old["weights_fingerprint"])
+    accepted = [*old.get("accepted", []), *changed]
+    _write_manifest(folder, old | now | {"weights": dict(marks), "accepted": accepted})
+    return changed
 
 
 # Loading ------------------------------------------------------------------------------------------
@@ -224,8 +262,11 @@ def open_pruned(folder: str | os.PathLike[str], *, mapped: bool = False) -> PreT
     if settings.exists():
         with rejecting(f"{settings} cannot be read"):
             model.generation_config = GenerationConfig.from_pretrained(folder)
+    manifest: Any = model.cocurve_manifest
+    sums = manifest.get("weights")
     try:
-        return with_stored(model, StoredWeights(model, weight_files(str(folder)), mapped=mapped))
+        files = weight_files(str(folder))
+        return with_stored(model, StoredWeights(model, files, mapped=mapped, sums=sums))
     except InputError as error:  # its index leads elsewhere
         raise FileFormatError(str(error)) from None
 

@@ -11,6 +11,7 @@ import numpy as np
 from ..base.arguments import as_float
 from ..base.errors import InputError, NumericalError
 from ..curvature.matrix import Curvature
+from .plan_json import require_plan_of
 from .selection import GAINED, Selection
 
 # the values the paper tries: gamma / mean diagonal, and tau (appendix "Models and Configuration")
@@ -18,7 +19,12 @@ RIDGES, CLIPS = (0.05, 0.2, 1.0), (1.0, 2.0)
 
 
 def solve_gains(
-    curvature: Curvature, selection: Selection, ridge: float = 0.2, clip: float = 1.0
+    curvature: Curvature,
+    selection: Selection,
+    ridge: float = 0.2,
+    clip: float = 1.0,
+    *,
+    other_weights: bool = False,
 ) -> dict[int, float]:
     """Solve for gains of kept FFN groups that cancel the loss of the pruned units (eq. comp).
 
@@ -37,6 +43,7 @@ def solve_gains(
         ridge: gamma >= 0, in units of the mean diagonal of H_KK. At 0 the solution of least norm is
             taken, which has no part in directions where H_KK vanishes.
         clip: tau > 0; inf leaves the gains as solved. With tau > 1 a gain may be negative.
+        other_weights: allow a plan of other weights than H.
 
     Returns:
         {unit index: gain} for every unit of K, ascending: all 1 if nothing is pruned, empty if no
@@ -48,7 +55,7 @@ def solve_gains(
     if not clip > 0:
         raise InputError(f"clip is {clip}. Give 1 or 2, as the paper does, or inf for no clipping.")
     curvature.require_gram("the gains of eq. (comp)")
-    curvature.units.require_same(selection.units, mine="the curvature", theirs="the selection")
+    require_plan_of(selection, curvature, other_weights)
     kept = np.flatnonzero(np.isin(selection.units.kinds, GAINED) & ~selection.indicator)
     block = curvature.matrix[np.ix_(kept, kept)]
     lost = curvature.matrix[np.ix_(kept, np.flatnonzero(selection.indicator))].sum(axis=1)

@@ -211,6 +211,7 @@ class Greedy(PartialPlan):
             interaction_strength=float(strength),
             guards=self.guards,
             curvature_fingerprint=self.curvature.fingerprint,
+            origin=self.curvature.origin,
             forced=len(self.rules.forced),
             target=target,
             surrogate=self.curvature.surrogate,

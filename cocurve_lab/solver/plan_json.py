@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import FileFormatError
+from ..base.origin import RECORD, require_same_source
 from ..base.schema import (
     COUNT,
     FLAG,
@@ -31,10 +32,12 @@ from ..base.schema import (
     require_fields,
     told,
 )
+from ..base.storage import SUM, unseal_json
 from ..models.families import KINDS
 from .targets import ratio_budget
 
 FORMAT, VERSION = "cocurve-selection", 1
+_CHANGED = f"To change a plan by hand, remove its {SUM}; its origin then counts as unknown"
 
 _TERMS = nullable(Field("a list of finite numbers", list_of(is_number)))
 _FIELDS: Schema = {
@@ -54,7 +57,7 @@ _FIELDS: Schema = {
     ),
     "curvature_fingerprint": nullable(TEXT),
     "forced": COUNT,
-    **optional({"target": OBJECT, "uniform": FLAG, "surrogate": TEXT}),
+    **optional({"target": OBJECT, "uniform": FLAG, "surrogate": TEXT, "origin": OBJECT}),
     "stages": Field("a list of shares", list_of(SHARE.fits), True),
 }
 _GUARDS: Schema = optional(
@@ -88,6 +91,7 @@ def to_plain(plan: Any) -> dict[str, Any]:
         "stages": list(plan.stages),
     }
     rare: dict[str, Any] = {"target": None, "uniform": False, "surrogate": "H", "stages": []}
+    rare["origin"] = None
     return {k: v for k, v in content.items() if k not in rare or v != rare[k]}
 
 
@@ -100,11 +104,14 @@ def read_fields(text: str) -> dict[str, Any]:
         content = parse_json(text)
         if not isinstance(content, dict):
             raise FileFormatError(f"it is {told(content)}, not an object with fields")
+        if not unseal_json(content, _CHANGED):  # by hand: its origin is not known
+            content.pop("origin", None)
         found = (content.pop("format", None), content.pop("version", None))
         if found != (FORMAT, VERSION):
             raise FileFormatError(f"its format is {told(found[0])} version {told(found[1])}")
         require_fields(content, _FIELDS)
         require_fields(content["guards"], _GUARDS, inside="guards")
+        require_fields(content.get("origin", {}), RECORD, inside="origin")
     except FileFormatError as error:
         raise no_plan(str(error)) from None
     for name in ("node_terms", "edge_terms"):
@@ -143,6 +150,29 @@ def require_consistent(plan: Any) -> None:
         fault = "uniform is true, but its layers lose different counts"
     if fault is not None:
         raise FileFormatError(fault)
+
+
+def require_plan_of(plan: Any, curvature: Any, other_weights: bool, terms: bool = True) -> None:
+    """Raise MismatchError unless plan and H are of the same units and weights.
+
+    Terms that this H gave to the plan must be its own, else FileFormatError.
+    """
+    plan.units.require_same(curvature.units, mine="the selection", theirs="the curvature")
+    if plan.origin is not None:
+        require_same_source(
+            curvature.origin, plan.origin, between=("H", "the plan"), other_weights=other_weights
+        )
+    same = plan.surrogate == "H" and plan.curvature_fingerprint == curvature.fingerprint
+    if not terms or not same or plan.node_terms is None or plan.edge_terms is None:
+        return
+    block = curvature.matrix[np.ix_(plan.pruned, plan.pruned)]
+    own = np.array([np.diagonal(block) / 2, np.tril(block, -1).sum(axis=1)])
+    gap = np.abs(np.array([plan.node_terms, plan.edge_terms]) - own).max(initial=0.0)
+    if gap > 1e-9 * np.abs(block).sum():
+        raise FileFormatError(
+            f"the terms of the plan are {gap:.3g} from those of its H: it was changed after it was "
+            "solved. Solve it again."
+        )
 
 
 def _is_uniform(plan: Any) -> bool:

@@ -13,14 +13,14 @@ import numpy as np
 
 from ..base.arguments import as_float
 from ..base.errors import FileFormatError, InputError, shown
-from ..base.storage import fingerprint
+from ..base.storage import fingerprint, seal_json
 from ..base.tables import Folded
 from ..curvature.matrix import Curvature
 from ..curvature.release import has_matrix, read_mask
 from ..models.families import KINDS, UNIT_KINDS
 from ..models.units import Unit, UnitSet
 from .guards import Guards
-from .plan_json import no_plan, read_fields, require_consistent, to_plain
+from .plan_json import no_plan, read_fields, require_consistent, require_plan_of, to_plain
 from .targets import Target, ratio_budget
 
 GAINED = tuple(kind for kind in KINDS if UNIT_KINDS[kind].grouped)  # kinds that may have gains
@@ -43,6 +43,7 @@ class Selection(Folded):
         guards: the guards under which the plan was made.
         gains: output gain of kept FFN units, by index; empty if there are none.
         curvature_fingerprint: fingerprint of the H on which the plan was solved.
+        origin: the record of its model (base/origin.py); None where it is not known.
         forced: how many leading units were forced (`include`) rather than chosen.
         target: the target, if one was given instead of a ratio. `requested_ratio` is then the share
             of parameters it implies, or the realized share for a target in other costs.
@@ -62,6 +63,7 @@ class Selection(Folded):
     guards: Guards = field(default_factory=Guards)
     gains: Mapping[int, float] = field(default_factory=dict)
     curvature_fingerprint: str | None = None
+    origin: Mapping[str, Any] | None = None
     forced: int = 0
     target: Target | None = None
     uniform: bool = False
@@ -96,18 +98,19 @@ class Selection(Folded):
         plan = replace(plan, **({"requested_ratio": plan.realized_ratio} | fields))
         return plan if curvature is None else plan.predicted_by(curvature)
 
-    def predicted_by(self, curvature: Curvature) -> Selection:
+    def predicted_by(self, curvature: Curvature, *, other_weights: bool = False) -> Selection:
         """Return the same plan with the risk that this H [M, M] predicts, whatever made the plan.
 
         The terms are 1/2 H_uu of each unit, and the sum of H_uv over the units v before it.
         """
-        self.units.require_same(curvature.units, mine="the selection", theirs="the curvature")
+        require_plan_of(self, curvature, other_weights, terms=False)
         block = curvature.matrix[np.ix_(self.pruned, self.pruned)]
         return replace(
             self,
             node_terms=np.diagonal(block) / 2,
             edge_terms=np.tril(block, -1).sum(axis=1),
             curvature_fingerprint=curvature.fingerprint,
+            origin=curvature.origin,
         )
 
     # Ratios -------------------------------------------------------------------------------------
@@ -248,7 +251,7 @@ class Selection(Folded):
 
     def to_json(self) -> str:
         """Write the plan as JSON text; `from_json` reads it back."""
-        return json.dumps(to_plain(self))
+        return json.dumps(seal_json(to_plain(self)))
 
     @classmethod
     def from_json(cls, text: str) -> Selection:

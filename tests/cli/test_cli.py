@@ -32,6 +32,7 @@ from cocurve_lab.measuring.risk import compare_models
 from cocurve_lab.models.identity import MANIFEST, demo_folder
 from helpers.problems import interrupt_at
 from helpers.release import Shape, write_release
+from helpers.seals import unseal
 from helpers.tiny_models import CONTEXT, GROUPS, tiny_model, word_tokenizer
 from helpers.waiting import eventually
 
@@ -947,7 +948,7 @@ def test_a_tokenizer_that_cannot_be_read_is_refused_without_a_question(
 ) -> None:  # fmt: skip
     asked: list[Any] = []
     monkeypatch.setattr("builtins.input", lambda *text: asked.append(text) or "y")
-    smaller = tmp_path / "smaller"
+    smaller = unseal(tmp_path / "smaller")
     (smaller / "own.py").write_text("raise SystemExit('it was run')")
     (smaller / name).write_text(content)
     for command in (

@@ -21,6 +21,7 @@ from cocurve_lab.extensions.pretrained.kept import (
     write_plans,
 )
 from cocurve_lab.measuring.plan_memory import model_settings
+from helpers.seals import fields_of
 from helpers.tiny_models import tiny_model, tiny_text
 
 PLAN: dict[str, Any] = {
@@ -89,7 +90,7 @@ def test_plans_are_tied_to_their_model(short: cl.Curvature, tmp_path: Path) -> N
 def test_a_damaged_plan_is_refused(short: cl.Curvature, tmp_path: Path, field: str) -> None:
     path = tmp_path / "plans.json"
     write_plans(path, short.provenance["model_fingerprint"], {}, [], [PLAN])
-    content = json.loads(path.read_text())
+    content = fields_of(path.read_text())
     content["plans"][0][field] = {"pruned": [999]}.get(field, 7)
     path.write_text(json.dumps(content))
     with pytest.raises(cl.FileFormatError):

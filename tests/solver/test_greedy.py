@@ -20,6 +20,7 @@ from cocurve_lab.solver.guards import Guards, reachable_ratio
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import longest, solve_greedy
 from helpers.problems import allowed, llama_8b_units, make_units, naive_greedy, random_curvature
+from helpers.seals import fields_of
 
 SMALL = make_units()  # 15 units, layer cost 43, total 129
 SETTINGS = settings(max_examples=150, derandomize=True, deadline=None)
@@ -197,7 +198,7 @@ def test_a_bad_field_of_a_file_is_a_file_format_error(field: str) -> None:
     plan = solve_greedy(Curvature(random_curvature(SMALL).matrix, units), 0.3)
     *whole, name = field.split(".")
     for value in BAD_FIELDS[field]:
-        content = json.loads(plan.to_json())
+        content = fields_of(plan.to_json())
         (content[whole[0]] if whole else content)[name] = value
         if name == "pruned":
             content |= {"node_terms": None, "edge_terms": None}

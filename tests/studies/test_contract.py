@@ -50,6 +50,7 @@ from cocurve_studies.trust import (
     redundancy,
 )
 from cocurve_studies.trust import findings as trusting
+from helpers.seals import fields_of
 from helpers.studies import forbidden
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
@@ -309,7 +310,7 @@ def test_a_study_is_kept_resumed_judged_and_drawn(name: str, tmp_path: Path) -> 
     first = study.run(tmp_path)
     (file,) = tmp_path.glob("study_*.json")
     assert file.name.startswith(f"study_{name}_")
-    kept = json.loads(file.read_text())
+    kept = fields_of(file.read_text())
     expected = json.dumps(study.settings, sort_keys=True)
     assert json.dumps(kept["settings"], sort_keys=True) == expected
 

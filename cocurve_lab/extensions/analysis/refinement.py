@@ -15,6 +15,7 @@ from ...base.arguments import require_type
 from ...base.errors import InputError
 from ...curvature.matrix import Curvature
 from ...solver.guards import Rules, UnitsLike
+from ...solver.plan_json import require_plan_of
 from ...solver.selection import Selection
 from ...solver.targets import require_strength
 
@@ -28,6 +29,7 @@ def refine(
     *,
     exclude: UnitsLike = (),
     max_rounds: int = 10_000,
+    other_weights: bool = False,
 ) -> Selection:
     """Improve a plan by local search, keeping its objective, budget and guards.
 
@@ -44,6 +46,7 @@ def refine(
         exclude: units that may not enter. Repeat those given to `solve_greedy`: a Selection does
             not record them.
         max_rounds: the most exchanges to make; at this limit the log warns.
+        other_weights: allow a plan of other weights than H.
 
     Returns:
         A Selection with the same requested ratio, guards and lambda, whose objective is never above
@@ -71,7 +74,7 @@ def refine(
     strength = require_strength(selection.interaction_strength)
     if max_rounds < 0:
         raise InputError(f"max_rounds is {max_rounds}. Give 0 or more.")
-    curvature.units.require_same(selection.units, mine="the curvature", theirs="the selection")
+    require_plan_of(selection, curvature, other_weights)
     selection.require_by_ratio("a refined plan", machine=True)
     search = _Search(selection, curvature, strength, exclude)
     if not search.run(max_rounds):
@@ -82,7 +85,8 @@ def refine(
     if set(selection.pruned) == set(pruned) and same_h and not selection.gains:
         # nothing changed: terms summed in another order could exceed the plan's own by rounding
         return replace(selection, ordered=False)
-    return replace(selection, pruned=pruned, ordered=False, gains={}).predicted_by(curvature)
+    found = replace(selection, pruned=pruned, ordered=False, gains={})
+    return found.predicted_by(curvature, other_weights=other_weights)
 
 
 @dataclass(frozen=True)

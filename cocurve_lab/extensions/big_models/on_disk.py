@@ -20,9 +20,17 @@ from torch import Tensor, nn
 
 from ...base.arguments import as_path
 from ...base.atomic import room_for
+from ...base.origin import LOADED
 from ...base.progress import Progress, open_bar
 from ...models.architectures import describe
-from ...models.identity import DEMO, fingerprint_tensor, is_demo, is_pruned
+from ...models.identity import (
+    DEMO,
+    Marks,
+    fingerprint_tensor,
+    is_demo,
+    is_pruned,
+    tensor_marks,
+)
 from ...models.layers import held
 from ...models.load_errors import require_place
 from ...models.loading import place_of, read_dtype, shapes_only
@@ -155,11 +163,12 @@ def prune_to_folder(
         with open_bar(progress, total=len(kept), desc="pruning", unit="weight") as bar:
             _write_weights(pruned, kept, temporary, weights.kept, bar)
         before, after = weights.marks(pruned)
-        manifest = manifest_of(describe(pruned), selection, Origin.of(model, before), after)
+        origin = Origin.of(model, selection, before)
+        manifest = manifest_of(describe(pruned), selection, origin, after)
         if refit is not None:
             shutil.rmtree(apart)
             manifest |= {"repair": repair, "weights_since_pruning": "refitted"}
-        write_beside(pruned, temporary, manifest, tokenizer, evaluation)
+        write_beside(pruned, temporary, manifest, after, tokenizer, evaluation)
         if check is not None:
             check(temporary)
     return folder
@@ -207,13 +216,14 @@ class _Weights:
     ) -> None:
         self._model, self._cuts, self._read = model, cuts, reader_of(model)
         self._refitted = refitted or {}
-        self._before: dict[str, str] = {}
+        self._before: dict[str, dict[str, str]] = {}
         self._after: dict[str, str] = {}
 
     def kept(self, name: str) -> Tensor:
         """What stays of a weight."""
         dense = self._read(name)
-        self._before[name] = self._after[name] = fingerprint_tensor(dense)
+        self._before[name] = tensor_marks(dense)
+        self._after[name] = self._before[name][LOADED]
         if name in self._refitted:
             kept = load_file(self._refitted[name])[_WEIGHT]
         elif name in self._cuts:
@@ -223,21 +233,17 @@ class _Weights:
         self._after[name] = fingerprint_tensor(kept)
         return kept
 
-    def marks(self, pruned: PreTrainedModel) -> tuple[list[list[str]], list[list[str]]]:
-        """Return the `weight_marks` of the dense and the pruned model, when all is written.
+    def marks(self, pruned: PreTrainedModel) -> tuple[Marks, list[list[str]]]:
+        """Return the marks of the dense model, and the `weight_marks` of the pruned one at the end.
 
         Weights that are gone, or tied to another, are read now.
         """
         for name in self._model.state_dict():
             if name not in self._before:
-                self._before[name] = fingerprint_tensor(self._read(name))
+                self._before[name] = tensor_marks(self._read(name))
         for name, same in tied_names(pruned).items():
             self._after[name] = self._after[same]
-        return _sorted(self._before), _sorted(self._after)
-
-
-def _sorted(marks: Mapping[str, str]) -> list[list[str]]:
-    return [[name, mark] for name, mark in sorted(marks.items())]
+        return self._before, [[name, mark] for name, mark in sorted(self._after.items())]
 
 
 # Files --------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -26,6 +27,7 @@ from ...base.errors import InputError, one_line
 from ...models.architectures import Architecture, describe
 from ...models.layers import bytes_of
 from ...models.loading import require_accelerate
+from ...models.weights import Watch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -157,7 +159,9 @@ class Stream:
                 weights = self._copied(stored)
             else:
                 weights = [place.read().to(stored.device) for place in stored.places]
-        except Exception as error:  # a file that changed or vanished can raise nearly anything
+        except InputError:  # it changed: its message says so
+            raise
+        except Exception as error:  # a file that vanished can raise nearly anything
             raise _unreadable(f"the weights of layer {layer}", error) from error
         self.bytes_read += stored.bytes
         return [nn.Parameter(weight, requires_grad=False) for weight in weights]
@@ -175,6 +179,8 @@ class Stream:
         """Read one weight by its name in the model, to the CPU."""
         try:
             return self.places[name].read().cpu()
+        except InputError:
+            raise
         except Exception as error:
             raise _unreadable(name, error) from error
 
@@ -279,6 +285,7 @@ def _take_over(architecture: Architecture) -> None:
     model = architecture.model
     names = {module: name for name, module in model.named_modules()}
     layers: dict[int, _Layer] = {}
+    files: dict[str, Watch] = {}
     for number, layer in enumerate(architecture.layers):
         hooks = [hook for module in layer.modules() for hook in _offloading(module)]
         if not hooks:
@@ -288,7 +295,7 @@ def _take_over(architecture: Architecture) -> None:
             for hook in _offloading(module):
                 for key, owner, attribute in _weights(module, hook.place_submodules):
                     name = f"{names[owner]}.{attribute}"
-                    source = _source(hook, key, name, getattr(owner, attribute).dtype)
+                    source = _source(hook, key, name, getattr(owner, attribute).dtype, files)
                     places.append(_Place(name, owner, attribute, source))
         layers[number] = _Layer.of(torch.device(hooks[0].execution_device), places)
     inside = {module for layer in architecture.layers for module in layer.modules()}
@@ -369,7 +376,7 @@ def _weights(module: nn.Module, deep: bool) -> Iterator[tuple[str, nn.Module, st
         yield key, module.get_submodule(path), attribute
 
 
-def _source(hook: Any, key: str, name: str, dtype: torch.dtype) -> Read:
+def _source(hook: Any, key: str, name: str, dtype: torch.dtype, files: dict[str, Watch]) -> Read:
     """How to read a weight that accelerate offloaded, in the dtype of its place."""
     from safetensors import safe_open
 
@@ -383,10 +390,11 @@ def _source(hook: Any, key: str, name: str, dtype: torch.dtype) -> Read:
         # copied: accelerate maps its own files into memory, which is not reading
         return lambda: hook.weights_map[key].to(dtype, copy=True)
     file, stored = found["safetensors_file"], found["weight_name"]
+    watch = files.setdefault(file, Watch(Path(file)))
 
-    def read() -> Tensor:
+    def opened() -> Tensor:
         # not mapped into memory: a layer is read when it is fetched, not while it computes
         with safe_open(file, framework="pt", backend="pread") as weights:
-            return weights.get_tensor(stored).to(dtype)
+            return weights.get_tensor(stored)
 
-    return read
+    return lambda: watch.passed(stored, opened).to(dtype)

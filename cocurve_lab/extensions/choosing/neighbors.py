@@ -115,6 +115,7 @@ class Neighbors:
     def selection(self, pruned: Collection[int], curvature: Curvature | None = None) -> Selection:
         """Make the plan of these units, with the target and guards of `start`."""
         start = self.start
+        own = {} if curvature is not None else {"origin": start.origin}
         plan = Selection.from_pruned(
             start.units,
             (*start.pruned[: start.forced], *sorted(set(pruned) - self.forced)),
@@ -123,6 +124,7 @@ class Neighbors:
             forced=start.forced,
             target=start.target,
             uniform=start.uniform,
+            **own,
         )
         if start.target is None or start.target.in_parameters:
             return replace(plan, requested_ratio=start.requested_ratio)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ...base.errors import InfeasibleError, InputError
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
+from ...models.identity import belonging
 from ...models.units import UnitSet
 from ...solver.gate import Gate, redundancy_gate
 from ...solver.guards import FREE, Guards, reachable_ratio
@@ -166,6 +167,7 @@ def choose_interaction_strength(
     candidates: str | Sequence[float] = "path",
     report_on: CalibrationSet | None = None,
     options: ChoiceOptions = ChoiceOptions(),
+    other_weights: bool = False,
 ) -> InteractionChoice:
     """Choose the lambda whose plan costs least on held-out text; ties go to the smallest lambda.
 
@@ -179,6 +181,7 @@ def choose_interaction_strength(
             `options.max_candidates` of them), or the lambdas to try, each finite and >= 0.
         report_on: rows for `report`, which has the best plan and those of lambda 0 and 1.
         options: how to measure.
+        other_weights: allow an H of other weights; the plans say so.
 
     Returns:
         An InteractionChoice: `.best` is the plan, `.curve` all candidates (lambda, KL, paired
@@ -190,6 +193,7 @@ def choose_interaction_strength(
             `held_out` and `report_on`.
     """
     require_text(curvature, held_out, report_on)
+    curvature = belonging(model, curvature, what="H", other_weights=other_weights)
     ends = {f"lambda {end}": _solve(curvature, ratio, float(end), guards) for end in (0, 1)}
     if isinstance(candidates, str):
         if candidates != "path":
@@ -217,6 +221,7 @@ def choose_guards(
     interaction_strength: float = 1.0,
     report_on: CalibrationSet | None = None,
     options: ChoiceOptions = ChoiceOptions(),
+    other_weights: bool = False,
 ) -> GuardsChoice:
     """Choose the cap and protection whose plan costs least on held-out text; ties to the loosest.
 
@@ -226,7 +231,8 @@ def choose_guards(
     allow everything that others do never come later.
 
     Args:
-        model, curvature, ratio, held_out, options: as for `choose_interaction_strength`.
+        model, curvature, ratio, held_out, options, other_weights: as for
+            `choose_interaction_strength`.
         layer_caps: shares of a layer's cost in (0, 1], None for no cap, or "1.5x" for 1.5 x ratio
             (`Guards.layer_cap_factor`, the release's rule).
         protections: (protect_first, protect_last) pairs, layers kept whole at either end.
@@ -239,6 +245,7 @@ def choose_guards(
         are listed in `.infeasible` with the reason.
     """
     require_text(curvature, held_out, report_on)
+    curvature = belonging(model, curvature, what="H", other_weights=other_weights)
     strength = float(interaction_strength)
     grid = guards_grid(layer_caps, protections)
     if not grid:

@@ -47,7 +47,7 @@ from ...curvature.matrix import Curvature
 from ...measuring.plan_memory import model_settings
 from ...measuring.risk import Meter, standard_error
 from ...models.families import KINDS
-from ...models.identity import model_name
+from ...models.identity import known_record, model_name
 from ...models.units import Unit, UnitSet, enumerate_units
 from ...solver.guards import FREE, Guards
 from ...solver.selection import Selection
@@ -142,7 +142,10 @@ class Interactions:
         positions = int(self.provenance.get("positions_per_sequence", 1))
         facts = {"surrogate": MEASURED, "complete": True} | {
             key: self.provenance[key]
-            for key in ("model_name", "model_fingerprint", "row_fingerprints", "calibration_source")
+            for key in (
+                *("model_name", "model_fingerprint", "checkpoint", "model_dtype"),
+                *("row_fingerprints", "calibration_source"),
+            )
             if key in self.provenance
         }
         return Curvature.from_groups(
@@ -240,6 +243,7 @@ class Interactions:
             edge_terms=np.array(edge),
             interaction_strength=selection.interaction_strength,
             curvature_fingerprint=self.curvature.fingerprint,
+            origin=self.curvature.origin,
             surrogate=MEASURED,
         )
 
@@ -359,6 +363,7 @@ def measure_interactions(
     provenance = {
         "model_name": model_name(model),
         **model_settings(model),
+        "checkpoint": known_record(model)["checkpoint"],
         "parts": kind,
         "calibration_source": text.source,
         "row_fingerprints": text.row_fingerprints,

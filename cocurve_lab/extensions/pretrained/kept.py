@@ -35,7 +35,7 @@ from ...base.schema import (
     reading,
     require_fields,
 )
-from ...base.storage import dump_npz, load_npz
+from ...base.storage import SUM, dump_npz, load_npz, seal_json, unseal_json
 from ...curvature.matrix import Curvature
 from ...models.units import UnitSet
 from ...solver.selection import Selection
@@ -220,7 +220,9 @@ def read_plans(path: str | os.PathLike[str], curvature: Curvature) -> KeptPlans:
     """
     path = Path(path)
     with reading(path, _REMEDY):
-        content = require_fields(parse_json(path.read_text(encoding="utf-8")), _PLANS)
+        content = parse_json(path.read_text(encoding="utf-8"))
+        unseal_json(content, "Nothing of it was used")
+        require_fields(content, _PLANS)
         if (content["format"], content["version"]) != (PLANS, VERSION):
             raise FileFormatError(f"it is {content['format']!r} version {content['version']}")
         for plan in content["plans"]:
@@ -258,7 +260,10 @@ def write_plans(
     """Write what `read_plans` reads; a plan is an object with the fields of its schema."""
     for plan in plans:
         require_fields(plan, _PLAN, inside="a plan")
-    head = {"format": PLANS, "version": VERSION, "model_fingerprint": model_fingerprint}
+    head: dict[str, Any] = {"format": PLANS, "version": VERSION}
+    head["model_fingerprint"] = model_fingerprint
     lines = ",\n".join(json.dumps(plan, ensure_ascii=False) for plan in plans)  # a plan per line
-    body = json.dumps(head | {"texts": texts, "prompts": prompts}, ensure_ascii=False, indent=1)
+    head |= {"texts": texts, "prompts": prompts}
+    head[SUM] = seal_json(head | {"plans": plans})[SUM]
+    body = json.dumps(head, ensure_ascii=False, indent=1)
     write_atomically(path, f'{body[:-2]},\n "plans": [\n{lines}\n]}}\n'.encode())

@@ -49,7 +49,7 @@ from ...curvature.matrix import Curvature
 from ...measuring.risk import model_risk
 from ...models.architectures import describe
 from ...models.families import KINDS, Kind
-from ...models.identity import weight_marks
+from ...models.identity import belonging, weight_marks
 from ...models.runtime import measuring, require_measurable, require_one_device
 from ...pruner.cutting import prune, require_prunable
 from ...pruner.slicing import kept_columns
@@ -101,6 +101,7 @@ def repair(
     sequential: bool = True,
     gains: tuple[Curvature, CalibrationSet] | None = None,
     options: RepairOptions = RepairOptions(),
+    other_weights: bool = False,
 ) -> PreTrainedModel: ...
 @overload
 def repair(
@@ -112,6 +113,7 @@ def repair(
     options: RepairOptions = RepairOptions(),
     out: str | os.PathLike[str],
     tokenizer: PreTrainedTokenizerBase | None = None,
+    other_weights: bool = False,
 ) -> Path: ...
 def repair(
     model: PreTrainedModel,
@@ -123,6 +125,7 @@ def repair(
     options: RepairOptions = RepairOptions(),
     out: str | os.PathLike[str] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    other_weights: bool = False,
 ) -> PreTrainedModel | Path:
     """Prune a model and refit the output projections that lost columns, by least squares on text.
 
@@ -145,6 +148,7 @@ def repair(
         out: a new folder. The refitted model is written there layer by layer, as `save_pruned`
             would. `model` may be a streamed one. Not with `gains`.
         tokenizer: with `out`: the dense model's, to save in the folder too.
+        other_weights: allow a plan, and an H of `gains`, of other weights.
 
     Returns:
         The pruned and refitted model, whose manifest records the refit under "repair". With `out`,
@@ -154,6 +158,7 @@ def repair(
     if out is None:
         require_one_device(model)  # before the check of the text, which runs the model
     _require_rows(model, calibration)
+    selection = belonging(model, selection, other_weights=other_weights)
     plain = _PlanRefit(model, selection, calibration, sequential, options)
     if out is not None:
         if gains is not None:
@@ -176,8 +181,9 @@ def repair(
     require_type(curvature, Curvature, "the first of gains")
     _require_rows(model, held_out)
     held_out.require_disjoint(calibration)
-    quiet = ChoiceOptions(progress=options.progress is True)
-    scaled = choose_gains(model, curvature, selection, held_out, options=quiet).best
+    own: Any = {"other_weights": other_weights}
+    own["options"] = ChoiceOptions(progress=options.progress is True)
+    scaled = choose_gains(model, curvature, selection, held_out, **own).best
     without = replace(plain, selection=selection.with_gains({})).repaired()
     if not scaled.gains:
         return without

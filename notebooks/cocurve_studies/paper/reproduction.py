@@ -31,9 +31,10 @@ from cocurve_lab.evaluation.tasks import (
     require_harness,
     suite_tasks,
 )
-from cocurve_lab.models.identity import model_device
+from cocurve_lab.models.identity import model_device, tokenizer_mark
 from cocurve_lab.models.layers import source_of
 from cocurve_lab.pruner.cutting import cut, prune
+from cocurve_lab.pruner.manifest import require_dense
 from cocurve_lab.pruner.saving import load_pruned
 from cocurve_lab.solver.selection import Selection
 
@@ -149,6 +150,17 @@ class Reproduction:
     def _mark(self) -> dict[str, Any]:
         return marks(self.model)
 
+    @cached_property
+    def _data(self) -> str | None:
+        """The mark of the copies of datasets: of their content, wherever they are."""
+        folder = self.options.tasks.data
+        if folder is None:
+            return None
+        files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+        return fingerprint(
+            [[str(p.relative_to(folder)), fingerprint(p.read_bytes())] for p in files]
+        )
+
     @property
     def _kept(self) -> Path:
         """The folder of what is measured."""
@@ -257,12 +269,15 @@ class Reproduction:
         if plan is None or not self._streamed:
             yield self.model if plan is None else cut(self.model, plan)
             return
-        # named by the plan, so that a run that was killed finds it again
-        folder = self.options.folder / "pruned" / plan.fingerprint[:10]
+        # named by the model and the plan, so that a run that was killed finds it again
+        name = fingerprint(self._mark | {"plan": plan.fingerprint})[:10]
+        folder = self.options.folder / "pruned" / name
         if not folder.exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
             prune(self.model, plan, out=folder)
-        yield load_pruned(folder, device=model_device(self.model), stream=True)
+        pruned = load_pruned(folder, device=model_device(self.model), stream=True)
+        require_dense(self.model, pruned)
+        yield pruned
         shutil.rmtree(folder)
 
     def _means(self, subject: Subject, rows: Table) -> Table:
@@ -289,7 +304,8 @@ class Reproduction:
                 "suite": options.suite,
                 "task": name,
                 "content": "" if made is None else fingerprint([made.config, list(made.records)]),
-                "data": None if options.tasks.data is None else str(options.tasks.data),
+                "data": self._data,
+                "tokenizer": tokenizer_mark(self.tokenizer),
                 "limit": options.limit,
                 "max_length": options.tasks.max_length,
                 "lm_eval": version("lm_eval"),

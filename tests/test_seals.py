@@ -1,0 +1,201 @@
+"""Every kind of stored file: with a bit flipped or its end cut off, refused or equal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import cocurve_lab as cl
+from cocurve_lab import cli
+from cocurve_lab.base.storage import SUM, seal_file
+from cocurve_lab.base.tables import cached_table
+from cocurve_lab.evaluation.report import EvaluationReport
+from cocurve_lab.extensions.pretrained.kept import read_plans, write_plans
+from cocurve_lab.models.identity import MANIFEST
+from cocurve_lab.models.loading import load_tokenizer
+from cocurve_lab.pruner.saving import accept_changes
+from cocurve_lab.solver.plan_json import require_plan_of
+from helpers.seals import fields_of, unseal
+from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
+
+TEXT = tiny_text(3, 16, 4)
+ROWS = [{"plan": "a", "kl": 0.123456, "n": i} for i in range(20)]
+KEPT = {
+    "name": "H",
+    "requested_ratio": 0.2,
+    "interaction_strength": 0.5,
+    "pruned": [1, 4],
+    "kl": {"c4": [0.25, 0.5]},
+    "nll": {"c4": [3.0, 3.5]},
+    "right": {"capitals": [3, 4]},
+    "replies": ["Paris"],
+}
+
+
+class Stored(NamedTuple):
+    """A file, and how to read what is in it."""
+
+    path: Path
+    load: Callable[[], Any]
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stored]:
+    place, model = tmp_path_factory.mktemp("stored"), tiny_model()
+    h = cl.estimate_curvature(model, cl.enumerate_units(model, GROUPS), TEXT, progress=False)
+    plan, report = cl.solve_greedy(h, 0.3), EvaluationReport("local", {"a": {"acc": 0.5}})
+    paths = {name: place / name for name in NAMES if "." in name}
+    paths["plan.json"].write_text(plan.to_json())
+    paths["report.json"].write_text(report.to_json())
+    write_plans(paths["kept.json"], h.provenance["model_fingerprint"], {}, ["Where?"], [KEPT])
+    kept: Any = {"checkpoint": paths["plans.ckpt"], "progress": False}
+    cl.measure_plans(model, [plan], TEXT, **kept)
+    for name in ("H.pkl", "H.npz"):
+        h.save(paths[name])
+    cached_table(place, "study", {"a": 1}, lambda: ROWS)
+    (paths["table"],) = place.glob("study_*.json")
+    folder = cl.save_pruned(cl.prune(model, plan), place / "small", tokenizer=word_tokenizer())
+
+    def whole() -> Any:
+        pruned: Any = cl.load_pruned(folder, device="cpu")
+        weights = {n: w.numpy().tobytes() for n, w in pruned.state_dict().items()}
+        rules = load_tokenizer(folder).backend_tokenizer.to_str()
+        return weights, pruned.cocurve_manifest, rules, pruned.config.to_json_string()
+
+    found = {name: Stored(folder / name, whole) for name in FOLDER}
+    loads: dict[str, Callable[[], Any]] = {
+        "plan.json": lambda: cl.Selection.from_json(text_of(paths["plan.json"])).to_json(),
+        "report.json": lambda: EvaluationReport.from_json(text_of(paths["report.json"])).values,
+        "kept.json": lambda: repr(read_plans(paths["kept.json"], h).plans[0].kl),
+        "plans.ckpt": lambda: cl.measure_plans(model, [plan], TEXT, **kept).kl.tolist(),
+        "H.pkl": lambda: cl.Curvature.load(paths["H.pkl"]).fingerprint,
+        "H.npz": lambda: cl.Curvature.load(paths["H.npz"]).fingerprint,
+        "table": lambda: cached_table(place, "study", {"a": 1}, lambda: ROWS),
+    }
+    return found | {name: Stored(paths[name], load) for name, load in loads.items()}
+
+
+FOLDER = (MANIFEST, "config.json", "model.safetensors", "tokenizer.json")
+NAMES = ("plan.json", "report.json", "table", "kept.json", "H.pkl", "H.npz", "plans.ckpt")
+NO_HURRY: Any = {"max_examples": 30, "deadline": None, "database": None}
+
+
+@pytest.mark.parametrize("name", [*NAMES, *FOLDER])
+def test_a_damaged_file_is_refused_or_equal(name: str, stored: dict[str, Stored]) -> None:
+    file = stored[name]
+    sound, content = file.path.read_bytes(), file.load()
+
+    @settings(**NO_HURRY, suppress_health_check=list(HealthCheck))
+    @given(st.integers(0, len(sound) - 1), st.integers(0, 7), st.booleans())
+    def damage(place: int, bit: int, cut: bool) -> None:
+        flipped = sound[:place] + bytes([sound[place] ^ 1 << bit]) + sound[place + 1 :]
+        file.path.write_bytes(sound[:place] if cut else flipped)
+        with suppress(cl.CocurveError, OSError):
+            assert file.load() == content
+
+    try:
+        damage()
+    finally:
+        file.path.write_bytes(sound)
+    assert file.load() == content
+
+
+def test_a_flipped_weight_is_named(stored: dict[str, Stored], tmp_path: Path, capsys: Any) -> None:
+    file = stored["model.safetensors"].path
+    sound = file.read_bytes()
+    file.write_bytes(sound[:-2] + bytes([sound[-2] ^ 64]) + sound[-1:])
+    try:
+        with pytest.raises(cl.FileFormatError, match="does not match its checksum"):
+            cl.load_pruned(file.parent, device="cpu")
+        pytest.importorskip("accelerate")
+        with pytest.raises(cl.FileFormatError, match="does not match its checksum"):
+            cl.load_pruned(file.parent, device="cpu", stream=True)(TEXT.input_ids)
+        (tmp_path / "A").mkdir()
+        tiny_model().save_pretrained(tmp_path / "A")
+        word_tokenizer().save_pretrained(tmp_path / "A")
+        plan = ("prune", str(tmp_path / "A"), str(stored["plan.json"].path))
+        assert cli.main([*plan, "--out", str(file.parent)]) == 1
+        assert "does not match its checksum" in capsys.readouterr().err
+    finally:
+        file.write_bytes(sound)
+    assert cli.main([*plan, "--out", str(file.parent)]) == 0
+    assert "already holds" in capsys.readouterr().out
+
+
+def test_what_is_changed_on_purpose_has_one_way_in(tmp_path: Path) -> None:
+    model = tiny_model()
+    plan = cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), [1, 5])
+    folder = cl.save_pruned(cl.prune(model, plan), tmp_path / "small", tokenizer=word_tokenizer())
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    for read in (cl.load_pruned, load_tokenizer):
+        with pytest.raises(cl.FileFormatError, match="cocurve seal"):
+            read(folder)
+    assert cli.main(["seal", str(folder)]) == 0
+    accepted: Any = cl.load_pruned(folder)
+    assert accepted.cocurve_manifest["accepted"] == ["chat_template.jinja"]
+    assert accepted.cocurve_manifest["weights_since_pruning"] == "unchanged"
+    assert load_tokenizer(folder).chat_template == "{{ messages }}"
+    with torch.no_grad():
+        accepted.lm_head.weight += 1
+    accepted.save_pretrained(tmp_path / "trained")
+    file = "model.safetensors"
+    (folder / file).write_bytes((tmp_path / "trained" / file).read_bytes())
+    with pytest.raises(cl.FileFormatError, match="checksum"):
+        cl.load_pruned(folder)
+    assert accept_changes(folder) == ["weights"]
+    trained: Any = cl.load_pruned(folder)
+    assert trained.cocurve_manifest["weights_since_pruning"] == "changed"
+    assert trained.cocurve_manifest["accepted"] == ["chat_template.jinja", "weights"]
+    assert torch.equal(trained.lm_head.weight, accepted.lm_head.weight)
+
+
+def test_files_of_earlier_releases_are_read_and_sealed(tmp_path: Path) -> None:
+    model = tiny_model()
+    h = cl.estimate_curvature(model, cl.enumerate_units(model, GROUPS), TEXT, progress=False)
+    plan = cl.solve_greedy(h, 0.3)
+    folder = unseal(cl.save_pruned(cl.prune(model, plan), tmp_path / "small"))
+    assert cl.load_pruned(folder).num_parameters() < model.num_parameters()
+    old = tmp_path / "plan.json"
+    fields = {name: value for name, value in fields_of(plan.to_json()).items() if name != "origin"}
+    old.write_text(json.dumps(fields) + "\n")
+    before = old.read_text()
+    assert cli.main(["seal", str(folder), str(old)]) == 0
+    assert SUM in json.loads((folder / MANIFEST).read_text())
+    again = cl.Selection.from_json(old.read_text())
+    assert again.origin is None
+    assert again.node_terms is not None
+    assert np.array_equal(again.node_terms, plan.node_terms)
+    assert old.read_text().endswith(before[1:])  # every number as it was
+    assert not seal_file(old)
+
+
+def test_a_plan_changed_by_hand_loses_its_origin(tmp_path: Path) -> None:
+    model = tiny_model()
+    h = cl.estimate_curvature(model, cl.enumerate_units(model, GROUPS), TEXT, progress=False)
+    plan = cl.solve_greedy(h, 0.3)
+    content = json.loads(plan.to_json())
+    content["pruned"][0] = next(
+        u for u in plan.kept if plan.units.costs[u] >= plan.units.costs[plan.pruned[0]]
+    )
+    with pytest.raises(cl.FileFormatError, match=f"remove its {SUM}"):
+        cl.Selection.from_json(json.dumps(content))
+    by_hand = cl.Selection.from_json(json.dumps(fields_of(json.dumps(content))))
+    assert by_hand.origin is None
+    with pytest.raises(cl.FileFormatError, match="terms of the plan"):
+        require_plan_of(by_hand, h, False)
+    (tmp_path / "plan.json").write_text(json.dumps(fields_of(plan.to_json())))
+    with pytest.raises(cl.FileFormatError, match="no file of an earlier release"):
+        seal_file(tmp_path / "plan.json")
