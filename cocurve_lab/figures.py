@@ -16,7 +16,7 @@ import numpy as np
 from .base.errors import CocurveError
 from .curvature.graph import Bridges, bridge_units
 from .curvature.matrix import Curvature
-from .models.families import KINDS, UNIT_KINDS
+from .models.families import ALL_KINDS, UNIT_KINDS
 from .solver.selection import Selection
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PALETTE = ("#0072B2", "#E69F00", "#D55E00", "#009E73", "#56B4E9", "#CC79A7", "#808080")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
 # one color has one meaning in figures and instruments: kind of a unit, bridge, sign of an edge
-COLORS: dict[str, str] = dict[str, str](zip(KINDS, PALETTE, strict=False)) | {
+COLORS: dict[str, str] = dict[str, str](zip(ALL_KINDS, (*PALETTE[:2], PALETTE[5]), strict=True)) | {
     "bridge": "#D55E00",
     "positive": "#8E5BB5",
     "negative": "#009E73",
@@ -55,17 +55,18 @@ def plot_correlation(curvature: Curvature) -> Figure:
     """
     go = graph_objects()
     # kind by kind, layers in order
-    units = sorted(curvature.units, key=lambda unit: KINDS.index(unit.kind))
+    units = sorted(curvature.units, key=lambda unit: ALL_KINDS.index(unit.kind))
     order = curvature.units.indices(units)
     names = [unit.name for unit in units]
-    blocks = [(KINDS.index(unit.kind), unit.layer) for unit in units]
+    blocks = [(ALL_KINDS.index(unit.kind), unit.layer) for unit in units]
     values = curvature.correlation()[np.ix_(order, order)]
     np.fill_diagonal(values, np.nan)  # a unit with itself is 1 and would hide the rest
     signed = len(names) <= _MOST_CELLS
     if not signed:
         values, blocks = _average_blocks(np.abs(values), blocks)
-        names = [f"L{layer} {LABELS[KINDS[kind]]}" for kind, layer in blocks]
-    boundaries = [sum(kind <= last for kind, _ in blocks) for last in range(len(KINDS) - 1)]
+        names = [f"L{layer} {LABELS[ALL_KINDS[kind]]}" for kind, layer in blocks]
+    # after each kind but the last that there is
+    boundaries = {sum(kind <= last for kind, _ in blocks) for last in range(blocks[-1][0])}
     limit = float(np.nanquantile(np.abs(values), 0.995)) if np.isfinite(values).any() else 1.0
     figure = go.Figure(
         go.Heatmap(
@@ -87,7 +88,8 @@ def plot_correlation(curvature: Curvature) -> Figure:
     text = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
     ticks = _layer_ticks(blocks)
     axis = {
-        "title_text": "layer of attention units, then of FFN groups",
+        "title_text": "layer of attention units, then of FFN groups"
+        + (", then of experts" if "expert" in means else ""),
         "tickvals": [names[place] for place in ticks],
         "ticktext": list(ticks.values()),
         "tickangle": 0,
@@ -112,8 +114,10 @@ def plot_saliency(curvature: Curvature, bridges: Bridges | None = None) -> Figur
     connectivity = np.maximum(
         curvature.connectivity, 1e-6 * curvature.connectivity.max(initial=1e-300)
     )
-    for kind, symbol in zip(KINDS, SYMBOLS, strict=False):
+    for kind, symbol in zip(LABELS, SYMBOLS, strict=False):
         mine = np.flatnonzero(units.kinds == kind)
+        if not len(mine):
+            continue
         figure.add_scatter(
             x=saliency[mine],
             y=connectivity[mine],
@@ -161,7 +165,7 @@ def plot_budget(selection: Selection) -> Figure:
             name=LABELS[kind],
             marker={
                 "color": COLORS[kind],
-                "pattern": {"shape": ("", "/", "x")[KINDS.index(kind)]},
+                "pattern": {"shape": ("", "/", "x")[ALL_KINDS.index(kind)]},
             },
             hovertemplate=f"layer %{{x}}, {LABELS[kind]}: %{{y:.0%}} removed<extra></extra>",
         )

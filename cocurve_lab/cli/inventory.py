@@ -12,7 +12,7 @@ import numpy as np
 
 from ..base.errors import InputError
 from ..models import loading
-from ..models.families import KINDS
+from ..models.families import ALL_KINDS, KINDS, UNIT_KINDS
 from ..models.identity import demo_folder, is_pruned
 from ..models.load_errors import require_place
 from ..models.loading import place_of
@@ -112,7 +112,7 @@ def _facts(model: PreTrainedModel, ffn_groups: int) -> dict[str, Any]:
     layers = []
     for layer in range(units.num_layers):
         row: dict[str, Any] = {"layer": layer}
-        for kind in KINDS:
+        for kind in dict.fromkeys([*KINDS, *units.kinds.tolist()]):
             costs = units.costs[(units.layers == layer) & (units.kinds == kind)]
             row[kind] = {
                 "units": len(costs),
@@ -138,15 +138,17 @@ def _table(facts: dict[str, Any]) -> str:
         f"{facts['class']}: M = {facts['units']} units, {facts['removable_parameters']:,} of "
         f"{facts['parameters']:,} parameters can be removed ({facts['removable_share']:.1%}); H "
         f"takes {facts['matrix_bytes'] / 1e6:,.1f} MB",
-        f"{'layers':>9}  {'attention':>30}  {'FFN':>30}",
     ]
     layers = facts["layers"]
+    kinds = [kind for kind in ALL_KINDS if kind in layers[0]]
+    heads = "".join(f"  {UNIT_KINDS[kind].plural.split()[0]:>30}" for kind in kinds)
+    lines.append(f"{'layers':>9}{heads}")
     start = 0
     for stop in range(1, len(layers) + 1):
-        same = stop < len(layers) and all(layers[stop][k] == layers[start][k] for k in KINDS)
+        same = stop < len(layers) and all(layers[stop][k] == layers[start][k] for k in kinds)
         if not same:
             name = str(start) if stop - start == 1 else f"{start} to {stop - 1}"
-            cells = "".join(f"  {_cell(layers[start][kind]):>30}" for kind in KINDS)
+            cells = "".join(f"  {_cell(layers[start][kind]):>30}" for kind in kinds)
             lines.append(f"{name:>9}{cells}")
             start = stop
     return "\n".join(lines)

@@ -118,7 +118,7 @@ def solve_on(
             )
         return curvature.additive().solve(budget, strength, guards, part="fit")
     solved_on = curvature if surrogate == "H" else curvature.pair_kl("fit")
-    return solve_greedy(solved_on, budget, strength, guards, uniform=uniform)
+    return solve_greedy(solved_on, budget, strength, guards, uniform=uniform or None)
 
 
 def _price(curvature: Curvature, selection: Selection, surrogate: Surrogate) -> str:

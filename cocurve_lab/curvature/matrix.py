@@ -23,7 +23,7 @@ from ..base.schema import reading
 from ..base.seams import extension
 from ..base.storage import dump_npz, dump_plain, fingerprint, load_npz, load_plain, require_settings
 from ..base.tables import Folded
-from ..models.families import KINDS
+from ..models.families import ALL_KINDS, KINDS
 from ..models.units import Unit, UnitSet
 from .merging import join_shards, sum_builds
 from .release import read_release
@@ -196,11 +196,12 @@ class Curvature(Folded):
 
         A block without pairs (a model pruned to one kind, say) is NaN.
         """
-        return {block: _mean(np.abs(self._correlation), self.pair_mask(block)) for block in BLOCKS}
+        blocks = dict.fromkeys([*BLOCKS, *self.units.kinds.tolist()])
+        return {block: _mean(np.abs(self._correlation), self.pair_mask(block)) for block in blocks}
 
     def pair_mask(self, block: str) -> np.ndarray:
         """Return the mask of the ordered pairs u != v of a block (one of BLOCKS): bool [M, M]."""
-        if block not in BLOCKS:
+        if block not in (CROSS, *ALL_KINDS):
             raise InputError(f"unknown block {block!r}. Choose one of {', '.join(BLOCKS)}.")
         kinds = self.units.kinds
         if block == CROSS:

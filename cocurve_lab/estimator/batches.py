@@ -24,7 +24,8 @@ from ..models.identity import embedding_weight, model_device
 from ..models.layers import source_of
 from ..models.runtime import is_out_of_memory
 from ..models.units import Unit, UnitSet
-from .replay import GATHER_BYTES, TRACE_BYTES, Batched, trace_bytes
+from .replay import TRACE_BYTES, Batched, trace_bytes
+from .support import GATHER_BYTES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -271,7 +272,7 @@ def memory_needed(
     traces = min(trace_bytes(architecture, length), TRACE_BYTES)
     grams = 8 * len(units) ** 2 * 18
     # residual, normed, queries/keys/values, three FFN activations; then support logits and shifts
-    width = max(architecture.width(layer, "ffn") for layer in range(len(architecture.layers)))
+    width = max(map(architecture.active_width, range(len(architecture.layers))))
     row = (
         length * size * (6 * hidden + 3 * width)
         + 4 * scored

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import torch
@@ -27,16 +26,14 @@ from torch.utils.hooks import RemovableHandle
 
 from ..base.errors import ArchitectureError
 from ..models.architectures import Architecture, is_packed, weight_of
-from ..models.families import KINDS, Kind
+from ..models.families import ALL_KINDS, UNIT_KINDS, Kind
 from ..models.identity import embedding_weight
 from ..models.layer_calls import LayerCall, first_output, replaced_forward, run_decoder
 from ..models.layers import source_of
+from ..models.masking import column_scales, scaled, stack_rows
 from ..models.runtime import is_out_of_memory
 from ..models.units import Unit
 
-# up to this many times the support, the whole head is cheaper than gathering rows of it
-_WHOLE_HEAD_FACTOR = 8
-GATHER_BYTES = 256 << 20  # bytes of head rows gathered at a time
 TRACE_BYTES = 256 << 20  # bytes of activations inside layers; they are kept if all of them fit
 
 
@@ -164,12 +161,12 @@ class Replay:
 
     def _started(self, units: Sequence[Unit]) -> Tensor:
         """Return the output [B, T, d] of these units' layer, or [B, P, d] if it is the last."""
-        if sorted(units, key=lambda unit: KINDS.index(unit.kind)) != list(units):
+        if sorted(units, key=lambda unit: ALL_KINDS.index(unit.kind)) != list(units):
             raise ValueError("units of a batch must come attention first, as in their UnitSet")
         layer = units[0].layer
         parts = [
             self._restart(layer, kind, chosen)
-            for kind in KINDS
+            for kind in ALL_KINDS
             if (chosen := [unit for unit in units if unit.kind == kind])
         ]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -195,26 +192,34 @@ class Replay:
         # after the projections of the last layer nothing mixes positions any more, so those not
         # scored are dropped at once; in earlier layers attention still reads them
         keep: Any = slice(None)
+        attention = self._trace(layer)["attention"]
         if layer == len(self.architecture.layers) - 1:
-            keep = self._positions_on(self._trace(layer)[kind].write.device)
+            keep = self._positions_on(attention.write.device)
         # exact, because the input of the layer is the teacher's: whatever precedes the output
         # projection of the unit would compute again what the teacher pass computed
-        trace = self._trace(layer)
-        own = trace[kind]
-        projection = self.architecture.output_projection(layer, kind)
-        taken = None if self.refit_scales is None else self.refit_scales[layer, kind]
-        writes = _writes_without(projection, own.columns[:, keep], own.write[:, keep], units, taken)
         rows = len(units)
-        hidden = self.calls[layer].hidden.to(own.write.device)[:, keep].expand(rows, -1, -1)
+        hidden = self.calls[layer].hidden.to(attention.write.device)[:, keep].expand(rows, -1, -1)
         with ExitStack() as stack:
             # an FFN ablation leaves attention as it was, so attention answers as in the teacher
             # pass; after an attention ablation the FFN of the layer has a new input, and runs
-            if kind == "ffn":
-                attention = trace["attention"]
+            if kind != "attention":
                 known = attention.write[:, keep].expand(rows, -1, -1)
                 stack.enter_context(_answering(attention, known))
-            stack.enter_context(_answering(own, writes))
+            stack.enter_context(self._without(layer, kind, units, keep))
             return self.run(layer, hidden)
+
+    def _without(
+        self, layer: int, kind: Kind, units: list[Unit], keep: Any
+    ) -> AbstractContextManager[None]:
+        """Let the block of a kind answer without one of these units in each row of a batch."""
+        if UNIT_KINDS[kind].routed:  # its router chooses anew, row by row
+            masks = [column_scales(self.architecture, [unit]) for unit in units]
+            return scaled(self.architecture, stack_rows(self.architecture, masks))
+        own = self._trace(layer)[kind]
+        projection = self.architecture.output_projection(layer, kind)
+        taken = None if self.refit_scales is None else self.refit_scales[layer, kind]
+        columns, write = own.columns[:, keep], own.write[:, keep]
+        return _answering(own, _writes_without(projection, columns, write, units, taken))
 
     def _trace(self, layer: int) -> dict[Kind, BlockTrace]:
         """Return the teacher's activations inside a layer, by kind of block."""
@@ -230,9 +235,10 @@ class Replay:
     def _tracing(self, layers: Iterable[int]) -> Iterator[None]:
         """Record the activations of the blocks of these layers while the context is open."""
         with ExitStack() as stack:
-            for layer, kind in product(layers, KINDS):
-                for hook in self._watch(layer, kind):
-                    stack.callback(hook.remove)
+            for layer in layers:
+                for kind in self.architecture.kinds(layer, routed=False):
+                    for hook in self._watch(layer, kind):
+                        stack.callback(hook.remove)
             yield
 
     def _watch(self, layer: int, kind: Kind) -> tuple[RemovableHandle, RemovableHandle]:
@@ -260,7 +266,7 @@ class Replay:
     def _scored_only(self, layer: int) -> Iterator[None]:
         """Let the FFN of the last layer skip the positions that are not scored."""
         # it acts position by position, and only scored positions are read afterwards
-        block = self.architecture.block(layer, "ffn")
+        block = self.architecture.block(layer, self.architecture.kinds(layer)[-1])
         length = self.calls[layer].hidden.shape[1]
         # not worth it for most positions; not possible for an FFN without a module of its own
         if len(self.positions) > length // 2 or block is self.architecture.layers[layer]:
@@ -268,114 +274,14 @@ class Replay:
             return
         forward = block.forward
 
-        def scored(hidden: Tensor) -> Tensor:
+        def scored(hidden: Tensor) -> Any:
             write, positions = torch.zeros_like(hidden), self._positions_on(hidden.device)
-            write[:, positions] = forward(hidden[:, positions])
-            return write
+            answer = forward(hidden[:, positions])
+            write[:, positions] = first_output(answer)
+            return (write, *answer[1:]) if isinstance(answer, tuple) else write
 
         with replaced_forward(block, scored):
             yield
-
-
-# The head on the support ------------------------------------------------------------------------
-
-
-class SupportHead:
-    """The language-model head on the teacher's top-r support, in float32 (float64 models: float64).
-
-    Its rows are gathered once if they fit in 256 MB. Otherwise the whole head runs if it is not
-    much larger than the support. If it is, the rows are gathered piece by piece in each call.
-
-    Args:
-        architecture: the model, whose logits are the head's own z, scaled and capped if it says so.
-        support: [P, r] int64 token ids, the same for every unit (Alg. 1: one coordinate system).
-        temperature: by which all logits are divided; 1 is the paper's.
-    """
-
-    def __init__(
-        self, architecture: Architecture, support: Tensor, temperature: float = 1.0
-    ) -> None:
-        self.weight: Tensor = architecture.head.weight
-        self.bias, self.temperature = architecture.head.bias, temperature
-        self.cap, self.scale = architecture.logit_cap, architecture.logit_scale
-        self.support = support = support.to(self.weight.device)
-        vocabulary, size = self.weight.shape
-        self.identity = support.shape[1] == vocabulary  # then the support is every token, in order
-        self.columns: Tensor | None = None  # [P, d, r]
-        if not self.identity and support.numel() * size * 4 <= GATHER_BYTES:
-            self.columns = self._columns().transpose(1, 2)
-        self.whole = self.columns is None and vocabulary <= _WHOLE_HEAD_FACTOR * support.shape[1]
-        if self.whole:
-            self.weight = widen(self.weight)
-
-    def _columns(self) -> Tensor:
-        """The rows of the support [P, r, d], float32 or better, with no second copy in half."""
-        dtype, place = widen(self.weight[:0]).dtype, self.weight.device
-        rows = torch.empty(*self.support.shape, self.weight.shape[1], dtype=dtype, device=place)
-        for at in range(0, len(rows), 8):
-            rows[at : at + 8] = F.embedding(self.support[at : at + 8], self.weight)
-        return rows
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """Compute the logits [B, P, r], float32 or better, of hidden states [B, P, d]."""
-        logits = self.linear(hidden)
-        logits = logits if self.scale == 1 else logits.mul_(self.scale)
-        if self.cap is not None:
-            logits = logits.div_(self.cap).tanh_().mul_(self.cap)
-        return logits if self.temperature == 1 else logits / self.temperature
-
-    def slope(self, logits: Tensor) -> Tensor | None:
-        """Compute d(logit) / d(head's z) at given logits, in their shape; None if it is 1."""
-        if self.cap is None:
-            return None if self.scale == 1 else torch.full_like(logits, self.scale)
-        return self.scale * (1 - (logits / self.cap).square())
-
-    def linear(self, hidden: Tensor) -> Tensor:
-        """Compute the head's own z [B, P, r], before a scale and a cap."""
-        device = hidden.device
-        return self._linear(widen(hidden).to(self.weight.device)).to(device)
-
-    def _linear(self, hidden: Tensor) -> Tensor:
-        """The same, on the device of the head."""
-        if self.columns is not None:
-            logits = torch.bmm(hidden.transpose(0, 1), self.columns).transpose(0, 1)
-            return logits if self.bias is None else logits + widen(self.bias[self.support])
-        if self.whole:
-            bias = None if self.bias is None else widen(self.bias)
-            logits = F.linear(hidden, self.weight, bias)
-            if self.identity:
-                return logits
-            return logits.gather(-1, self.support.expand(len(hidden), -1, -1))
-        return self._gathered(hidden)
-
-    def _gathered(self, hidden: Tensor) -> Tensor:
-        """The head's z [B, P, r], gathering rows for a few positions at a time."""
-        positions, top = self.support.shape
-        step = max(1, GATHER_BYTES // (top * hidden.shape[-1] * 4))
-        logits = hidden.new_empty(len(hidden), positions, top)
-        for start in range(0, positions, step):
-            support = self.support[start : start + step]
-            rows = widen(self.weight[support])  # [p, r, d]
-            chunk = torch.bmm(rows, hidden[:, start : start + step].permute(1, 2, 0))  # [p, r, B]
-            if self.bias is not None:
-                chunk = chunk + widen(self.bias[support]).unsqueeze(-1)
-            logits[:, start : start + step] = chunk.permute(2, 0, 1)
-        return logits
-
-
-def top_support(head: nn.Linear, hidden: Tensor, top_r: int) -> Tensor:
-    """Find the token ids [P, r] of the teacher's r largest logits; all tokens in order if r = V.
-
-    The logits are in the model's own dtype. In half precision near-ties at place r may fall either
-    way, which decides between two equally unlikely tokens. `hidden` is the teacher's [1, P, d].
-    """
-    vocabulary = head.weight.shape[0]
-    if top_r == vocabulary:
-        return torch.arange(vocabulary, device=hidden.device).expand(hidden.shape[1], -1)
-    # a scale and a cap keep the order of logits, so the head's own z is sorted
-    step = max(1, GATHER_BYTES // (vocabulary * 4))
-    parts = [widen(head(part)).topk(top_r, dim=-1).indices for part in hidden[0].split(step)]
-    return torch.cat(parts).to(hidden.device)
 
 
 # Hooks and traces -------------------------------------------------------------------------------
@@ -384,7 +290,11 @@ def top_support(head: nn.Linear, hidden: Tensor, top_r: int) -> Tensor:
 def trace_bytes(architecture: Architecture, length: int) -> int:
     """Compute the bytes of the activations inside all layers for `length` tokens."""
     layers, size = range(len(architecture.layers)), architecture.model.config.hidden_size
-    values = sum(architecture.width(at, kind) + size for at in layers for kind in KINDS)
+    values = sum(
+        architecture.width(at, kind) + size
+        for at in layers
+        for kind in architecture.kinds(at, routed=False)
+    )
     return length * values * embedding_weight(architecture.model).element_size()
 
 
@@ -394,8 +304,10 @@ def _block_trace(
     """Trace a block: at the block itself if it returns the write, else at its projection."""
     block = architecture.block(layer, kind)
     if first_output(answer) is write and block is not architecture.layers[layer]:
-        rest = tuple(answer[1:]) if isinstance(answer, tuple) else None
-        return BlockTrace(columns, write, block, rest)
+        rest, flat = tuple(answer[1:]) if isinstance(answer, tuple) else None, columns.dim() == 2
+        if flat:  # a shared expert of Qwen2-MoE
+            columns, write = columns[None], write[None]
+        return BlockTrace(columns, write, block, rest, flat)
     # an FFN may have no module of its own (OPT) or change its write afterwards: its projection then
     # answers, and what stands around it runs. Attention may not: its inside would run too, which
     # mixes positions, and in the last layer only the scored ones are there
@@ -443,8 +355,3 @@ def _writes_without(
         # norm after the write (Gemma, OLMo2) blows up
         without[whole] = 0 if projection.bias is None else projection.bias
     return without
-
-
-def widen(values: Tensor) -> Tensor:
-    """Return half precision as float32, and float32 and float64 as they are."""
-    return values if values.dtype == torch.float64 else values.float()

@@ -21,7 +21,7 @@ from ..models.runtime import in_double
 from ..models.units import Unit
 from .batches import LOGIT_BYTES
 from .fisher import centered_kl, kl_divergence
-from .replay import GATHER_BYTES, SupportHead, widen
+from .support import GATHER_BYTES, SupportHead, widen
 from .teacher import AblationPass, Ablations
 
 SEVERAL = 3  # times the perplexity of the same text with the tokenizer's own tokens

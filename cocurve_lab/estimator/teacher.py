@@ -29,7 +29,8 @@ from ..models.masking import column_scales, scaled
 from ..models.runtime import in_double, sums_on
 from ..models.units import Unit
 from .fisher import center
-from .replay import Batched, Replay, SupportHead, top_support
+from .replay import Batched, Replay
+from .support import SupportHead, top_support
 
 
 class Teacher:

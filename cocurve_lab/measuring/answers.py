@@ -26,7 +26,7 @@ from ..base.progress import Bar
 from ..base.storage import fingerprint
 from ..base.tables import Row, Table
 from ..calibration import bare_ids
-from ..estimator.replay import widen
+from ..estimator.support import widen
 from ..models.architectures import Architecture, describe
 from ..models.identity import belonging, model_device
 from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows

@@ -29,7 +29,8 @@ from ..calibration import CalibrationSet
 from ..curvature.saturation import SURE
 from ..estimator.batches import Batches, choose_block
 from ..estimator.fisher import center, centered_kl
-from ..estimator.replay import Replay, widen
+from ..estimator.replay import Replay
+from ..estimator.support import widen
 from ..estimator.teacher import row
 from ..models.architectures import Architecture, describe
 from ..models.masking import column_scales, resolve, scaled

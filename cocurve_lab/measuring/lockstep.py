@@ -19,7 +19,7 @@ from torch import Tensor
 from ..base.errors import InputError
 from ..calibration import CalibrationSet
 from ..estimator.fisher import kl_divergence
-from ..estimator.replay import widen
+from ..estimator.support import widen
 from ..models.architectures import Architecture, describe
 from ..models.identity import embedding_weight, model_device
 from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows

@@ -25,7 +25,7 @@ from ..base.seams import require_extension
 from ..base.tables import spread
 from ..calibration import CalibrationSet
 from ..estimator.fisher import kl_divergence
-from ..estimator.replay import widen
+from ..estimator.support import widen
 from ..models.architectures import Architecture, describe
 from ..models.identity import belonging, model_device
 from ..models.layer_calls import LayerCall, capture_calls, run_from

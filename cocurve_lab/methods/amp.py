@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..estimator.replay import widen
+from ..estimator.support import widen
 from ..extensions.repairing.projection_inputs import watch_inputs
 from ..models.architectures import Architecture
 from .base import Scored, Subject

@@ -190,12 +190,14 @@ class Scored(Method):
     Attributes:
         reads_text: whether the scores depend on the calibration.
         draws: whether they depend on the seed.
+        knows_experts: whether it scores experts, too.
         ranks_globally: whether the units of all blocks are ranked together; else the same share of
             every block goes.
     """
 
     reads_text: ClassVar[bool] = True
     draws: ClassVar[bool] = False
+    knows_experts: ClassVar[bool] = False
     ranks_globally: ClassVar[bool] = False
 
     @abstractmethod
@@ -224,7 +226,10 @@ class Scored(Method):
             require_one_device(model)
         if self.reads_text:  # before any hook is there, because it may run the model
             require_measurable(model, calibration.input_ids)
-        found = self.scores(Subject(model, describe(model), units, calibration, seed, progress))
+        architecture = describe(model)
+        if not self.knows_experts:
+            architecture.require_columns(self.title)
+        found = self.scores(Subject(model, architecture, units, calibration, seed, progress))
         text = calibration if self.reads_text else None
         provenance = {
             "model_fingerprint": fingerprint_model(model),  # reads all weights: 10 s for an 8B

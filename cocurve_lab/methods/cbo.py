@@ -33,7 +33,7 @@ from ..base.arguments import as_int
 from ..base.progress import Bar
 from ..base.storage import fingerprint
 from ..curvature.matrix import Curvature
-from ..estimator.replay import widen
+from ..estimator.support import widen
 from ..extensions.analysis.refinement import refine
 from ..measuring.logits import require_numbers
 from ..models.architectures import Architecture

@@ -36,6 +36,7 @@ class Random(Scored):
     title = "Random"
     reads_text = False
     draws = True
+    knows_experts = True
 
     def __post_init__(self) -> None:
         if self.allocation not in get_args(Allocation):

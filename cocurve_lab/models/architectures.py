@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import ArchitectureError
-from .families import KINDS, UNIT_KINDS, Family, Kind, RowBlock, find_family
+from .experts import require_routed
+from .families import ALL_KINDS, UNIT_KINDS, Family, Kind, RowBlock, find_family
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -101,8 +102,19 @@ class Architecture:
         return int(self.head.weight.shape[0])
 
     def block(self, layer: int, kind: Kind) -> Any:
-        """The attention or FFN module of a layer, or the layer where it holds the projections."""
-        return _find(self.layers[layer], getattr(self.family, UNIT_KINDS[kind].block))
+        """The module of a kind in a layer, or the layer where it holds the projections; or None."""
+        module, family = self.layers[layer], self.family
+        routed = _find(module, family.experts) if family.experts else None
+        if not hasattr(routed, "experts"):  # a dense layer of a mixture, too
+            return None if kind == "expert" else _find(module, getattr(family, kind))
+        if kind == "ffn":
+            return _find(module, family.shared_expert) if family.shared_expert else None
+        return routed if kind == "expert" else _find(module, family.attention)
+
+    def kinds(self, layer: int, *, routed: bool = True) -> tuple[Kind, ...]:
+        """The kinds of units that a layer was built with; without experts if not `routed`."""
+        all_of = (kind for kind in ALL_KINDS if self.block(layer, kind) is not None)
+        return tuple(kind for kind in all_of if routed or not UNIT_KINDS[kind].routed)
 
     def projection(self, layer: int, kind: Kind, name: str) -> Any:
         """A projection of a block, by its attribute name."""
@@ -137,6 +149,12 @@ class Architecture:
         each = [part.parameters() if hasattr(part, "parameters") else [part] for part in parts]
         return [weight for weights in each for weight in weights if weight is not None]
 
+    def per_head(self, layer: int, kind: Kind) -> dict[str, Tensor]:
+        """The weights of `Family.per_head` of a block, by name."""
+        if not UNIT_KINDS[kind].normed or not self.width(layer, kind):
+            return {}
+        return {name: getattr(self.block(layer, kind), name) for name in self.family.per_head}
+
     def projection_names(self, layer: int, kind: Kind) -> tuple[str, ...]:
         """Attribute names of a block's projections, the output projection first."""
         # an attention block that lost all its units has no input projections left
@@ -144,14 +162,37 @@ class Architecture:
         return (self.output_name(kind), *inputs)
 
     def width(self, layer: int, kind: Kind) -> int:
-        """Input columns W of the output projection: query heads x head_dim, or FFN channels."""
-        return widths(self.output_projection(layer, kind))[1]
+        """Input columns W of the output projection: query heads x head_dim, or FFN channels.
+
+        Of experts, their number. 0 where a layer has none of a kind.
+        """
+        if kind not in self.kinds(layer):
+            return 0
+        projection = self.output_projection(layer, kind)
+        return len(projection.weight) if UNIT_KINDS[kind].routed else widths(projection)[1]
+
+    @property
+    def experts_per_token(self) -> int | None:
+        """The experts that a router chooses for each token; None in a model without."""
+        found = (self.block(layer, "expert") for layer in range(len(self.layers)))
+        routers = [getattr(block, self.family.router) for block in found if block is not None]
+        return max((int(router.top_k) for router in routers), default=None)
+
+    def active_width(self, layer: int) -> int:
+        """FFN channels that one token passes, those of its experts included."""
+        width, block = self.width(layer, "ffn"), self.block(layer, "expert")
+        if block is None:
+            return width
+        per_expert = block.experts.down_proj.numel() // len(block.experts.down_proj)
+        hidden = int(self.model.config.hidden_size)
+        return width + (self.experts_per_token or 0) * per_expert // hidden
 
     def head_dim(self, layer: int) -> int:
         """Dimension d_h of one head."""
         block = self.block(layer, "attention")
-        # GPT-NeoX says head_size
-        return int(block.head_dim if hasattr(block, "head_dim") else block.head_size)
+        # GPT-NeoX says head_size; with latent keys and values (MLA), a value has its own width
+        names = ("v_head_dim", "head_dim", "head_size")
+        return int(next(getattr(block, name) for name in names if hasattr(block, name)))
 
     def queries_per_group(self, layer: int) -> int:
         """Query heads r that share one key/value head: 1 for MHA, all of them for MQA."""
@@ -178,9 +219,19 @@ class Architecture:
     def all_projections(self) -> Iterator[Any]:
         """Every projection of every block, layer by layer."""
         for layer in range(len(self.layers)):
-            for kind in KINDS:
+            for kind in self.kinds(layer, routed=False):
                 for name in self.projection_names(layer, kind):
                     yield self.projection(layer, kind, name)
+
+    def require_columns(
+        self,
+        what: str,
+        step: str = "Use H by ablations.",
+        why: str = "an expert has no columns, its router takes it or leaves it",
+    ) -> None:
+        """Raise ArchitectureError, naming what was asked for, if the model has experts."""
+        if self.experts_per_token is not None:
+            raise ArchitectureError(f"{what} is not for mixtures of experts: {why}. {step}")
 
     def require_unpacked(self) -> None:
         """Raise ArchitectureError if any projection is packed, because it could not be cut."""
@@ -213,9 +264,16 @@ def describe(model: Any) -> Architecture:
             f"{type(model).__name__} has no layers, so nothing to prune. Check config.json."
         )
     for layer in range(len(architecture.layers)):
-        for kind in KINDS:
+        for kind in architecture.kinds(layer, routed=False):
             _require_linear(architecture, layer, kind)
             _require_independent(architecture, layer, kind)
+        if len(architecture.kinds(layer)) < 2:
+            raise ArchitectureError(
+                f"layer {layer} of {type(model).__name__} has neither an FFN nor experts where "
+                f"family {family.model_types[0]!r} declares them. Update transformers."
+            )
+        if "expert" in architecture.kinds(layer):
+            require_routed(architecture.block(layer, "expert"), family, layer)
     return architecture
 
 
@@ -236,6 +294,8 @@ def _require_independent(architecture: Architecture, layer: int, kind: Kind) -> 
     width = architecture.width(layer, kind)
     block, names = architecture.block(layer, kind), architecture.projection_names(layer, kind)
     known = {id(weight) for weight in architecture.shared(layer, kind)}
+    if kind == "attention":
+        names = (*names, *architecture.family.latent, *architecture.family.per_head)
     stops = (
         {}
         if not width

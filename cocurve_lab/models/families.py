@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from ..base.errors import ArchitectureError, InputError
 
-Kind = Literal["attention", "ffn"]
+Kind = Literal["attention", "ffn", "expert"]
 
 
 class RowBlock(NamedTuple):
@@ -39,6 +39,8 @@ class UnitKind:
             one step.
         normed: whether the weights of `Family.shared` go with the unit.
         feeds: the later kinds of the same layer that read its output.
+        routed: whether a router chooses among the units. They have no columns then: `start:stop` of
+            a unit is its place among the experts (experts.py).
     """
 
     label: str
@@ -51,6 +53,7 @@ class UnitKind:
     grouped: bool = False
     normed: bool = False
     feeds: tuple[Kind, ...] = ()
+    routed: bool = False
 
 
 def _attention_step(architecture: Any, layer: int) -> int:
@@ -65,6 +68,11 @@ def _attention_rows(architecture: Any, layer: int, start: int, stop: int) -> lis
     # r query heads read one key/value head, so keys and values have 1/r of the queries' rows
     ratio = architecture.queries_per_group(layer)
     names = architecture.input_projections(layer, "attention")
+    if architecture.family.latent:  # each head has its share of every projection's rows
+        rows = {name: architecture.projection(layer, "attention", name) for name in names}
+        share = {n: part.out_features // architecture.num_groups(layer) for n, part in rows.items()}
+        heads = [at // architecture.head_dim(layer) for at in (start, stop)]
+        return [RowBlock(name, heads[0] * n, heads[1] * n) for name, n in share.items()]
     key_value = start // ratio, stop // ratio
     if len(names) == 1 and "attention" in architecture.family.stacked:  # all q, then all k, v
         width = architecture.width(layer, "attention")
@@ -99,15 +107,21 @@ UNIT_KINDS: dict[Kind, UnitKind] = {  # in the order of their blocks in a layer
         *("attention", "attention", "attention", "attention_output", "qkv"),
         *(_attention_step, _attention_rows),
         normed=True,
-        feeds=("ffn",),
+        feeds=("ffn", "expert"),
     ),
     "ffn": UnitKind(
         *("FFN", "FFN groups", "ffn", "ffn_output", "gate_up"),
         *(lambda *_: 1, _ffn_rows),
         grouped=True,
     ),
+    "expert": UnitKind(
+        *("expert", "experts", "experts", "router", "router"),
+        *(lambda *_: 1, lambda *_: []),
+        routed=True,
+    ),
 }
-KINDS: tuple[Kind, ...] = tuple(UNIT_KINDS)
+ALL_KINDS: tuple[Kind, ...] = tuple(UNIT_KINDS)
+KINDS = tuple(kind for kind in ALL_KINDS if not UNIT_KINDS[kind].routed)  # those with columns
 
 
 @dataclass(frozen=True)
@@ -134,12 +148,18 @@ class Family:
         shared: modules or weights of attention that read all its heads together, such as a norm. In
             a layer that has them, removing one head would change the others. So attention is one
             unit there, and they go with it.
+        latent: modules of attention that all its heads share and that stay: those that compress the
+            queries, keys and values (MLA). Each head then has its share of every row of `qkv`.
+        per_head: weights of attention with one number for each query head.
         logit_scale: (setting, power): the logits are the head's output times this power of this
             setting of the configuration; None if they are its output.
         counts_in_config: whether attention splits q, k and v by the head counts in its
             configuration; a layer with fewer heads then needs a configuration of its own.
-        saved_prefixes: (prefix in the file, prefix in the model) of weights that transformers saves
-            under another name than the module has.
+        experts: path in a layer of the block with a router and experts. A layer that has them there
+            has no FFN but `shared_expert`, the path of the one that all tokens pass; "" for none.
+        router: attribute name of the router in its block. The experts are `experts`.
+        saved_names: (part of a name in the file, part in the model) of weights that transformers
+            saves under another name than the module has.
     """
 
     model_types: tuple[str, ...]
@@ -154,9 +174,14 @@ class Family:
     layers: str = "layers"
     final: tuple[str, ...] = ("norm",)
     shared: tuple[str, ...] = ()
+    latent: tuple[str, ...] = ()
+    per_head: tuple[str, ...] = ()
     logit_scale: tuple[str, int] | None = None
     counts_in_config: bool = False
-    saved_prefixes: tuple[tuple[str, str], ...] = ()
+    experts: str = ""
+    router: str = "gate"
+    shared_expert: str = ""
+    saved_names: tuple[tuple[str, str], ...] = ()
 
 
 FAMILIES = [
@@ -188,6 +213,29 @@ FAMILIES = [
     Family(("granite",), logit_scale=("logits_scaling", -1)),
     Family(("hyperclovax",), logit_scale=("logits_scaling", 1)),
     Family(("cohere", "cohere2"), shared=("q_norm", "k_norm"), logit_scale=("logit_scale", 1)),
+    Family(("qwen3_moe",), experts="mlp"),
+    Family(("qwen2_moe",), experts="mlp", shared_expert="mlp.shared_expert"),
+    Family(("mixtral",), experts="mlp", saved_names=((".block_sparse_moe.", ".mlp."),)),
+    Family(("gpt_oss",), per_head=("sinks",), experts="mlp", router="router"),
+    Family(
+        ("granitemoe",),
+        logit_scale=("logits_scaling", -1),
+        experts="block_sparse_moe",
+        router="router",
+        saved_names=(
+            (".input_linear.weight", ".experts.gate_up_proj"),
+            (".output_linear.weight", ".experts.down_proj"),
+            (".router.layer.weight", ".router.weight"),
+        ),
+    ),
+    Family(
+        ("deepseek_v2", "deepseek_v3"),
+        ("q_proj", "q_b_proj", "kv_b_proj"),
+        latent=("q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm"),
+        experts="mlp",
+        shared_expert="mlp.shared_experts",
+    ),
+    Family(("olmoe",), experts="mlp", shared=("q_norm", "k_norm")),
     Family(  # Pythia
         ("gpt_neox",),
         ("query_key_value",),
@@ -198,7 +246,7 @@ FAMILIES = [
         ffn_output="dense_4h_to_h",
         decoder="gpt_neox",
         final=("final_layer_norm",),
-        saved_prefixes=(("embed_out.", "lm_head."),),
+        saved_names=(("embed_out.", "lm_head."),),
     ),
     Family(
         ("gpt2",),
@@ -260,8 +308,8 @@ def find_family(model: Any) -> Family:
     name = f"{type(model).__name__} (model_type {model_type!r})"
     if any(part.rpartition(".")[2] == "experts" for part, _ in model.named_modules()):
         raise ArchitectureError(
-            f"{name} is a mixture of experts: a router chooses among many small FFNs, so a block "
-            "of channels is not one unit. Use a model without experts."
+            f"{name} is a mixture of experts of no declared family. Use one of "
+            f"{', '.join(t for f in FAMILIES if f.experts for t in f.model_types)}."
         )
     if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
         tower = "a vision" if hasattr(config, "vision_config") else "an audio"

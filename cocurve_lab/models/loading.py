@@ -203,6 +203,11 @@ def load_model(
     placing: AbstractContextManager[dict[str, Any]] = nullcontext({})
     if stream:
         require_floats(source, shapes)
+        describe(shapes).require_columns(
+            "stream=True",
+            "Leave it out.",
+            "files keep each expert apart, and layers need them whole",
+        )
         if "device_map" in options:
             raise InputError(
                 f"device_map is {shown(options['device_map'])}, but stream=True decides where "

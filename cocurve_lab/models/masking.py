@@ -1,5 +1,7 @@
 """Runtime masks: a unit is ablated by zeroing its input columns of the output projection.
 
+An expert has none: its router does not see it, and chooses the next one (experts.py).
+
 Nothing else changes: no normalization, no position code, no other unit. A bias of the output
 projection belongs to no unit and stays (appendix "Structured Units").
 """
@@ -16,8 +18,10 @@ from torch import Tensor, nn
 from ..base.arguments import as_list
 from ..base.errors import InputError, MismatchError
 from .architectures import Architecture, describe, is_packed
-from .families import Kind
+from .experts import without_experts
+from .families import UNIT_KINDS, Kind
 from .identity import embedding_weight, require_source
+from .layer_calls import replaced_forward
 from .layers import source_of
 from .runtime import exclusive
 from .units import Unit, UnitSet, enumerate_units, units_like
@@ -122,10 +126,17 @@ def stack_rows(architecture: Architecture, rows: list[Scales]) -> Scales:
 
 @contextmanager
 def scaled(architecture: Architecture, scales: Scales) -> Iterator[None]:
-    """Multiply the inputs of output projections by `scales` ([W] or [B, 1, W]) inside the block."""
+    """Multiply the inputs of output projections by `scales` ([W] or [B, 1, W]) inside the block.
+
+    Of experts, a factor of 0 takes one from its router, whatever the others are.
+    """
     with ExitStack() as stack:
         for (layer, kind), scale in scales.items():
             projection = architecture.output_projection(layer, kind)
+            if UNIT_KINDS[kind].routed:
+                run = without_experts(projection, scale, layer)
+                stack.enter_context(replaced_forward(projection, run))
+                continue
             hook = _scaling_hook(like_columns(architecture, scale, layer, kind))
             handle = projection.register_forward_pre_hook(hook)
             stack.callback(handle.remove)

@@ -1,7 +1,7 @@
 """Structured units: the removable parts of a model, their costs and their order.
 
-Units are ordered by layer; within a layer, attention units come before FFN groups. A `UnitSet`
-needs no model, so a stored H can be explored on any machine.
+Units are ordered by layer; within a layer, attention units come before FFN groups, then experts. A
+`UnitSet` needs no model, so a stored H can be explored on any machine.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import numpy as np
 
 from ..base.arguments import EXACT, as_int, as_list
 from ..base.errors import InputError, MismatchError, shown
-from ..base.schema import COUNT, Field, Schema, list_of, nullable, require_fields
+from ..base.schema import COUNT, Field, Schema, list_of, nullable, optional, require_fields
 from ..base.storage import fingerprint
 from .architectures import Architecture, describe, is_packed, widths
-from .families import KINDS, UNIT_KINDS, Kind
+from .experts import expert_cost
+from .families import ALL_KINDS, UNIT_KINDS, Kind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 _MOST_LAYERS = 100_000  # a bound against files that make arrays without end
 _NUMBERS = ("layer", "index", "start", "stop", "cost")
-_FACTS = ("ffn_groups", "total_parameters", "model_layers")
+_RARE = "experts_per_token"
+_FACTS = ("ffn_groups", "total_parameters", "model_layers", _RARE)
 
 # The set ------------------------------------------------------------------------------------------
 
@@ -40,8 +42,10 @@ class Unit:
     Attributes:
         kind: "attention": one head, one KV-aligned query group (GQA, MQA), or all heads of a layer
             where they share a norm (OLMo2). "ffn": one block of contiguous intermediate channels.
+            "expert": one expert of a router, and its row there.
         layer, index: the decoder layer, and the number among its units of this kind.
-        start, stop: the unit's input columns of the output projection W_O or W_down.
+        start, stop: the unit's input columns of the output projection W_O or W_down; of an expert,
+            its place among those of its layer.
         cost: c_u in parameters: everything that is deleted with the unit.
     """
 
@@ -72,12 +76,15 @@ class UnitSet(Sequence[Unit]):
             known, and then no share of all parameters can be stated.
         model_layers: decoder layers of the model; None if unknown. After pruning, the last layers
             may have no unit.
+        experts_per_token: experts that a router chooses for each token, and so the fewest that a
+            layer with experts may keep; None without any.
     """
 
     units: tuple[Unit, ...]
     ffn_groups: int | None = None
     total_parameters: int | None = field(default=None, compare=False)
     model_layers: int | None = field(default=None, compare=False)
+    experts_per_token: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         # integers of any type: those of numpy would wrap, and no JSON holds them
@@ -85,10 +92,10 @@ class UnitSet(Sequence[Unit]):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, as_int(getattr(self, name), name))
         object.__setattr__(self, "units", tuple(map(_checked, self.units)))
-        keys = [(unit.layer, KINDS.index(unit.kind), unit.index) for unit in self.units]
+        keys = [(unit.layer, ALL_KINDS.index(unit.kind), unit.index) for unit in self.units]
         if keys != sorted(set(keys)):
             raise InputError(
-                "the units are not distinct and ordered by layer, attention before FFN, then "
+                f"the units are not distinct and ordered by layer, by kind {ALL_KINDS}, then by "
                 "index. Use enumerate_units, or sort them."
             )
         deepest = max((unit.layer for unit in self.units), default=0)
@@ -156,7 +163,7 @@ class UnitSet(Sequence[Unit]):
 
     @cached_property
     def kinds(self) -> np.ndarray:
-        """Kind of each unit [M], "attention" or "ffn"."""
+        """Kind of each unit [M], one of `ALL_KINDS`."""
         return _frozen([unit.kind for unit in self.units], "U9")
 
     @property
@@ -193,18 +200,19 @@ class UnitSet(Sequence[Unit]):
     def to_plain(self) -> dict[str, Any]:
         """Convert to plain containers for JSON and pickles; `from_plain` reads them back."""
         rows = [[u.kind, u.layer, u.index, u.start, u.stop, u.cost] for u in self.units]
-        return {"units": rows} | {name: getattr(self, name) for name in _FACTS}
+        facts = {name: getattr(self, name) for name in _FACTS}
+        return {"units": rows} | {k: v for k, v in facts.items() if k != _RARE or v is not None}
 
     @classmethod
     def from_plain(cls, value: Any) -> UnitSet:
         """Make a set from what `to_plain` returned, and a file may have changed."""
         require_fields(value, _FIELDS, inside="units")
         units = tuple(Unit(kind, *numbers) for kind, *numbers in value["units"])
-        return cls(units, *(value[name] for name in _FACTS))
+        return cls(units, *(value.get(name) for name in _FACTS))
 
     def __repr__(self) -> str:
         counts = ((int((self.kinds == name).sum()), kind) for name, kind in UNIT_KINDS.items())
-        parts = ", ".join(f"{count} {kind.plural}" for count, kind in counts)
+        parts = ", ".join(f"{n} {kind.plural}" for n, kind in counts if n or not kind.routed)
         return (
             f"UnitSet({len(self)} units: {parts} in {self.num_layers} layers; "
             f"{self.total_cost:,} removable parameters)"
@@ -213,8 +221,8 @@ class UnitSet(Sequence[Unit]):
 
 def _checked(unit: Unit) -> Unit:
     """The unit with Python integers; InputError unless its kind, cost and columns are possible."""
-    if unit.kind not in KINDS:
-        raise InputError(f"unit {unit} is of kind {unit.kind!r}. Use one of {KINDS}.")
+    if unit.kind not in ALL_KINDS:
+        raise InputError(f"unit {unit} is of kind {unit.kind!r}. Use one of {ALL_KINDS}.")
     numbers = [getattr(unit, name) for name in _NUMBERS]
     if not all(type(number) is int and 0 <= number < EXACT for number in numbers):
         pairs = zip(_NUMBERS, numbers, strict=True)
@@ -233,12 +241,13 @@ def _is_row(value: Any) -> bool:
     if not isinstance(value, list) or len(value) != 6:
         return False
     # from 2^53 on the set itself says which number is too large
-    return value[0] in KINDS and all(type(n) is int and 0 <= n < 2**63 for n in value[1:])
+    return value[0] in ALL_KINDS and all(type(n) is int and 0 <= n < 2**63 for n in value[1:])
 
 
 _FIELDS: Schema = {
     "units": Field("rows of kind, layer, index, start, stop, cost", list_of(_is_row)),
-    **dict.fromkeys(_FACTS, nullable(COUNT)),
+    **dict.fromkeys(_FACTS[:-1], nullable(COUNT)),
+    **optional({_RARE: nullable(COUNT)}),
 }
 
 
@@ -273,11 +282,12 @@ def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
         )
     units: list[Unit] = []
     for layer in range(len(architecture.layers)):
-        for kind in KINDS:
+        for kind in architecture.kinds(layer):
             units += _units_of(architecture, layer, kind, ffn_groups)
     if not units:
         raise InputError("the model has no units left to remove. Start from a dense one.")
-    return UnitSet(tuple(units), ffn_groups, _total(model), len(architecture.layers))
+    facts = _total(model), len(architecture.layers), architecture.experts_per_token
+    return UnitSet(tuple(units), ffn_groups, *facts)
 
 
 def units_like(model: PreTrainedModel, units: UnitSet) -> UnitSet:
@@ -313,6 +323,9 @@ def _units_of(architecture: Architecture, layer: int, kind: Kind, groups: int) -
     width = architecture.width(layer, kind)  # 0 where pruning took the whole block
     if not width:
         return []
+    if UNIT_KINDS[kind].routed:
+        cost = expert_cost(architecture.block(layer, kind), architecture.family)
+        return [Unit(kind, layer, at, at, at + 1, cost) for at in range(width)]
     count = min(groups, width)
     if not UNIT_KINDS[kind].grouped:
         count = width // architecture.step(layer, kind)
@@ -322,11 +335,13 @@ def _units_of(architecture: Architecture, layer: int, kind: Kind, groups: int) -
         per_row[name] = widths(projection)[1] + (projection.bias is not None)
     per_column = widths(architecture.output_projection(layer, kind))[0]
     shared = sum(weight.numel() for weight in architecture.shared(layer, kind))
+    heads = architecture.per_head(layer, kind).values()
     units = []
     for index, (start, stop) in enumerate(split_width(width, count)):
         rows = architecture.unit_rows(layer, kind, start, stop)
         cost = sum((part.stop - part.start) * per_row[part.projection] for part in rows)
         cost += (stop - start) * per_column + shared
+        cost += sum(part.numel() * (stop - start) // width for part in heads)
         units.append(Unit(kind, layer, index, start, stop, int(cost)))
     return units
 

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _SCALE = re.compile(r"(_scales?|_scale_inv|\.scales|\.qweight|\.qzeros|_packed|\.absmax)$")
+# an expert's own matrices in a file, and where they are in the weight of all experts
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
+_HALVES = {
+    **dict.fromkeys(("gate_proj", "w1"), ("gate_up_proj", 0)),
+    **dict.fromkeys(("up_proj", "w3"), ("gate_up_proj", 1)),
+    **dict.fromkeys(("down_proj", "w2"), ("down_proj", 0)),
+}
+Part = tuple[int, int] | None
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -220,7 +228,8 @@ class StoredWeights:
         sums: Mapping[str, str] | None = None,
     ) -> None:
         self.tied = tied_names(model)
-        self._places: dict[str, tuple[Any, str, Watch]] = {}
+        # several where a file keeps each expert apart: by expert and half, else by None
+        self._places: dict[str, dict[Part, tuple[Any, str, Watch]]] = {}
         wanted = model.state_dict()
         files, own = list(files), _own_names(model, wanted)
         if not files:
@@ -232,32 +241,50 @@ class StoredWeights:
         for file in files:
             handle, watch = open_weights(file, mapped=mapped), Watch(file, sums)
             for stored in handle.keys():  # noqa: SIM118, a handle is no mapping
-                name = own(stored)
+                name, part = own(stored)
                 if name is None:
                     continue
-                self._places[name] = handle, stored, watch
+                self._places.setdefault(name, {})[part] = handle, stored, watch
                 found = handle.get_slice(stored)
                 if found.get_dtype() not in _DTYPES:  # first: packed weights differ in shape too
                     raise FileFormatError(
                         f"{name} in {file} is stored as {found.get_dtype()}, so the model is "
                         "quantized. Give an unquantized one, for example in bfloat16."
                     )
-                require_shape(found, name, wanted[name].shape, file)
+                require_shape(found, name, _part_shape(wanted[name].shape, name, part), file)
         missing = next((n for n in wanted if n not in self._places and n not in self.tied), None)
+        for name, parts in self._places.items():
+            count, halves = len(wanted[name]) if wanted[name].dim() else 1, _halves(name)
+            if None not in parts and len(parts) != count * halves:
+                missing = f"an expert of {name}"
         if missing is not None:
             raise FileFormatError(
                 f"{missing} is in none of the weight files of {model.config._name_or_path}. The "
                 "folder is incomplete: download or save the model again."
             )
-        handle, stored, _ = next(iter(self._places.values()))
+        handle, stored, _ = next(iter(next(iter(self._places.values())).values()))
         self.dtype = _DTYPES[handle.get_slice(stored).get_dtype()]
 
     def read(self, name: str) -> Tensor:
         """Read a weight by its name in the model, on the CPU, in the dtype of its file."""
+        name = name if name in self._places else self.tied[name]
+        parts, halves = self._places[name], _halves(name)
+        if None in parts:
+            return self._read(name, *parts[None])
+
+        def whole() -> Tensor:
+            # gate rows, then up rows, of one expert after the other, as transformers stacks them
+            order = sorted(part for part in parts if part is not None)
+            rows = [self._read(f"{name} {part}", *parts[part]) for part in order]
+            steps = range(0, len(rows), halves)
+            return torch.stack([torch.cat(rows[at : at + halves]) for at in steps])
+
+        _, _, watch = next(iter(parts.values()))
+        return watch.passed(name, whole)  # each part's own watch sees whether its file changed
+
+    def _read(self, name: str, handle: Any, stored: str, watch: Watch) -> Tensor:
         from safetensors import SafetensorError
 
-        name = name if name in self._places else self.tied[name]
-        handle, stored, watch = self._places[name]
         try:
             return watch.passed(name, lambda: handle.get_tensor(stored))
         except (SafetensorError, OSError) as error:
@@ -358,24 +385,38 @@ def numbers_of(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
     return numbers
 
 
-def _own_names(model: Any, wanted: Iterable[str]) -> Callable[[str], str | None]:
-    """Return a function from a weight's name in a file to that in the model; None: ignore it."""
+def _halves(name: str) -> int:
+    return 2 if name.endswith(".gate_up_proj") else 1
+
+
+def _part_shape(shape: Sequence[int], name: str, part: Part) -> Sequence[int]:
+    """Return the shape in a file of a weight, or of what is one expert's in it."""
+    return shape if part is None else (shape[1] // _halves(name), *shape[2:])
+
+
+def _own_names(model: Any, wanted: Iterable[str]) -> Callable[[str], tuple[str | None, Part]]:
+    """Return a function from a weight's name in a file to that in the model; None: ignore it.
+
+    And which part of the weight it is, where the file keeps each expert apart.
+    """
     architecture = describe(model)
     wanted, base = set(wanted), f"{model.base_model_prefix}."
     # buffers that transformers computes, and old checkpoints hold
     ignored = [*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq"]
 
-    def own(stored: str) -> str | None:
-        name = stored
-        for saved, prefix in architecture.family.saved_prefixes:
-            if name.startswith(saved):
-                name = prefix + name.removeprefix(saved)
+    def own(stored: str) -> tuple[str | None, Part]:
+        name, part = stored, cast(Part, None)
+        for saved, inside in architecture.family.saved_names:
+            name = name.replace(saved, inside)
+        if (expert := _EXPERT.fullmatch(name)) is not None:
+            weight, half = _HALVES[expert[3]]
+            name, part = f"{expert[1]}.{weight}", (int(expert[2]), half)
         if name not in wanted and base + name in wanted:  # saved without its head
             name = base + name
         if name in wanted:
-            return name
+            return name, part
         if any(re.search(pattern, name) for pattern in ignored):
-            return None
+            return None, part
         raise FileFormatError(
             f"the weights of {model.config._name_or_path} hold {stored}, which its configuration "
             "does not have. The folder mixes two models: download or save the model again."

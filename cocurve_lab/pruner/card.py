@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError, MismatchError
 from ..base.tables import as_markdown, spread
+from ..models.families import ALL_KINDS, UNIT_KINDS
 from ..models.identity import DEMO
 from .manifest import KNOWN
 
@@ -133,16 +134,21 @@ def _layers(manifest: Mapping[str, Any]) -> str:
     """A table of each layer's widths and removed units."""
     # "L12.ffn[3]" -> "L12.ffn"
     gone = Counter(name.partition("[")[0] for name in manifest["pruned_units"])
-    head = (
-        *("layer", "key/value heads left", "attention columns left", "FFN channels left"),
-        *("attention units removed", "FFN units removed"),
-    )
-    names = ("key_value_heads", "attention_columns", "ffn_columns")
+    layers = manifest["layers"]
+    left = {
+        "key_value_heads": "key/value heads left",
+        "attention_columns": "attention columns left",
+        "ffn_columns": "FFN channels left",
+        "expert_columns": "experts left",
+    }
+    kinds = [kind for kind in ALL_KINDS if any(f"{kind}_columns" in layer for layer in layers)]
+    names = [name for name in left if any(name in layer for layer in layers)]
+    removed = (f"{UNIT_KINDS[kind].label} units removed" for kind in kinds)
     rows = (
-        (n, *(layer[name] for name in names), gone[f"L{n}.attention"], gone[f"L{n}.ffn"])
-        for n, layer in enumerate(manifest["layers"])
+        (n, *(layer.get(name, "-") for name in names), *(gone[f"L{n}.{kind}"] for kind in kinds))
+        for n, layer in enumerate(layers)
     )
-    return as_markdown(head, rows)
+    return as_markdown(("layer", *map(left.__getitem__, names), *removed), rows)
 
 
 def _arguments(values: Mapping[str, Any], names: Iterable[str] | None = None) -> str:

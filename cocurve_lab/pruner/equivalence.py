@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..base.errors import EquivalenceError, InputError
 from ..calibration import CalibrationSet
-from ..estimator.replay import widen
+from ..estimator.support import widen
 from ..models.architectures import Architecture, describe
 from ..models.identity import belonging, embedding_weight, fingerprint_tensor, model_device
 from ..models.layer_calls import LayerCall, capture_calls, first_output

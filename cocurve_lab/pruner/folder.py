@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 Loader = Literal["stock", "own code", "cocurve_lab"]
 MODELING_FILE = "modeling_cocurve.py"
 _HEADS = ("attention_columns", "key_value_heads")
+# what configurations call the number of experts, and the width (or number) of shared ones
+_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
+_SHARED = ("shared_expert_intermediate_size", "n_shared_experts", "intermediate_size")
 _OWN_KEYS = ("per_layer_config", "allow_global_per_layer_attribute_access", "auto_map")
 
 
@@ -93,10 +96,13 @@ def _uniform_configurations(
     """Yield stock configurations of these widths; none if layers differ or a block is removed."""
     from transformers import MistralConfig
 
-    first = layers[0]
-    if any(widths != first for widths in layers) or not all(first.values()):
-        return
-    content = _stock_content(config) | _counts(config, first)
+    counts: dict[str, int] = {}
+    for widths in layers:  # dense layers and those with experts have counts of their own
+        mine = _counts(config, widths)
+        if not all(widths.values()) or any(counts.get(k, v) != v for k, v in mine.items()):
+            return
+        counts |= mine
+    content = _stock_content(config) | counts
     candidates = [(type(config), content)]
     if config.model_type == "llama":
         # Llama rejects a hidden size that is not a multiple of its number of heads. Mistral does
@@ -131,7 +137,9 @@ def _layered_configuration(
     narrowest = min(heads, key=lambda counts: counts["key_value_heads"], default={})
     own: dict[int, dict[str, Any]] = {}
     for index, widths in enumerate(layers):
-        columns = {"attention": widths["attention_columns"], "mlp": widths["ffn_columns"]}
+        columns = {"attention": widths["attention_columns"], "mlp": widths.get("ffn_columns", 1)}
+        if "expert_columns" in widths:  # its FFN is the shared expert, a part of the block
+            del columns["mlp"]
         gone = [name for name, left in columns.items() if left == 0]
         counts = _counts(config, widths if widths["key_value_heads"] else {**widths, **narrowest})
         own[index] = ({"skip": gone} if gone else {}) | counts
@@ -168,11 +176,37 @@ def _own_name(model: Any) -> str:
 def _counts(config: Any, widths: Mapping[str, int]) -> dict[str, int]:
     """Return a layer's counts under transformers' names, without those of a removed block."""
     counts = {
-        "num_attention_heads": widths["attention_columns"] // config.head_dim,
+        "num_attention_heads": widths["attention_columns"]
+        // (getattr(config, "v_head_dim", None) or config.head_dim),
         "num_key_value_heads": widths["key_value_heads"],
-        "intermediate_size": widths["ffn_columns"],
     }
+    names = config.to_dict()
+    if "expert_columns" in widths:
+        counts[_one_of(_EXPERTS, names)] = widths["expert_columns"]
+    if "ffn_columns" in widths:
+        width, shared = widths["ffn_columns"], "expert_columns" in widths
+        name = _one_of(_SHARED, names) if shared else "intermediate_size"
+        unit = names["moe_intermediate_size"] if name == "n_shared_experts" else 1
+        counts[name] = width // unit
     return {name: count for name, count in counts.items() if count}
+
+
+def experts_in(settings: Mapping[str, Any], _: bool = True) -> int:
+    """Return the number of experts that the settings of a configuration name."""
+    found: int = settings[_one_of(_EXPERTS, settings)]  # as the file has it: checked by the caller
+    return found
+
+
+def ffn_columns(settings: Mapping[str, Any], shared: bool) -> int:
+    """Return the FFN channels that settings name, of the shared expert where there are experts."""
+    name = _one_of(_SHARED, settings) if shared else "intermediate_size"
+    unit = settings["moe_intermediate_size"] if name == "n_shared_experts" else 1
+    found: int = settings[name] * unit
+    return found
+
+
+def _one_of(names: Sequence[str], settings: Mapping[str, Any]) -> str:
+    return next(name for name in names if settings.get(name) is not None)
 
 
 def _has_tensors_of(build: Any, config: PreTrainedConfig, pruned: PreTrainedModel) -> bool:

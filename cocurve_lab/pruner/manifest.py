@@ -34,7 +34,7 @@ from ..base.schema import (
 )
 from ..base.storage import fingerprint
 from ..models.architectures import Architecture, describe
-from ..models.families import KINDS
+from ..models.families import ALL_KINDS, KINDS
 from ..models.identity import (
     MANIFEST,
     Marks,
@@ -46,8 +46,9 @@ from ..models.identity import (
 )
 from ..models.loading import read_dtype
 from ..models.units import enumerate_units
+from ..solver.plan_json import UNIFORM, guards_to_plain
 from ..solver.selection import Selection
-from .folder import Loader
+from .folder import Loader, experts_in, ffn_columns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -73,9 +74,12 @@ def _one_of(*values: str) -> Field:
 
 
 _HEX = _matching("[0-9a-f]{64}", "64 hexadecimal digits")
-_UNIT = _matching(r"L\d+\.(attention|ffn)\[\d+\]", "the name of a unit")  # `Unit.name`
+_UNIT = _matching(rf"L\d+\.({'|'.join(ALL_KINDS)})\[\d+\]", "the name of a unit")  # `Unit.name`
 _OBJECTS = Field("a list of objects", list_of(is_object))
-_WIDTHS: Schema = dict.fromkeys(("attention_columns", "key_value_heads", "ffn_columns"), COUNT)
+_WIDTHS: Schema = {
+    **dict.fromkeys(("attention_columns", "key_value_heads"), COUNT),
+    **optional({"ffn_columns": COUNT, "expert_columns": COUNT}),  # where a layer has such a block
+}
 _LAYERED: Schema = {"per_layer_config": Field("an object of objects", dict_of(is_object))}
 _TEXT: Schema = {
     "calibration": TEXT,
@@ -183,11 +187,16 @@ _FIELDS: dict[str, tuple[Field, Callable[[_Cut], Any]]] = {
     "earlier_rounds": (_OBJECTS, _Cut.rounds),
     "layers": (_OBJECTS, lambda cut: widths_of(cut.pruned)),
     "ffn_groups": (COUNT, lambda cut: cut.plan.units.ffn_groups),
-    "guards": (OBJECT, lambda cut: cut.plan.guards.to_plain()),
+    "guards": (OBJECT, lambda cut: guards_to_plain(cut.plan.guards, cut.plan.units)),
     "removed_parameters": (COUNT, lambda cut: cut.plan.pruned_cost),
     "requested_ratio": (SHARE, lambda cut: cut.plan.requested_ratio),
     "target": (nullable(TEXT), lambda cut: cut.plan.target and str(cut.plan.target)),
-    "uniform": (FLAG, lambda cut: cut.plan.uniform),
+    "uniform": (
+        UNIFORM,
+        lambda cut: (
+            list(cut.plan.uniform) if isinstance(cut.plan.uniform, tuple) else cut.plan.uniform
+        ),
+    ),
     "realized_ratio": (SHARE, lambda cut: cut.plan.realized_ratio),
     "params_removed_fraction": (SHARE, _Cut.share),
     "interaction_strength": (nullable(NUMBER), lambda cut: cut.plan.interaction_strength),
@@ -299,7 +308,10 @@ def widths_of(architecture: Architecture) -> list[dict[str, int]]:
         {
             "attention_columns": architecture.width(layer, "attention"),
             "key_value_heads": architecture.num_groups(layer),
-            "ffn_columns": architecture.width(layer, "ffn"),
+            **{
+                f"{kind}_columns": architecture.width(layer, kind)
+                for kind in architecture.kinds(layer)[1:]
+            },
         }
         for layer in range(len(architecture.layers))
     ]
@@ -320,8 +332,12 @@ def widths_in(folder: Path, architecture: Architecture) -> list[dict[str, int]]:
             widths = {
                 "attention_columns": every["num_attention_heads"] * heads,
                 "key_value_heads": every["num_key_value_heads"],
-                "ffn_columns": 0 if "mlp" in gone else every["intermediate_size"],
             }
+            for kind, read in (("ffn", ffn_columns), ("expert", experts_in)):
+                if kind in architecture.kinds(layer):
+                    widths[f"{kind}_columns"] = read(every, "expert" in architecture.kinds(layer))
+            if "mlp" in gone:
+                widths["ffn_columns"] = 0
             found.append(require_fields(widths, _WIDTHS, inside=f"layer {layer}"))
     return found
 

@@ -19,7 +19,6 @@ from ..base.schema import parse_json, reading
 from ..base.seams import require_extension
 from ..base.storage import SUM, fingerprint, seal_json
 from ..models.architectures import Architecture, describe
-from ..models.families import KINDS
 from ..models.identity import (
     MANIFEST,
     READ,
@@ -321,7 +320,11 @@ def _narrow(architecture: Architecture, layers: list[dict[str, int]]) -> None:
             f"{len(architecture.layers)}. Save the model again."
         )
     for layer, widths in enumerate(layers):
-        for kind in KINDS:
+        for kind in architecture.kinds(layer):
+            if f"{kind}_columns" not in widths:
+                raise FileFormatError(
+                    f"the manifest gives layer {layer} no {kind}_columns. Save the model again."
+                )
             wanted, dense = widths[f"{kind}_columns"], architecture.width(layer, kind)
             step = architecture.step(layer, kind)
             if not 0 <= wanted <= dense or wanted % step:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ..models.architectures import Architecture, describe, is_transposed, weight_of, widths
-from ..models.families import KINDS, Kind
+from ..models.experts import narrowed, require_enough
+from ..models.families import UNIT_KINDS, Kind
 from ..models.weights import settle_ties
 from ..solver.selection import Selection
 
@@ -57,12 +58,20 @@ def tensor_cuts(
 
     A tensor without an entry stays as it is, or belongs to a block that is removed.
     """
-    names = {id(module): name for name, module in architecture.model.named_modules()}
+    model = architecture.model
+    names = {id(part): name for name, part in [*model.named_modules(), *model.named_parameters()]}
     found: dict[str, Callable[[Tensor], Tensor]] = {}
     for layer, kind, cuts in _plan_cuts(architecture, selection):
         for name, cut in cuts.items():
             projection = architecture.projection(layer, kind, name)
             place = names[id(projection)]
+            if isinstance(projection, nn.Parameter):
+                found[place] = cut.bias
+                continue
+            if UNIT_KINDS[kind].routed:  # rows alone, of each of its tensors
+                of_experts = projection.state_dict()
+                found |= {f"{place}.{own}": cut.bias for own in of_experts}
+                continue
             found[f"{place}.weight"] = cut.transposed if is_transposed(projection) else cut.weight
             found[f"{place}.bias"] = cut.bias
     return found
@@ -72,7 +81,7 @@ def _plan_cuts(
     architecture: Architecture, selection: Selection
 ) -> Iterator[tuple[int, Kind, dict[str, Cut]]]:
     for layer in range(len(architecture.layers)):
-        for kind in KINDS:
+        for kind in architecture.kinds(layer):
             columns, gains = kept_columns(architecture, selection, layer, kind)
             yield layer, kind, block_cuts(architecture, layer, kind, columns, gains)
 
@@ -142,6 +151,9 @@ def block_cuts(
     """
     if len(columns) == architecture.width(layer, kind) and gains is None:
         return {}
+    if UNIT_KINDS[kind].routed:
+        require_enough(len(columns), architecture.experts_per_token or 0, layer)
+        return dict.fromkeys((architecture.family.router, "experts"), Cut(rows=columns))
     keep = {
         name: torch.zeros(widths(architecture.projection(layer, kind, name))[0], dtype=torch.bool)
         for name in architecture.input_projections(layer, kind)
@@ -152,6 +164,9 @@ def block_cuts(
         for rows in architecture.unit_rows(layer, kind, start, start + step):
             keep[rows.projection][rows.start : rows.stop] = True
     inputs = {name: Cut(rows=mask.nonzero().flatten()) for name, mask in keep.items()}
+    for name in architecture.per_head(layer, kind):
+        size = architecture.head_dim(layer)
+        inputs[name] = Cut(rows=columns[::size] // size)
     return {architecture.output_name(kind): Cut(columns=columns, gains=gains), **inputs}
 
 
@@ -160,6 +175,9 @@ def block_modules(
 ) -> list[Replacement]:
     """Make the new modules of one block; the model is not changed."""
     block = architecture.block(layer, kind)
+    if UNIT_KINDS[kind].routed:
+        cut_to = [(name, cut.rows) for name, cut in cuts.items() if cut.rows is not None]
+        return [(block, name, narrowed(getattr(block, name), rows)) for name, rows in cut_to]
     new = {name: slice_linear(getattr(block, name), cut) for name, cut in cuts.items()}
     output = new.get(architecture.output_name(kind))
     if kind == "attention" and output is not None and output.weight.numel() == 0:
@@ -172,6 +190,8 @@ def slice_linear(linear: Any, cut: Cut) -> Any:
     """Make a Linear or Conv1D from what stays of one; ArchitectureError if it is packed."""
     from transformers.pytorch_utils import Conv1D
 
+    if isinstance(linear, nn.Parameter):  # one number per head
+        return nn.Parameter(cut.bias(linear.detach()).clone(), requires_grad=linear.requires_grad)
     transposed, given = is_transposed(linear), linear.weight.requires_grad
     kept = cut.weight(weight_of(linear).detach())
     # clones share nothing with the dense model, not even an output projection's unsliced bias
@@ -268,9 +288,12 @@ class OwnCounts:
 def settle_heads(architecture: Architecture) -> None:
     """Set each attention block's head counts to its own; head_dim stays as it was."""
     config = architecture.model.config
-    config.head_dim = architecture.head_dim(0)  # loaders would infer it from hidden / heads
+    if not architecture.family.latent:  # there, it is the width of the rotation
+        config.head_dim = architecture.head_dim(0)  # loaders would infer it from hidden / heads
     for layer in range(len(architecture.layers)):
         block = architecture.block(layer, "attention")
+        if (mixture := architecture.block(layer, "expert")) is not None:
+            mixture.experts.config = config  # a narrowed copy has that of the dense model
         if isinstance(block, EmptyAttention):
             continue
         groups = architecture.num_groups(layer)

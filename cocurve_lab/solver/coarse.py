@@ -90,6 +90,85 @@ def _offer(
     return marginal / float(greedy.divisors[chosen].sum()), chosen
 
 
+# The same counts of some kinds --------------------------------------------------------------------
+
+
+def solve_alike(greedy: Greedy, kinds: tuple[Kind, ...], strength: float) -> Selection:
+    """Solve with as many units of these kinds gone from each layer that has any.
+
+    `solve_greedy` calls this on a solve that has not run. A step removes one such unit from every
+    layer, or one unit of another kind. The plan overshoots by less than such a step.
+    """
+    units = greedy.curvature.units
+    tied = {kind: np.flatnonzero(units.kinds == kind) for kind in kinds}
+    for kind, ids in tied.items():
+        counts = np.bincount(units.layers[ids], minlength=1)
+        if len(set(counts[counts > 0].tolist())) > 1:
+            raise InputError(
+                f"layers have {min(counts[counts > 0])} to {max(counts)} units of {kind}, so equal "
+                "counts do not make them alike. Start from the dense model, or give uniform=()."
+            )
+    single = ~np.isin(units.kinds, kinds)
+
+    def behind(kind: Kind) -> np.ndarray:
+        """The units of a kind in the layers that have lost fewest; all where none is ahead."""
+        ids = tied[kind]
+        gone = np.isin(ids, greedy.order)
+        lost = np.bincount(units.layers[ids], gone, minlength=units.num_layers)[units.layers[ids]]
+        return ids[lost == lost.min()] if lost.max() > lost.min() else ids
+
+    def uneven() -> list[Kind]:
+        return [kind for kind, ids in tied.items() if len(ids) and len(behind(kind)) < len(ids)]
+
+    def steps() -> Iterator[list[int]]:
+        while True:
+            wanted = uneven()  # included units may leave layers behind: these come first
+            offers = [_round(greedy, behind(kind), strength) for kind in wanted or tied]
+            score = (greedy.open + strength * greedy.g) / greedy.divisors
+            score[~single] = np.inf
+            if not wanted and np.isfinite(score.min(initial=np.inf)):
+                offers.append((float(score.min()), [int(score.argmin())]))
+            found = [offer for offer in offers if offer is not None]
+            if not found:
+                return
+            yield min(found, key=lambda offer: offer[0])[1]  # the first of equal ones
+
+    def remove(chosen: list[int]) -> None:
+        for u in chosen:
+            greedy.remove(u)
+
+    greedy.restart()
+    greedy.strength = strength
+    if not fill(steps(), remove, lambda: greedy.enough() and not uneven()):
+        greedy.stalled = True
+        raise greedy.infeasible()
+    return replace(greedy.selection(strength), uniform=kinds)
+
+
+def _round(greedy: Greedy, ids: np.ndarray, strength: float) -> tuple[float, list[int]] | None:
+    """Return marginal per cost and units, in order, of one unit from each layer of `ids`.
+
+    None if a layer has none left that fits.
+    """
+    layers, matrix = greedy.curvature.units.layers, greedy.curvature.matrix
+    half, g, score = np.full(greedy.size, np.inf), greedy.g.copy(), np.empty(greedy.size)
+    half[ids] = greedy.open[ids]
+    chosen: list[int] = []
+    marginal = 0.0
+    for _ in range(len(np.unique(layers[ids]))):
+        np.multiply(g, strength, out=score)
+        score += half
+        score /= greedy.divisors
+        u = int(score.argmin())
+        if half[u] == np.inf:
+            return None
+        marginal += float(half[u] + strength * g[u])
+        half[slice(*greedy.bounds[layers[u] : layers[u] + 2])] = np.inf
+        g += matrix[u]
+        chosen.append(u)
+    return (marginal / float(greedy.divisors[chosen].sum()), chosen) if chosen else None
+
+
 # Uniform plans ------------------------------------------------------------------------------------
 
 
@@ -200,8 +279,11 @@ class _Slices:
         fill(greedy.cheapest(strength), take, lambda: not left.any())
 
     def _leaves_each_kind(self, counts: Counts) -> bool:
-        pairs = zip(self.shapes, self.total - counts, strict=True)
-        return {kind for (kind, _), n in pairs if n} == {kind for kind, _ in self.shapes}
+        pairs = list(zip(self.shapes, self.total - counts, strict=True))
+        least = {"expert": self.greedy.curvature.units.experts_per_token or 1}
+        return all(n >= least.get(kind, 0) for (kind, _), n in pairs) and {
+            kind for (kind, _), n in pairs if n
+        } == {kind for kind, _ in self.shapes}
 
     def _lowered(self, counts: Counts, place: int, least: int) -> Counts | None:
         """The counts with the next smaller one at `place` that portions allow; None if none."""

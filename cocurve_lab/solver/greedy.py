@@ -146,11 +146,14 @@ class Greedy(PartialPlan):
         out = self.g if self.history is None else self.history[step]
         self.g = self.interactions(self.g, u, out)
         self.open[u], self.until[u] = np.inf, step
-        if self.room[layer] < self.largest[layer]:  # a cap only ever tightens
+        out_of_experts = self.rules.routed[u] and self.spare[layer] <= 0
+        if self.room[layer] < self.largest[layer] or out_of_experts:  # both only ever tighten
             mine = slice(*self.bounds[layer : layer + 2])
-            too_large = (self.budget.costs[mine] > self.room[layer]) & (self.open[mine] < np.inf)
-            self.open[mine][too_large] = np.inf
-            self.until[mine][too_large] = step
+            closed = self.budget.costs[mine] > self.room[layer]
+            closed |= out_of_experts & self.rules.routed[mine]
+            closed &= self.open[mine] < np.inf
+            self.open[mine][closed] = np.inf
+            self.until[mine][closed] = step
 
     def interactions(self, g: np.ndarray, unit: int, out: np.ndarray) -> np.ndarray:
         """Write to `out` what g [M] becomes once `unit` has joined S: g + H_:u."""
@@ -172,6 +175,7 @@ class Greedy(PartialPlan):
         self.open = np.where(self.until > start, self.half, np.inf)
         self.g = np.zeros(self.size) if self.history is None else self.history[start]
         self.room, self.spent = self.rules.room_after(self.order), self.pruned_cost
+        self.spare = self.rules.spare_after(self.order)
         return former
 
     def _keep(self, former: FormerRun) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..base.arguments import as_float, as_int, as_list, require_type
 from ..base.errors import InfeasibleError, InputError
-from ..models.families import KINDS, Kind
+from ..models.families import ALL_KINDS, Kind
 from ..models.units import Unit, UnitSet
 from .portions import Depth, Portions
 from .subset_sum import largest_sum
@@ -29,7 +29,8 @@ _MACHINE = ("tensor_parallel", "align", "depth")
 class Guards:
     """Anti-collapse guards (Alg. 2): limits on where units may be pruned.
 
-    They never change the objective.
+    They never change the objective. Whatever they are, a layer keeps as many experts as its router
+    chooses for a token.
 
     Attributes:
         layer_cap: kappa, the largest share of a layer's removable cost that may be removed, in
@@ -38,7 +39,7 @@ class Guards:
             one of the two caps. This one depends on the ratio, so plans of smaller ratios are not
             prefixes of larger ones.
         protect_first, protect_last: number of layers at either end that stay whole.
-        kinds: the unit kinds that may be pruned.
+        kinds: the unit kinds that may be pruned; by default every kind of the model.
         tensor_parallel: a number of devices that share each layer: the KV heads and the FFN
             channels left are multiples of it, or none are left.
         align: FFN channels left are a multiple of it, such as 64 or 128, or none are left.
@@ -55,7 +56,7 @@ class Guards:
     layer_cap_factor: float | None = None
     protect_first: int = 0
     protect_last: int = 0
-    kinds: tuple[Kind, ...] = KINDS
+    kinds: tuple[Kind, ...] = ALL_KINDS
     tensor_parallel: int = 1
     align: int = 1
     depth: Depth | None = None
@@ -75,8 +76,8 @@ class Guards:
             fault = f"layer_cap is {cap}. Give a share in (0, 1], or None for no cap."
         elif factor is not None and not 0 < factor < math.inf:
             fault = f"layer_cap_factor is {factor}. Give a number above 0, such as 1.5, or None."
-        elif not self.kinds or any(kind not in KINDS for kind in self.kinds):
-            fault = f"kinds is {self.kinds!r}; choose from {KINDS}."
+        elif not self.kinds or any(kind not in ALL_KINDS for kind in self.kinds):
+            fault = f"kinds is {self.kinds!r}; choose from {ALL_KINDS}."
         elif self.depth not in (None, *get_args(Depth)):
             fault = f"depth is {self.depth!r}. Choose from {get_args(Depth)}, or None."
         else:
@@ -179,7 +180,9 @@ class Rules:
         self.of_kind = np.isin(units.kinds, guards.kinds)
         self.excluded = np.zeros(len(units), dtype=bool)
         self.excluded[list(units.indices(exclude))] = True
-        self.admissible = self.open & self.of_kind & ~self.excluded
+        self.routed = units.kinds == "expert"
+        spared = ~self.routed | (np.array(self.spare_after(()))[layers] > 0)
+        self.admissible = self.open & self.of_kind & ~self.excluded & spared
         # a unit larger than its layer's room never fits; one of cost 0 brings the target no nearer
         self.admissible &= (costs <= room[layers]) & (costs > 0)
         self.forced = units.indices(include)
@@ -192,6 +195,19 @@ class Rules:
             room[self.units[u].layer] -= self.budget.costs[u].item()
         return room
 
+    def spare_after(self, pruned: Iterable[int]) -> list[int]:
+        """Return the experts that each layer may still lose once `pruned` is removed [layers].
+
+        A router needs at least as many as it chooses for a token.
+        """
+        left = self.routed.copy()
+        left[list(pruned)] = False
+        there, counts = (
+            np.bincount(self.units.layers[mask], minlength=self.units.num_layers)
+            for mask in (self.routed, left)
+        )
+        return np.where(there > 0, counts - (self.units.experts_per_token or 0), 0).tolist()
+
     def reachable(self) -> tuple[float, bool]:
         """Return the most that any plan can remove (see `reachable_ratio`), and if it is exact."""
         costs = self.budget.costs
@@ -201,8 +217,12 @@ class Rules:
         if self.portions is not None:
             return self.portions.most(self.forced, free, self.room), True
         # more is always allowed (a plan may overshoot its target), so layers do not compete
+        spare = self.spare_after(self.forced)
         for layer, room in enumerate(self.room_after(self.forced)):
-            largest, sure = largest_sum(costs[free & (self.units.layers == layer)], room)
+            mine = free & (self.units.layers == layer)
+            experts = np.sort(costs[mine & self.routed])[::-1][: max(spare[layer], 0)]
+            pool = np.concatenate([costs[mine & ~self.routed], experts])
+            largest, sure = largest_sum(pool, room)
             reachable, exact = reachable + largest, exact and sure
         return reachable, exact
 
@@ -239,6 +259,8 @@ class Rules:
             # only the units up to this one, so that the first to exceed the cap is named
             elif self.room_after(self.forced[:count])[unit.layer] < 0:
                 why = f"takes layer {unit.layer} above its cap of {self.cap:.4g} of its cost"
+            elif self.routed[u] and self.spare_after(self.forced[:count])[unit.layer] < 0:
+                why = f"leaves fewer experts than the {self.units.experts_per_token} of a token"
             else:
                 continue
             raise InputError(f"include names {unit}, which {why}. Remove it or loosen the guards.")
@@ -254,7 +276,7 @@ class Rules:
         parts = [
             f"a layer cap of {self.cap:.4g}" if self.cap < 1 else "",
             *protected,
-            f"kinds {', '.join(guards.kinds)}" if set(guards.kinds) != set(KINDS) else "",
+            f"kinds {', '.join(guards.kinds)}" if set(guards.kinds) != set(ALL_KINDS) else "",
             f"{excluded} unit{'' if excluded == 1 else 's'} excluded" if excluded else "",
             guards.machine,
         ]
@@ -268,6 +290,7 @@ class PartialPlan:
         order: the removed units.
         spent: their cost, C_S, in the budget's costs.
         room: [layers] the cost that each layer may still lose under its cap.
+        spare: [layers] the experts that each layer may still lose.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -276,17 +299,20 @@ class PartialPlan:
         self.layers: list[int] = rules.units.layers.tolist()
         self.order: list[int] = []
         self.spent: float = 0
-        self.room = rules.room_after(())
+        self.room, self.spare = rules.room_after(()), rules.spare_after(())
 
     def fits(self, u: int) -> bool:
-        """Whether a unit is admissible and fits under its layer's cap."""
-        return bool(self.rules.admissible[u]) and self.costs[u] <= self.room[self.layers[u]]
+        """Whether a unit is admissible, fits under its layer's cap, and its router can spare it."""
+        layer, rules = self.layers[u], self.rules
+        spared = self.spare[layer] > 0 or not rules.routed[u]
+        return bool(rules.admissible[u]) and spared and self.costs[u] <= self.room[layer]
 
     def remove(self, u: int) -> None:
         """Take a unit out, whether or not it fits."""
         self.order.append(u)
         self.spent += self.costs[u]
         self.room[self.layers[u]] -= self.costs[u]
+        self.spare[self.layers[u]] -= int(self.rules.routed[u])
 
     def enough(self) -> bool:
         """Whether the budget is met; a budget of NaN is, and fails the last check of the plan."""

@@ -33,13 +33,17 @@ from ..base.schema import (
     told,
 )
 from ..base.storage import SUM, unseal_json
-from ..models.families import KINDS
+from ..models.families import ALL_KINDS, UNIT_KINDS
 from .targets import ratio_budget
 
 FORMAT, VERSION = "cocurve-selection", 1
 _CHANGED = f"To change a plan by hand, remove its {SUM}; its origin then counts as unknown"
 
 _TERMS = nullable(Field("a list of finite numbers", list_of(is_number)))
+_KINDS = list_of(lambda kind: kind in ALL_KINDS)
+UNIFORM = Field(
+    "true, false or a list of kinds", lambda value: isinstance(value, bool) or _KINDS(value)
+)
 _FIELDS: Schema = {
     "units": OBJECT,
     "pruned": Field("a list of unit indices", list_of(is_count)),
@@ -57,7 +61,7 @@ _FIELDS: Schema = {
     ),
     "curvature_fingerprint": nullable(TEXT),
     "forced": COUNT,
-    **optional({"target": OBJECT, "uniform": FLAG, "surrogate": TEXT, "origin": OBJECT}),
+    **optional({"target": OBJECT, "uniform": UNIFORM, "surrogate": TEXT, "origin": OBJECT}),
     "stages": Field("a list of shares", list_of(SHARE.fits), True),
 }
 _GUARDS: Schema = optional(
@@ -69,9 +73,15 @@ _GUARDS: Schema = optional(
         "tensor_parallel": COUNT,
         "align": COUNT,
         "depth": Field("block or layer", lambda value: value in ("block", "layer")),
-        "kinds": Field("a list of kinds", list_of(lambda kind: kind in KINDS)),
+        "kinds": Field("a list of kinds", _KINDS),
     }
 )
+
+
+def guards_to_plain(guards: Any, units: Any) -> dict[str, Any]:
+    """Return the fields of guards for JSON, without kinds of unit that only other models have."""
+    own = [kind for kind in guards.kinds if not UNIT_KINDS[kind].routed or kind in units.kinds]
+    return {**guards.to_plain(), "kinds": own}
 
 
 def to_plain(plan: Any) -> dict[str, Any]:
@@ -85,7 +95,7 @@ def to_plain(plan: Any) -> dict[str, Any]:
         "pruned": list(plan.pruned),
         "node_terms": node,
         "edge_terms": edge,
-        "guards": plan.guards.to_plain(),
+        "guards": guards_to_plain(plan.guards, plan.units),
         "gains": {str(index): gain for index, gain in plan.gains.items()},
         "target": plan.target and plan.target.to_plain(),
         "stages": list(plan.stages),
@@ -147,7 +157,7 @@ def require_consistent(plan: Any) -> None:
         )
         fault = f"{asked}, but its units come to {budget.shown(removed)}"
     elif plan.uniform and not _is_uniform(plan):
-        fault = "uniform is true, but its layers lose different counts"
+        fault = f"uniform is {told(plan.uniform)}, but its layers lose different counts"
     if fault is not None:
         raise FileFormatError(fault)
 
@@ -176,13 +186,20 @@ def require_plan_of(plan: Any, curvature: Any, other_weights: bool, terms: bool 
 
 
 def _is_uniform(plan: Any) -> bool:
-    """Whether every layer loses the same counts of each kind and width."""
+    """Whether every layer loses the same counts of each kind and width.
+
+    Or, of some kinds, every layer that has them.
+    """
+    kinds = ALL_KINDS if plan.uniform is True else plan.uniform
     layers: dict[int, Counter[tuple[str, int]]] = {}
     for unit in (plan.units[index] for index in plan.pruned):
-        layers.setdefault(unit.layer, Counter())[unit.kind, unit.stop - unit.start] += 1
+        if unit.kind in kinds:
+            layers.setdefault(unit.layer, Counter())[unit.kind, unit.stop - unit.start] += 1
     # by width too: FFN groups of a layer may differ by one channel
     first, *others = layers.values() or [Counter()]
-    return len(layers) in (0, plan.units.num_layers) and all(other == first for other in others)
+    every = {unit.layer for unit in plan.units if unit.kind in kinds}
+    every = set(range(plan.units.num_layers)) if plan.uniform is True else every
+    return set(layers) in (set(), every) and all(other == first for other in others)
 
 
 def no_plan(fact: str) -> FileFormatError:

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from ..base.errors import InputError
-from ..models.families import KINDS, UNIT_KINDS, Kind
+from ..models.families import ALL_KINDS, UNIT_KINDS, Kind
 from ..models.units import UnitSet
 
 Depth = Literal["block", "layer"]
@@ -56,8 +56,12 @@ class Portions:
         costs: np.ndarray,
     ) -> None:
         self.units, self.unit_costs = units, costs
+        if depth is not None and (units.kinds == "expert").any():
+            raise InputError(
+                f"depth is {depth!r}, but a router always needs experts. Leave depth out."
+            )
         channels = math.lcm(align, tensor_parallel)
-        multiples = {k: channels if UNIT_KINDS[k].grouped else tensor_parallel for k in KINDS}
+        multiples = {k: channels if UNIT_KINDS[k].grouped else tensor_parallel for k in ALL_KINDS}
         self.groups: list[Group] = []
         self.of = np.empty(len(units), dtype=np.int64)
         for layer in range(units.num_layers):
@@ -118,15 +122,16 @@ class Portions:
             )
         if whole:
             return 0, len(ids)
+        kept = (self.units.experts_per_token or 0) if kind == "expert" else 0
         if all(width % multiple == 0 for width in widths):
-            return tuple(range(len(ids) + 1))
+            return tuple(range(len(ids) + 1 - kept))
         if len(set(widths)) > 1:
             raise InputError(
                 f"{label} units of layer {layer} have {min(widths)} to {max(widths)} channels, not "
                 f"one multiple of {multiple}. Choose ffn_groups that divide the width."
             )
         step = multiple // math.gcd(multiple, widths[0])
-        return tuple(range(0, len(ids) + 1, step))
+        return tuple(range(0, len(ids) + 1 - kept, step))
 
     def _costs(self, ids: np.ndarray, stops: tuple[int, ...]) -> tuple[float, ...]:
         mine = self.unit_costs[ids]

@@ -17,7 +17,7 @@ from ..base.storage import fingerprint, seal_json
 from ..base.tables import Folded
 from ..curvature.matrix import Curvature
 from ..curvature.release import has_matrix, read_mask
-from ..models.families import KINDS, UNIT_KINDS
+from ..models.families import KINDS, UNIT_KINDS, Kind
 from ..models.units import Unit, UnitSet
 from .guards import Guards
 from .plan_json import no_plan, read_fields, require_consistent, require_plan_of, to_plain
@@ -47,7 +47,8 @@ class Selection(Folded):
         forced: how many leading units were forced (`include`) rather than chosen.
         target: the target, if one was given instead of a ratio. `requested_ratio` is then the share
             of parameters it implies, or the realized share for a target in other costs.
-        uniform: whether every layer was required to lose the same number of units.
+        uniform: whether every layer was required to lose the same number of units, or the kinds of
+            which it was.
         surrogate: the matrix the plan was solved on: "H", "pair KL", "additive KL", or "staged H",
             the H of a model without some units.
         stages: the ratios at which the surrogate was measured anew (`staged_plan`).
@@ -66,7 +67,7 @@ class Selection(Folded):
     origin: Mapping[str, Any] | None = None
     forced: int = 0
     target: Target | None = None
-    uniform: bool = False
+    uniform: bool | tuple[Kind, ...] = False
     surrogate: str = "H"
     stages: tuple[float, ...] = ()
 
@@ -183,7 +184,7 @@ class Selection(Folded):
     def layer_budget(self) -> dict[str, np.ndarray]:
         """Return the share of each layer's cost removed, by kind [layers]; NaN without units."""
         units, budget = self.units, dict[str, np.ndarray]()
-        for kind in KINDS:
+        for kind in dict.fromkeys([*KINDS, *units.kinds.tolist()]):
             total, gone = (
                 np.bincount(units.layers[mask], units.costs[mask], minlength=units.num_layers)
                 for mask in (units.kinds == kind, (units.kinds == kind) & self.indicator)
@@ -260,10 +261,15 @@ class Selection(Folded):
         try:
             units = content["units"] = UnitSet.from_plain(content["units"])
             content["pruned"] = units.indices(content["pruned"])
-            content["guards"] = Guards(**content["guards"])
+            guards = content["guards"]
+            if set(guards.get("kinds", ())) >= set(units.kinds.tolist()):  # every kind of the model
+                guards.pop("kinds", None)
+            content["guards"] = Guards(**guards)
             if "target" in content:
                 content["target"] = Target(**content["target"])
             content["stages"] = tuple(content.get("stages", ()))
+            if isinstance(content.get("uniform"), list):
+                content["uniform"] = tuple(content["uniform"])
             for name in ("node_terms", "edge_terms"):
                 if content[name] is not None:
                     content[name] = np.array(content[name], np.float64)
@@ -301,7 +307,10 @@ class Selection(Folded):
     def __repr__(self) -> str:
         risk, strength = self.predicted_risk, self.interaction_strength
         made = "" if strength is None else f" at lambda {strength:g}"
-        made += ", the same counts in every layer" if self.uniform else ""
+        if self.uniform:
+            kinds = self.uniform if isinstance(self.uniform, tuple) else ()
+            words = " and ".join(UNIT_KINDS[kind].plural for kind in kinds)
+            made += f", the same counts{' of ' if words else ''}{words} in every layer"
         made += "" if self.surrogate == "H" else f" on the {self.surrogate}"
         if self.stages:
             made += f", measured anew at {', '.join(f'{at:.0%}' for at in self.stages)}"

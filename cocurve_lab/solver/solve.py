@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from ..base.arguments import require_type
+from ..base.arguments import as_list, require_type
 from ..base.errors import InputError
 from ..curvature.matrix import Curvature
-from .coarse import solve_in_portions, solve_uniform
+from ..models.families import ALL_KINDS, Kind
+from .coarse import solve_alike, solve_in_portions, solve_uniform
 from .greedy import Greedy
 from .guards import FREE, Guards, UnitsLike
 from .selection import Selection
@@ -23,7 +25,7 @@ def solve_greedy(
     include: UnitsLike = (),
     exclude: UnitsLike = (),
     costs: Iterable[float] | None = None,
-    uniform: bool = False,
+    uniform: bool | Iterable[Kind] | None = None,
 ) -> Selection:
     """Remove `ratio` of the removable cost, cheapest signed marginal per parameter first (Alg. 2).
 
@@ -45,9 +47,11 @@ def solve_greedy(
         exclude: units never pruned.
         costs: [M] numbers that stand for parameters throughout (ratio, score, layer caps): short
             for `Target(ratio=ratio, costs=costs)`.
-        uniform: remove the same number of KV groups and of FFN groups in each layer, so that the
-            pruned model is one of its stock class (coarse.py). The ratio may be exceeded by up to a
-            unit per layer.
+        uniform: True removes the same number of KV groups, of FFN groups and of experts in each
+            layer, so that the pruned model is one of its stock class (coarse.py). Or the kinds of
+            which each layer loses as many; () or False for none. None is ("expert",), since stock
+            classes have one number of experts, and () under guards of the machine. The ratio may be
+            exceeded by up to a unit per layer.
 
     Raises:
         InfeasibleError: no plan reaches the ratio under the guards (`stalled_ratio` is None), or
@@ -76,11 +80,30 @@ def solve_greedy(
         ratio = Target(ratio=ratio, costs=costs)
     goal = ratio.budget(curvature.units) if isinstance(ratio, Target) else ratio
     greedy = Greedy(curvature, goal, guards, include, exclude, portions=True)
-    if uniform:
+    if uniform is True:
         return solve_uniform(greedy, strength)
+    alike = _alike(uniform, greedy)
+    if alike:
+        return solve_alike(greedy, alike, strength)
     if greedy.rules.portions is not None:
         return solve_in_portions(greedy, greedy.rules.portions, strength)
     return greedy.solve(strength)
+
+
+def _alike(uniform: bool | Iterable[Kind] | None, greedy: Greedy) -> tuple[Kind, ...]:
+    """Return the kinds of which every layer loses as many, among those that may be pruned."""
+    machine = greedy.rules.portions is not None
+    asked = list[Any](("expert",) if uniform is None and not machine else ())
+    if uniform is not None and not isinstance(uniform, bool):
+        asked = as_list(uniform, "uniform")
+    unknown = [kind for kind in asked if kind not in ALL_KINDS]
+    if unknown or (asked and machine):
+        raise InputError(
+            f"uniform is {uniform!r} under the guards {greedy.guards}. Give True, or some of "
+            f"{ALL_KINDS}; and no guards of the machine with kinds."
+        )
+    may = set(greedy.curvature.units.kinds[greedy.rules.admissible].tolist())
+    return tuple(kind for kind in ALL_KINDS if kind in asked and kind in may)
 
 
 def longest(

@@ -205,7 +205,7 @@ def structure_table(
         _row(axis, name, solve_variant, curvature, edge_variant(curvature, **v), *settings, guards)
         for axis, name, v in _VARIANTS
     ]
-    if set(guards.kinds) == set(KINDS):
+    if set(guards.kinds) >= set(KINDS):
         for name, kinds in (("joint", KINDS), ("head-only", KINDS[:1]), ("FFN-only", KINDS[1:])):
             only = replace(guards, kinds=kinds)
             rows.append(_row("kinds", name, solve_greedy, curvature, *settings, only))

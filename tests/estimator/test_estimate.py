@@ -26,7 +26,9 @@ from cocurve_lab.curvature.settings import BuildOptions
 from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.estimator import build as build_module
 from cocurve_lab.estimator import replay
-from cocurve_lab.estimator.replay import Replay, SupportHead, top_support
+from cocurve_lab.estimator import support as head_rows
+from cocurve_lab.estimator.replay import Replay
+from cocurve_lab.estimator.support import SupportHead, top_support
 from cocurve_lab.estimator.worker import LocalExecutor
 from cocurve_lab.models import runtime
 from cocurve_lab.models.units import Unit
@@ -89,8 +91,8 @@ def test_variants_are_replayed(changes: dict[str, Any], scored: Any) -> None:
 def test_the_head_on_the_support(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Of the whole head, of rows gathered once, and of rows gathered a few at a time."""
     if way != "once":
-        monkeypatch.setattr(replay, "GATHER_BYTES", 3 * 20 * 8 * 4)  # three positions at a time
-        monkeypatch.setattr(replay, "_WHOLE_HEAD_FACTOR", {"whole": 1000, "piecewise": 0}[way])
+        monkeypatch.setattr(head_rows, "GATHER_BYTES", 3 * 20 * 8 * 4)  # three positions at a time
+        monkeypatch.setattr(head_rows, "_WHOLE_HEAD_FACTOR", {"whole": 1000, "piecewise": 0}[way])
     head = torch.nn.Linear(8, 50)
     hidden = torch.randn(3, 5, 8)
     for top_r in (4, 20, 50):

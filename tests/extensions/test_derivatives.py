@@ -13,7 +13,7 @@ import torch
 import cocurve_lab as cl
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.curvature.settings import BuildOptions
-from cocurve_lab.estimator import replay
+from cocurve_lab.estimator import support
 from cocurve_lab.extensions.analysis import exact as infinitesimal
 from cocurve_lab.extensions.analysis import preview as probing
 from cocurve_lab.extensions.analysis.exact import ExactOptions, derivatives
@@ -183,7 +183,7 @@ def test_every_way_through_the_head(
 ) -> None:
     """All tokens; the whole head; rows gathered one position at a time; several at a time."""
     if limit is not None:
-        monkeypatch.setattr(replay, "GATHER_BYTES", limit)
+        monkeypatch.setattr(support, "GATHER_BYTES", limit)
         monkeypatch.setattr(probing, "GATHER_BYTES", limit)
     model, text = wide(tiny_model(dtype=torch.float64)), tiny_text(1, 12)
     found = preview(model, text, top_r)

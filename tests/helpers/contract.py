@@ -19,9 +19,11 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from helpers.tiny_models import (
+    EXPERTS,
     GROUPS,
     LLAMA_PLACES,
     PLACES,
+    TOP_K,
     Columns,
     attention_is_whole,
     full_logits,
@@ -40,6 +42,7 @@ _BLOCKS = {
     "gpt_neox": ("attention.", "mlp."),
     "gpt2": ("attn.", "mlp."),
     "opt": ("self_attn.", "fc1.", "fc2."),
+    "granitemoe": ("self_attn.", "block_sparse_moe."),
 }
 
 
@@ -55,7 +58,7 @@ def removable_parameters(model: PreTrainedModel) -> int:
         part = name.removeprefix(f"{layers}.").partition(".")[2]
         whole = attention_is_whole(model.config) and kind != "doge"  # whose norms are of one head
         shared = any(name in part for name in HEAD_NORMS) and not whole
-        shared |= "act_fn" in part
+        shared |= "act_fn" in part or "shared_expert_gate" in part or "_a_" in part
         if part.startswith(blocks) and part not in [f"{o}.bias" for o in outputs] and not shared:
             total += weight.numel()
     return total
@@ -65,6 +68,8 @@ def plans(units: cl.UnitSet) -> dict[str, cl.Selection]:
     """A third of the units; a layer without heads beside one without FFN; and kept gains."""
     rng = np.random.default_rng(0)
     third = rng.choice(len(units), len(units) // 3, replace=False).tolist()
+    # a router needs its two experts: the last ones stay
+    third = [i for i in third if units[i].kind != "expert" or units[i].index < EXPERTS - TOP_K]
     whole = [
         index
         for index, unit in enumerate(units)

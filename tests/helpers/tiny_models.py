@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,7 +138,49 @@ FURTHER = {
     for name, own in _FURTHER.items()
     if name.partition("+")[0] in CONFIG_MAPPING  # older releases lack some
 }
-MHA_ONLY = ("gpt_neox", "gpt_neox_sequential", "gpt2", "opt", "opt_350m")
+# mixtures of experts, with routers that choose clearly; names as in `_FURTHER`
+EXPERTS, TOP_K = 6, 2
+_MOE = {"num_experts": EXPERTS, "num_experts_per_tok": TOP_K, "moe_intermediate_size": 24}
+_LOCAL = {"num_local_experts": EXPERTS, "num_experts_per_tok": TOP_K, "intermediate_size": 24}
+_MLA = {
+    "n_routed_experts": EXPERTS,
+    "num_experts_per_tok": TOP_K,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.7,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+_EXPERT_FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": _MOE | {"head_dim": 12},
+    "qwen3_moe+norm": _MOE | {"head_dim": 12, "norm_topk_prob": True},
+    "qwen3_moe+dense": _MOE | {"head_dim": 12, "mlp_only_layers": [1]},
+    "olmoe": _MOE | {"intermediate_size": 24},
+    "qwen2_moe": _MOE | {"shared_expert_intermediate_size": 26},
+    "mixtral": _LOCAL,
+    "gpt_oss": _LOCAL | WINDOWS | {"head_dim": 12},
+    "granitemoe": _LOCAL | {"attention_multiplier": 0.5, "logits_scaling": 3.0},
+    "deepseek_v2": _MLA | {"q_lora_rank": None, "topk_method": "greedy"},
+    "deepseek_v3": _MLA | {"q_lora_rank": 12, "norm_topk_prob": True},
+}
+EXPERT_FAMILIES = {
+    name: (CONFIG_MAPPING[name.partition("+")[0]], {"pad_token_id": None} | own)
+    for name, own in _EXPERT_FAMILIES.items()
+}
+MHA_ONLY = (
+    "gpt_neox",
+    "gpt_neox_sequential",
+    "gpt2",
+    "opt",
+    "opt_350m",
+    "deepseek_v2",
+    "deepseek_v3",
+)
 EVERY_FAMILY = EVERY + [
     (family, heads)
     for family in MORE_FAMILIES
@@ -190,7 +233,7 @@ def tiny_model(
     **changes: Any,
 ) -> PreTrainedModel:
     """A random model whose biases and norms are random too, in eval mode."""
-    make, own = (FAMILIES | MORE_FAMILIES | FURTHER)[family]
+    make, own = (FAMILIES | MORE_FAMILIES | FURTHER | EXPERT_FAMILIES)[family]
     query, key_value = HEADS[heads]
     settings = {
         "hidden_size": HIDDEN,
@@ -212,13 +255,49 @@ def tiny_model(
         named["layer_types"] = named["layer_types"][:layers]
     if family in ("gemma2", "vaultgemma") and attention == "sdpa":
         attention = "eager"  # the one with softcapping
+    if family == "gpt_oss":
+        attention = "eager"  # the one with sinks
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(make(**named), attn_implementation=attention)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(0.1 * torch.randn(parameter.shape))
+        for _, router in routers(model):
+            router.weight.mul_(4)
+            if hasattr(router, "e_score_correction_bias"):
+                router.e_score_correction_bias.copy_(0.1 * torch.randn(EXPERTS))
     return model.to(dtype).eval().requires_grad_(False)
+
+
+def routers(model: PreTrainedModel) -> Iterator[tuple[int, Any]]:
+    """The layers with experts, and their routers, found by what they have."""
+    for number, layer in enumerate(getattr(model.base_model, "layers", ())):
+        for block in layer.modules():
+            if hasattr(block, "experts"):
+                yield number, getattr(block, "gate", None) or block.router
+
+
+def route_by_hand(config: Any, router: Any, hidden: Tensor, gone: list[int]) -> tuple[Any, ...]:
+    """What a router returns when the logits of some experts are minus infinity."""
+    bias = getattr(router, "bias", None)
+    logits = torch.nn.functional.linear(hidden.flatten(0, -2), router.weight, bias)
+    logits[:, gone] = -torch.inf
+    kind, k = config.model_type, config.num_experts_per_tok
+    if kind in ("gpt_oss", "granitemoe"):  # the softmax of the best ones
+        best, chosen = logits.topk(k, dim=-1)
+        return logits, torch.softmax(best, dim=-1), chosen
+    scores = torch.softmax(logits.float(), dim=-1)
+    if kind == "deepseek_v3":  # with a bias that only the choice sees
+        scores = logits.sigmoid()
+        choice = (scores + router.e_score_correction_bias).masked_fill(logits.isinf(), -torch.inf)
+        chosen = choice.topk(k, dim=-1).indices
+        gates = scores.gather(1, chosen)
+    else:
+        gates, chosen = scores.topk(k, dim=-1)
+    if kind == "mixtral" or getattr(config, "norm_topk_prob", False):
+        gates = gates / gates.sum(dim=-1, keepdim=True)
+    return logits, gates.to(logits.dtype) * getattr(config, "routed_scaling_factor", 1), chosen
 
 
 def tiny_text(
@@ -273,7 +352,7 @@ class Columns(NamedTuple):
 def attention_is_whole(config: Any) -> bool:
     """Whether something reads all heads of a layer together, so that they leave together."""
     normed = getattr(config, "use_qk_norm", False), getattr(config, "qk_layernorm", False)
-    return config.model_type in ("olmo2", "olmo3", "doge") or (
+    return config.model_type in ("olmo2", "olmo3", "olmoe", "doge") or (
         config.model_type in ("cohere", "stablelm") and any(normed)
     )
 
@@ -285,19 +364,29 @@ def units_by_hand(model: PreTrainedModel, groups: int = GROUPS) -> list[Columns]
     heads = 1 if attention_is_whole(config) else heads
     names = ("intermediate_size", "n_inner", "ffn_dim")
     width = next(getattr(config, name) for name in names if hasattr(config, name))
-    channels = [
-        (int(part[0]), int(part[-1]) + 1) for part in np.array_split(np.arange(width), groups)
-    ]
+    shared = getattr(config, "n_shared_experts", 0) * getattr(config, "moe_intermediate_size", 0)
+    shared = getattr(config, "shared_expert_intermediate_size", shared)
+
+    def channels(width: int) -> list[tuple[int, int]]:
+        parts = np.array_split(np.arange(width), groups) if width else []
+        return [(int(part[0]), int(part[-1]) + 1) for part in parts]
+
+    mixed = dict(routers(model))
     units = []
     for layer in range(config.num_hidden_layers):
         own = config.per_layer_config[layer] if getattr(config, "is_heterogeneous", 0) else config
         head_dim = (
-            getattr(own, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            getattr(own, "v_head_dim", None)
+            or getattr(own, "head_dim", None)
+            or config.hidden_size // config.num_attention_heads
         )
         step = head_dim * config.num_attention_heads // heads
         for group in range(heads):
             units.append(Columns(layer, "attention", group * step, (group + 1) * step))
-        units += [Columns(layer, "ffn", start, stop) for start, stop in channels]
+        ffn = channels(shared if layer in mixed else width)
+        units += [Columns(layer, "ffn", start, stop) for start, stop in ffn]
+        count = len(mixed[layer].weight) if layer in mixed else 0
+        units += [Columns(layer, "expert", e, e + 1) for e in range(count)]
     return units
 
 
@@ -307,10 +396,26 @@ def masked_by_hand(
 ) -> Iterator[None]:
     """Zero the units' input columns of the output projections with hooks of our own."""
     layers, *outputs = PLACES.get(model.config.model_type, LLAMA_PLACES)
+    units = list(units)
     scales = [(unit, 0.0) for unit in units] + list((gains or {}).items())
     with ExitStack() as stack:
+        for number, router in routers(model):
+            gone = [u.start for u in units if (u.layer, u.kind) == (number, "expert")]
+            routed = partial(route_by_hand, model.config, router, gone=gone)
+
+            def answer(_: Any, args: Any, own: Any, routed: Any = routed) -> Any:
+                found = routed(args[0])
+                return found if own[0].is_floating_point() else found[::-1]  # 5.17's Granite-MoE
+
+            hook = router.register_forward_hook(answer)
+            stack.callback(hook.remove)
         for unit, scale in scales:
+            if unit.kind == "expert":
+                continue
             output = outputs[unit.kind == "ffn"]
+            if unit.kind == "ffn" and unit.layer in dict(routers(model)):
+                shared = "mlp.shared_expert" if model.config.model_type == "qwen2_moe" else ""
+                output = f"{shared or 'mlp.shared_experts'}.down_proj"
             module = model.get_submodule(f"{layers}.{unit.layer}.{output}")
 
             def cut(_: Any, args: Any, unit: Any = unit, scale: float = scale) -> Any:

@@ -216,9 +216,10 @@ class LambdaExplorer(Tour, ByHand, Explorer):
 
     @validate("kinds")
     def _valid_kinds(self, proposal: Any) -> list[str]:
-        if not proposal.value or set(proposal.value) - set(cl.KINDS):
+        found: list[str] = [kind for kind in cl.KINDS if kind in proposal.value]
+        if not found or set(proposal.value) - set(cl.Guards().kinds):
             raise TraitError(f"kinds is {proposal.value!r}. Choose from {list(cl.KINDS)}.")
-        return [kind for kind in cl.KINDS if kind in proposal.value]
+        return found
 
     @validate("surrogate")
     def _valid_surrogate(self, proposal: Any) -> str:
@@ -245,7 +246,7 @@ class LambdaExplorer(Tour, ByHand, Explorer):
             self.layer_cap_factor,
             self.protect_first,
             self.protect_last,
-            tuple(self.kinds),
+            tuple(self.kinds) if len(self.kinds) < len(cl.KINDS) else cl.Guards().kinds,
         )
 
     def next_plan(self) -> float:
@@ -600,7 +601,8 @@ class LambdaExplorer(Tour, ByHand, Explorer):
             return None
         caps = guards.layer_cap, guards.layer_cap_factor
         ends = guards.protect_first, guards.protect_last
-        return strength, plan.requested_ratio, *caps, *ends, list(guards.kinds), plan.surrogate
+        kinds = [kind for kind in guards.kinds if kind in cl.KINDS]
+        return strength, plan.requested_ratio, *caps, *ends, kinds, plan.surrogate
 
     def _take(self, plan: cl.Selection) -> None:
         """Set the controls that make a plan."""

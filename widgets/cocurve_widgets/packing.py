@@ -23,6 +23,11 @@ def pack_problem(curvature: cl.Curvature, most_units: int = MOST_UNITS) -> dict[
     Above that `matrix` is empty: a solve needs all of H, which would be more than 3 MB.
     """
     units, size = curvature.units, len(curvature.units)
+    if "expert" in units.kinds:
+        raise cl.InputError(
+            "the page draws attention and FFN units, and this H has experts. Solve it in Python: "
+            "cl.solve_greedy(curvature, ratio)."
+        )
     matrix = b""
     if size <= most_units:
         kind = "<f8" if size <= _DOUBLE_UNITS else "<f4"

@@ -26,8 +26,8 @@ from ...curvature.matrix import Curvature
 from ...estimator.algorithm1 import gram_matrix
 from ...estimator.batches import by_layer
 from ...estimator.fisher import whiten
-from ...estimator.replay import SupportHead, widen
 from ...estimator.sums import sum_derivatives
+from ...estimator.support import SupportHead, widen
 from ...estimator.teacher import Teacher, row
 from ...models.architectures import Architecture, describe, is_packed
 from ...models.identity import model_name
@@ -77,6 +77,7 @@ class ExactOptions:
         removed. After Ctrl-C it is over the sequences done.
         """
         architecture = describe(model)
+        architecture.require_columns("the infinitesimal H*")
         if any(is_packed(projection) for projection in architecture.all_projections):
             raise ArchitectureError(
                 "packed 4-bit weights have no forward derivative. Build H by ablations, preview it "

@@ -23,8 +23,8 @@ from ...base.progress import Progress
 from ...base.storage import fingerprint
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
-from ...estimator.replay import GATHER_BYTES, SupportHead, widen
 from ...estimator.sums import sum_derivatives
+from ...estimator.support import GATHER_BYTES, SupportHead, widen
 from ...estimator.teacher import Teacher, row
 from ...models.architectures import Architecture, describe
 from ...models.identity import model_name
@@ -79,6 +79,7 @@ class ProbeOptions:
         There are no `group_risks`, because no unit was removed.
         """
         architecture = describe(model)
+        architecture.require_columns("the infinitesimal H*")
 
         def gram(number: int) -> np.ndarray:
             gradients = probe_gradients(architecture, units, calibration, number, self, settings)

@@ -142,6 +142,11 @@ class _Search:
         self._require_feasible(selection, rules)
 
     def _require_feasible(self, selection: Selection, rules: Rules) -> None:
+        if (rules.routed & self.free).any():
+            raise InputError(
+                "refine does not count the experts that a router needs. Use search_plan, or "
+                'guards with kinds=("attention", "ffn").'
+            )
         strangers = np.flatnonzero(self.pruned & ~rules.admissible)
         full = np.flatnonzero(self.room < 0)
         if self.portions is not None and self.portions.unfinished(selection.pruned):

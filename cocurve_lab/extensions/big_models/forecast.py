@@ -16,7 +16,8 @@ from ...calibration import CalibrationSet, draw_positions
 from ...estimator.batches import Room, choose_batch, choose_block, memory_needed, sweeps
 from ...estimator.replay import TRACE_BYTES, trace_bytes
 from ...models.architectures import Architecture, describe, widths
-from ...models.families import KINDS, UNIT_KINDS, Kind
+from ...models.experts import expert_cost
+from ...models.families import UNIT_KINDS, Kind
 from ...models.layers import bytes_of
 from ...models.units import UnitSet
 from .streaming import Stream
@@ -162,6 +163,8 @@ def row_operations(
     for unit in units:
         rows = scored if unit.layer == last else length
         total += above[unit.layer] + head + 2 * rows * hidden * (unit.stop - unit.start)
+        if UNIT_KINDS[unit.kind].routed:  # every token passes other experts
+            total += 2 * rows * _weights(architecture, unit.layer, unit.kind)
         for kind in UNIT_KINDS[unit.kind].feeds:  # these have a new input
             total += 2 * rows * _weights(architecture, unit.layer, kind)
     return total + 2.0 * len(units) ** 2 * scored * top_r
@@ -169,11 +172,17 @@ def row_operations(
 
 def _layer(architecture: Architecture, layer: int, length: int, in_ffn: int, causal: bool) -> float:
     scores = 4 * length**2 * architecture.width(layer, "attention")
-    own, ffn = (_weights(architecture, layer, kind) for kind in KINDS)
-    return 2 * length * own + 2 * in_ffn * ffn + (scores / 2 if causal else scores)
+    own, *after = (_weights(architecture, layer, kind) for kind in UNIT_KINDS)
+    return 2 * length * own + 2 * in_ffn * sum(after) + (scores / 2 if causal else scores)
 
 
 def _weights(architecture: Architecture, layer: int, kind: Kind) -> int:
+    """The weights of a block that a token passes; of experts, as many as its router chooses."""
+    if kind not in architecture.kinds(layer):
+        return 0
+    if UNIT_KINDS[kind].routed:
+        cost = expert_cost(architecture.block(layer, kind), architecture.family)
+        return (architecture.experts_per_token or 0) * cost
     names = architecture.projection_names(layer, kind)
     found = (widths(architecture.projection(layer, kind, name)) for name in names)
     return sum(outputs * inputs for outputs, inputs in found)

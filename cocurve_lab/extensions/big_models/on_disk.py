@@ -143,6 +143,9 @@ def prune_to_folder(
         check: is called with what was written before it becomes the folder, and may raise.
     """
     folder = as_path(folder, "folder")
+    describe(model).require_columns(
+        "prune(out=)", "Prune in memory, and save_pruned.", "files keep each expert apart"
+    )
     cuts = tensor_cuts(describe(model), selection)
     pruned = cut_model(without_weights(model), selection, inplace=True)
     kept = dict(pruned.state_dict())
@@ -305,7 +308,6 @@ def _write_safetensors(
 
 
 def saved_name(model: Any, name: str) -> str:
-    for saved, prefix in describe(model).family.saved_prefixes:
-        if name.startswith(prefix):
-            return saved + name.removeprefix(prefix)
+    for saved, part in describe(model).family.saved_names:
+        name = name.replace(part, saved)
     return name

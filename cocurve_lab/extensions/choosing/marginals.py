@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...calibration import CalibrationSet
-from ...estimator.replay import widen
+from ...estimator.support import widen
 from ...measuring.logits import pieces, require_numbers
 from ...models.architectures import Architecture, describe
 from ...models.families import KINDS
@@ -44,6 +44,7 @@ def marginals(
     """
     require_one_device(model)
     architecture = describe(model)
+    architecture.require_columns("the gradient of a plan's KL")
     scales = column_scales(architecture, *resolve(model, plan))
     for layer in range(len(architecture.layers)):
         for kind in KINDS:

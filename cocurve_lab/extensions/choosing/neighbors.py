@@ -209,6 +209,7 @@ class _Draw:
 
         def proposed() -> Units | None:
             fits = rules.admissible & (self.around.costs <= self._room[layers])
+            fits &= ~rules.routed | (np.array(rules.spare_after(self.chosen))[layers] > 0)
             free = frozenset(np.flatnonzero(fits).tolist()) - self.chosen - gone
             part = self._pick(scale.touching(free), 1.0, scale)
             return None if part is None else scale.parts[part] & free
@@ -216,7 +217,7 @@ class _Draw:
         whole = fill(
             iter(proposed, None), self.chosen.update, lambda: rules.budget.reached(self.chosen)
         )
-        if not whole or (self._room < 0).any():
+        if not whole or (self._room < 0).any() or min(rules.spare_after(self.chosen)) < 0:
             return None
         # what was just added leaves last: without it the draw would change nothing
         for group in (kept - forced, self.chosen - kept):

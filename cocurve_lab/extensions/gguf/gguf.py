@@ -101,6 +101,7 @@ def export_gguf(
         raise InputError(f"dtype is {dtype!r}. Use one of {', '.join(get_args(GGUFDtype))}.")
     target = require_target(path, overwrite)
     architecture = describe(pruned)
+    architecture.require_columns("export_gguf", "Convert a stock folder with llama.cpp's own.")
     require_expressible(architecture)
     size = architecture.vocabulary
     vocabulary = read_vocabulary(tokenizer, size, stop_tokens(pruned), pretokenizer)

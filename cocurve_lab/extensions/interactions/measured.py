@@ -46,7 +46,7 @@ from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...measuring.plan_memory import model_settings
 from ...measuring.risk import Meter, standard_error
-from ...models.families import KINDS
+from ...models.families import ALL_KINDS
 from ...models.identity import known_record, model_name
 from ...models.units import Unit, UnitSet, enumerate_units
 from ...solver.guards import FREE, Guards
@@ -165,7 +165,7 @@ class Interactions:
         """Return the first layer of a part, and the number of the kind with most parameters."""
         costs = Counter[int]()
         for unit in (self.units[i] for i in self.parts[part]):
-            costs[KINDS.index(unit.kind)] += unit.cost
+            costs[ALL_KINDS.index(unit.kind)] += unit.cost
         most = max(costs, key=lambda kind: (costs[kind], -kind))
         return min(self.units[i].layer for i in self.parts[part]), most
 
@@ -177,7 +177,9 @@ class Interactions:
             width = sum(self.units[i].stop - self.units[i].start for i in self.parts[part])
             start = seen[place] * width
             units.append(
-                Unit(KINDS[kind], layer, seen[place], start, start + width, int(self.costs[part]))
+                Unit(
+                    ALL_KINDS[kind], layer, seen[place], start, start + width, int(self.costs[part])
+                )
             )
             seen[place] += 1
         facts = self.units.total_parameters, self.units.model_layers

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...estimator.replay import widen
+from ...estimator.support import widen
 from ...models.architectures import Architecture, weight_of
 from ...models.families import KINDS, Kind
 from ...models.identity import model_device

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from ...base.progress import Bar
 from ...calibration import CalibrationSet
 from ...models.architectures import Architecture, describe
-from ...models.families import KINDS, Kind
+from ...models.families import Kind
 from ...models.identity import model_device
 from ...models.runtime import measuring, require_measurable
 
@@ -98,7 +98,7 @@ def present_blocks(architecture: Architecture) -> list[Block]:
     return [
         (layer, kind)
         for layer in range(len(architecture.layers))
-        for kind in KINDS
+        for kind in architecture.kinds(layer, routed=False)
         if architecture.width(layer, kind) > 0
     ]
 

@@ -25,7 +25,7 @@ from ...base.errors import InputError, NumericalError
 from ...base.progress import Progress
 from ...base.storage import fingerprint
 from ...calibration import CalibrationSet
-from ...estimator.replay import widen
+from ...estimator.support import widen
 from ...measuring.risk import require_one_vocabulary
 from ...models.architectures import describe, is_transposed
 from ...models.identity import fingerprint_model, model_device, weight_marks

@@ -155,6 +155,7 @@ def repair(
         the folder.
     """
     require_type(options, RepairOptions, "options")
+    describe(model).require_columns("a refit")
     if out is None:
         require_one_device(model)  # before the check of the text, which runs the model
     _require_rows(model, calibration)

@@ -59,6 +59,7 @@ def leftovers(
         By (layer, kind) a matrix [W, W] in the dtype of the weights: its rows of unit u times the
         columns x give the rest of x_u. One block at a time is inverted in float64.
     """
+    architecture.require_columns("an H that knows of a refit")
     found, sums = {}, _moments(architecture.model, calibration)
     for key in list(sums):
         moments = sums.pop(key)

@@ -34,6 +34,7 @@ from cocurve_lab.methods.cocurve import CoCurve, curvature_of
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.units import UnitSet, units_like
 from cocurve_lab.solver.guards import FREE
+from cocurve_lab.solver.plan_json import guards_to_plain
 from cocurve_lab.solver.selection import Selection
 
 from ..shared import marks
@@ -186,7 +187,7 @@ class Bench:
             "held_out": judges.held_out.fingerprint,
             "test": judges.test.fingerprint,
             "questions": fingerprint([asdict(question) for question in judges.questions]),
-            "guards": [guards.to_plain() for guards in self.options.guards],
+            "guards": [guards_to_plain(guards, self.units) for guards in self.options.guards],
             "parts": parts,
         }
         return cached_table(self.options.folder, "cell", settings, lambda: [compute()])[0]

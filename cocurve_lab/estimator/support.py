@@ -1,0 +1,116 @@
+"""The language-model head on the teacher's support, and which tokens that is."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..models.architectures import Architecture
+
+# up to this many times the support, the whole head is cheaper than gathering rows of it
+_WHOLE_HEAD_FACTOR = 8
+GATHER_BYTES = 256 << 20  # bytes of head rows gathered at a time
+
+
+class SupportHead:
+    """The language-model head on the teacher's top-r support, in float32 (float64 models: float64).
+
+    Its rows are gathered once if they fit in 256 MB. Otherwise the whole head runs if it is not
+    much larger than the support. If it is, the rows are gathered piece by piece in each call.
+
+    Args:
+        architecture: the model, whose logits are the head's own z, scaled and capped if it says so.
+        support: [P, r] int64 token ids, the same for every unit (Alg. 1: one coordinate system).
+        temperature: by which all logits are divided; 1 is the paper's.
+    """
+
+    def __init__(
+        self, architecture: Architecture, support: Tensor, temperature: float = 1.0
+    ) -> None:
+        self.weight: Tensor = architecture.head.weight
+        self.bias, self.temperature = architecture.head.bias, temperature
+        self.cap, self.scale = architecture.logit_cap, architecture.logit_scale
+        self.support = support = support.to(self.weight.device)
+        vocabulary, size = self.weight.shape
+        self.identity = support.shape[1] == vocabulary  # then the support is every token, in order
+        self.columns: Tensor | None = None  # [P, d, r]
+        if not self.identity and support.numel() * size * 4 <= GATHER_BYTES:
+            self.columns = self._columns().transpose(1, 2)
+        self.whole = self.columns is None and vocabulary <= _WHOLE_HEAD_FACTOR * support.shape[1]
+        if self.whole:
+            self.weight = widen(self.weight)
+
+    def _columns(self) -> Tensor:
+        """The rows of the support [P, r, d], float32 or better, with no second copy in half."""
+        dtype, place = widen(self.weight[:0]).dtype, self.weight.device
+        rows = torch.empty(*self.support.shape, self.weight.shape[1], dtype=dtype, device=place)
+        for at in range(0, len(rows), 8):
+            rows[at : at + 8] = F.embedding(self.support[at : at + 8], self.weight)
+        return rows
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Compute the logits [B, P, r], float32 or better, of hidden states [B, P, d]."""
+        logits = self.linear(hidden)
+        logits = logits if self.scale == 1 else logits.mul_(self.scale)
+        if self.cap is not None:
+            logits = logits.div_(self.cap).tanh_().mul_(self.cap)
+        return logits if self.temperature == 1 else logits / self.temperature
+
+    def slope(self, logits: Tensor) -> Tensor | None:
+        """Compute d(logit) / d(head's z) at given logits, in their shape; None if it is 1."""
+        if self.cap is None:
+            return None if self.scale == 1 else torch.full_like(logits, self.scale)
+        return self.scale * (1 - (logits / self.cap).square())
+
+    def linear(self, hidden: Tensor) -> Tensor:
+        """Compute the head's own z [B, P, r], before a scale and a cap."""
+        device = hidden.device
+        return self._linear(widen(hidden).to(self.weight.device)).to(device)
+
+    def _linear(self, hidden: Tensor) -> Tensor:
+        """The same, on the device of the head."""
+        if self.columns is not None:
+            logits = torch.bmm(hidden.transpose(0, 1), self.columns).transpose(0, 1)
+            return logits if self.bias is None else logits + widen(self.bias[self.support])
+        if self.whole:
+            bias = None if self.bias is None else widen(self.bias)
+            logits = F.linear(hidden, self.weight, bias)
+            if self.identity:
+                return logits
+            return logits.gather(-1, self.support.expand(len(hidden), -1, -1))
+        return self._gathered(hidden)
+
+    def _gathered(self, hidden: Tensor) -> Tensor:
+        """The head's z [B, P, r], gathering rows for a few positions at a time."""
+        positions, top = self.support.shape
+        step = max(1, GATHER_BYTES // (top * hidden.shape[-1] * 4))
+        logits = hidden.new_empty(len(hidden), positions, top)
+        for start in range(0, positions, step):
+            support = self.support[start : start + step]
+            rows = widen(self.weight[support])  # [p, r, d]
+            chunk = torch.bmm(rows, hidden[:, start : start + step].permute(1, 2, 0))  # [p, r, B]
+            if self.bias is not None:
+                chunk = chunk + widen(self.bias[support]).unsqueeze(-1)
+            logits[:, start : start + step] = chunk.permute(2, 0, 1)
+        return logits
+
+
+def top_support(head: nn.Linear, hidden: Tensor, top_r: int) -> Tensor:
+    """Find the token ids [P, r] of the teacher's r largest logits; all tokens in order if r = V.
+
+    The logits are in the model's own dtype. In half precision near-ties at place r may fall either
+    way, which decides between two equally unlikely tokens. `hidden` is the teacher's [1, P, d].
+    """
+    vocabulary = head.weight.shape[0]
+    if top_r == vocabulary:
+        return torch.arange(vocabulary, device=hidden.device).expand(hidden.shape[1], -1)
+    # a scale and a cap keep the order of logits, so the head's own z is sorted
+    step = max(1, GATHER_BYTES // (vocabulary * 4))
+    parts = [widen(head(part)).topk(top_r, dim=-1).indices for part in hidden[0].split(step)]
+    return torch.cat(parts).to(hidden.device)
+
+
+def widen(values: Tensor) -> Tensor:
+    """Return half precision as float32, and float32 and float64 as they are."""
+    return values if values.dtype == torch.float64 else values.float()

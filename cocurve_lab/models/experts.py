@@ -1,0 +1,126 @@
+"""Experts: what a router chooses among, taken out for a while or for good.
+
+An expert is ablated by a router logit of minus infinity: the next expert takes its place, and the
+gates of the others are what the router makes of them then. To the router that is the same as having
+no such row. So a mask lets it run on the rows that stay, and translates its choice back to the
+experts' own numbers; the pruner deletes the other rows and experts. No forward is copied, and it
+does not matter in which order a router takes its softmax, its k best and its sum.
+
+torch is imported for annotations only: a stored H must open without it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..base.errors import ArchitectureError, InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .families import Family
+
+_GROUPS = ("num_group", "n_group")
+
+
+def expert_parts(block: Any, family: Family) -> tuple[Any, Any]:
+    """Return the router and the experts of a block; the first axis of their weights is experts."""
+    return getattr(block, family.router), block.experts
+
+
+def expert_cost(block: Any, family: Family) -> int:
+    """Return the parameters of one expert: its matrices, biases, and its row of the router."""
+    parts = expert_parts(block, family)
+    return sum(weight[:1].numel() for part in parts for weight in part.parameters())
+
+
+def require_routed(block: Any, family: Family, layer: int) -> None:
+    """Raise ArchitectureError unless experts can be deleted one by one from a block."""
+    router, experts = getattr(block, family.router, None), block.experts
+    rows = getattr(getattr(router, "weight", None), "shape", (0,))[0]
+    of_experts = [*getattr(router, "parameters", list)(), *experts.parameters()]
+    shared = family.shared_expert.rpartition(".")[2]
+    known = (family.router, "experts", shared or "experts", f"{shared}_gate")
+    others = [name for name, _ in block.named_children() if name not in known]
+    groups = max(int(getattr(router, name, None) or 1) for name in _GROUPS)
+    groups = 1 if getattr(router, "topk_method", "") == "greedy" else groups
+    if groups > 1:
+        why = (
+            f"chooses among {groups} groups of experts, which must stay equal, so no expert goes "
+            "alone"
+        )
+    elif not rows or any(weight.shape[:1] != (rows,) for weight in of_experts) or others:
+        why = f"is not as family {family.model_types[0]!r} declares {others or ''}".rstrip()
+    elif not hasattr(router, "top_k"):
+        why = "does not say how many experts a token takes"
+    else:
+        return
+    raise ArchitectureError(
+        f"the router of layer {layer} {why}. Update transformers, or use a model whose router "
+        "chooses freely."
+    )
+
+
+def require_enough(kept: int, top_k: int, layer: int) -> None:
+    """Raise InputError if a router has fewer experts left than it chooses for a token."""
+    if kept < top_k:
+        raise InputError(
+            f"the plan leaves layer {layer} {kept} experts, but its router chooses {top_k} for "
+            "each token. Keep at least as many."
+        )
+
+
+def narrowed(part: Any, keep: Tensor) -> Any:
+    """Copy a router or its experts with the experts in `keep` [E'] alone; nothing is shared."""
+    new, count = copy.copy(part), part.num_experts
+    keep = keep.to(next(part.parameters()).device)
+    # the module's own copy of its tables, whose tensors are replaced
+    vars(new).update({name: dict(vars(part)[name]) for name in ("_parameters", "_buffers")})
+    for name, weight in new._parameters.items():
+        if weight is not None:
+            kept = weight.detach()[keep]
+            new._parameters[name] = type(weight)(kept, requires_grad=weight.requires_grad)
+    for name, buffer in new._buffers.items():
+        if buffer is not None and buffer.shape[:1] == (count,):
+            new._buffers[name] = buffer[keep]
+    new.num_experts = len(keep)
+    return new
+
+
+def without_experts(router: Any, rows: Tensor, layer: int) -> Callable[[Tensor], Any]:
+    """Return the forward of a router that does not see some experts.
+
+    Args:
+        rows: 0 for an expert that is gone, else 1: [E], or [B, 1, E] for each row of a batch.
+    """
+    outer = getattr(vars(router).get("forward"), "rows", None)
+    if outer is not None:  # inside another mask, whose experts stay gone
+        rows = rows * outer
+    kept = [row.nonzero().flatten() for row in rows.detach().reshape(-1, rows.shape[-1]).cpu()]
+    for keep in kept:
+        require_enough(len(keep), int(router.top_k), layer)
+
+    def one(keep: Tensor, hidden: Tensor) -> list[Tensor]:
+        # the forward of the class, because that of this router is replaced
+        answer = list(type(router).forward(narrowed(router, keep), hidden))
+        places = keep.to(hidden.device)
+        # logits, gates and choice; the choice comes first in Granite-MoE of transformers 5.17
+        choice = 2 if answer[0].is_floating_point() else 0
+        every = answer[2 - choice].new_full((len(answer[0]), rows.shape[-1]), float("-inf"))
+        every[:, places] = answer[2 - choice]
+        answer[choice], answer[2 - choice] = places[answer[choice]], every
+        return answer
+
+    def run(hidden: Tensor) -> tuple[Tensor, ...]:
+        split = hidden.reshape(len(kept), -1, hidden.shape[-1])
+        parts = [one(keep, row) for keep, row in zip(kept, split, strict=True)]
+        whole = [part.new_empty(len(kept), *part.shape) for part in parts[0]]
+        for at, part in enumerate(parts):
+            for into, own in zip(whole, part, strict=True):
+                into[at] = own
+        return tuple(part.flatten(0, 1) for part in whole)
+
+    run.rows = rows  # type: ignore[attr-defined]
+    return run

@@ -1,0 +1,332 @@
+"""Experts as units: the contract of every family, and experts deleted by hand."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab.models.architectures import describe
+from cocurve_lab.solver.guards import reachable_ratio
+from helpers.contract import SCORED, TEXT, measure_contract
+from helpers.tiny_models import (
+    EXPERT_FAMILIES,
+    EXPERTS,
+    GROUPS,
+    MHA_ONLY,
+    TOP_K,
+    full_logits,
+    masked_by_hand,
+    naive_risk,
+    routers,
+    tiny_model,
+    units_by_hand,
+    word_tokenizer,
+)
+
+
+def heads_of(family: str) -> str:
+    return "mha" if family in MHA_ONLY else "gqa"
+
+
+KERNELS = ("eager", "batched_mm", "grouped_mm")
+GONE = {0: (1, 4), 1: (0, 5), 2: (2, 3)}  # two experts of each layer
+
+
+@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+def test_the_contract(family: str) -> None:
+    found = measure_contract(family, heads_of(family))
+    assert (found.inventory, found.parameters) == (0, 0)
+    assert found.logits < 1e-5  # the paper asks for 1e-3
+    assert found.h_error < 1e-5
+    assert found.texts_equal
+    assert found.reloaded < 1e-6
+
+
+def plan_of(units: cl.UnitSet, gone: dict[int, Any] = GONE) -> cl.Selection:
+    chosen = [
+        i
+        for i, unit in enumerate(units)
+        if unit.kind == "expert" and unit.index in gone.get(unit.layer, ())
+    ]
+    return cl.Selection.from_pruned(units, chosen)
+
+
+def deleted_by_hand(model: PreTrainedModel) -> PreTrainedModel:
+    """The stock class with fewer experts, and the rows of those that stay."""
+    config = copy.deepcopy(model.config)
+    names = ("n_routed_experts", "num_local_experts", "num_experts")
+    name = next(n for n in names if n in config.to_dict())
+    setattr(config, name, EXPERTS - 2)
+    small = AutoModelForCausalLM.from_config(config).eval()
+    mixed, weights = dict(routers(model)), {}
+    for name, weight in model.state_dict().items():
+        layer = int(name.split(".")[2]) if ".layers." in name else -1
+        if layer in mixed and any(part in name for part in (".experts.", ".gate.", ".router.")):
+            weight = weight[[e for e in range(EXPERTS) if e not in GONE[layer]]]
+        weights[name] = weight
+    small.load_state_dict(weights)
+    return small
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+def test_masked_is_pruned_is_deleted_by_hand(family: str, kernel: str) -> None:
+    model = tiny_model(family, heads_of(family))
+    model.set_experts_implementation(kernel)
+    units = cl.enumerate_units(model, GROUPS)
+    plan = plan_of(units)
+    small = deleted_by_hand(model)
+    small.set_experts_implementation(kernel)
+    expected = full_logits(small, TEXT.input_ids)
+    dense = full_logits(model, TEXT.input_ids)
+    assert (expected - dense).abs().max() > 0.05
+    with cl.ablate(model, plan):
+        masked = full_logits(model, TEXT.input_ids)
+    assert (masked - expected).abs().max() < 1e-5
+    pruned = cl.prune(model, plan, verify=TEXT)
+    assert (full_logits(pruned, TEXT.input_ids) - expected).abs().max() < 1e-5
+    assert torch.equal(full_logits(model, TEXT.input_ids), dense)  # nothing of the mask is left
+    kernels = [
+        m.config for m in pruned.modules() if hasattr(m, "down_proj") and hasattr(m, "has_gate")
+    ]
+    assert len(kernels) == len(dict(routers(model)))
+    assert all(config is pruned.config for config in kernels)
+    assert model.num_parameters() - pruned.num_parameters() == plan.pruned_cost
+
+
+def test_the_hand_routes_as_the_model_does() -> None:
+    for family in EXPERT_FAMILIES:
+        model = tiny_model(family, heads_of(family))
+        dense = full_logits(model, TEXT.input_ids)
+        with masked_by_hand(model, []):
+            assert (full_logits(model, TEXT.input_ids) - dense).abs().max() < 1e-5, family
+
+
+@pytest.mark.parametrize("gone", [GONE, {0: (1,), 1: (0, 3, 5)}], ids=["equal", "free"])
+@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+def test_plain_transformers_loads_what_was_saved(family: str, gone: Any, tmp_path: Path) -> None:
+    model = tiny_model(family, heads_of(family))
+    pruned = cl.prune(model, plan_of(cl.enumerate_units(model, GROUPS), gone))
+    cl.save_pruned(pruned, tmp_path / "small")
+    stock = gone is GONE
+    ours = cl.load_pruned(tmp_path / "small", device="cpu")
+    assert ours.cocurve_manifest["loads_with"] == ("stock" if stock else "own code")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "small", trust_remote_code=not stock)
+    assert type(again).__name__ == ("" if stock else "Cocurve") + type(model).__name__
+    expected = full_logits(pruned, TEXT.input_ids)
+    for loaded in (ours, again):
+        assert (full_logits(loaded, TEXT.input_ids) - expected).abs().max() < 1e-5
+    assert cl.enumerate_units(ours, GROUPS) == cl.enumerate_units(pruned, GROUPS)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe"])
+def test_measured_kl_is_naive(family: str) -> None:
+    """Batches of plans, each row with its own router."""
+    model = tiny_model(family, heads_of(family))
+    units = cl.enumerate_units(model, GROUPS)
+    model.set_experts_implementation("eager")  # the one in float64
+    several = [plan_of(units), plan_of(units, {0: (0,)}), plan_of(units, {2: (1, 2, 3, 4)})]
+    table = cl.measure_plans(model, several, SCORED, progress=False, plans_per_batch=3)
+    columns = units_by_hand(model)
+    for row, plan in zip(table.kl, several, strict=True):
+        gone = [columns[i] for i in plan.pruned]
+        np.testing.assert_allclose(row, naive_risk(model, gone, SCORED), rtol=1e-4)
+
+
+def test_h_under_a_mask_is_that_of_the_pruned_model() -> None:
+    model = tiny_model("qwen3_moe")
+    units = cl.enumerate_units(model, GROUPS)
+    plan = plan_of(units, {0: (1,), 1: (0, 5)})
+    pruned = cl.prune(model, plan)
+    own = cl.enumerate_units(pruned, GROUPS)
+    found = cl.estimate_curvature(pruned, own, SCORED, 32, progress=False).matrix
+    with cl.ablate(model, plan):
+        whole = cl.estimate_curvature(model, units, SCORED, 32, progress=False).matrix
+    expected = whole[np.ix_(plan.kept, plan.kept)]
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_half_precision_is_checked_layer_by_layer() -> None:
+    model = tiny_model("qwen3_moe", dtype=torch.bfloat16)
+    plan = plan_of(cl.enumerate_units(model, GROUPS))
+    assert cl.check_equivalence(model, cl.prune(model, plan), plan, TEXT).max_abs_difference < 1e-5
+
+
+@pytest.mark.parametrize(("family", "alone"), [("qwen3_moe+norm", True), ("qwen3_moe", False)])
+def test_which_tokens_an_expert_changes(family: str, alone: bool) -> None:
+    """Those that chose it; and all others, where gates are shares of a softmax over all experts."""
+    model = tiny_model(family)
+    block, units = model.model.layers[1].mlp, cl.enumerate_units(model, GROUPS)
+    hidden = torch.randn(1, 200, 32, generator=torch.Generator().manual_seed(0))
+    chose = (block.gate(hidden)[2] == 3).any(dim=-1)
+    before = block(hidden)
+    with cl.ablate(model, ["L1.expert[3]"], unit_set=units):
+        changed = ((block(hidden) - before).abs().amax(dim=-1) > 1e-6)[0]
+    assert 20 < chose.sum() < 150
+    assert torch.equal(changed, chose) if alone else changed.sum() > chose.sum() + 20
+
+
+# Plans --------------------------------------------------------------------------------------------
+
+
+def random_h(units: cl.UnitSet, seed: int = 0) -> cl.Curvature:
+    root = np.random.default_rng(seed).normal(size=(len(units), len(units) + 8))
+    return cl.Curvature(root @ root.T / len(units), units)
+
+
+def left(plan: cl.Selection) -> list[int]:
+    """Experts left in each layer."""
+    kept = [plan.units[i] for i in plan.kept]
+    layers = range(plan.units.num_layers)
+    return [sum((u.layer, u.kind) == (n, "expert") for u in kept) for n in layers]
+
+
+def test_a_plan_leaves_each_router_its_experts() -> None:
+    units = cl.enumerate_units(tiny_model("qwen3_moe"), GROUPS)
+    assert units.experts_per_token == TOP_K
+    assert cl.UnitSet.from_plain(units.to_plain()).experts_per_token == TOP_K
+    curvature, only = random_h(units), cl.Guards(kinds=("expert",))
+    most = reachable_ratio(units, only, 0.5)
+    assert most == 3 * (EXPERTS - TOP_K) * units[-1].cost / units.total_cost
+    for uniform in ((), ("expert",)):
+        plan = cl.solve_greedy(curvature, most, guards=only, uniform=uniform)
+        assert left(plan) == [TOP_K] * 3
+        with pytest.raises(cl.InfeasibleError):
+            cl.solve_greedy(curvature, most + 0.01, guards=only, uniform=uniform)
+    for segment in cl.lambda_path(curvature, 0.6).segments:
+        assert min(left(segment.selection)) >= TOP_K
+    scored = cl.get_method("random")
+    evidence = scored.measure(tiny_model("qwen3_moe"), units, TEXT, progress=False)
+    assert min(left(scored.select(evidence, units, 0.6))) >= TOP_K
+
+
+def test_equal_counts_are_the_default_for_experts() -> None:
+    units = cl.enumerate_units(tiny_model("qwen3_moe+dense"), GROUPS)
+    curvature = random_h(units)
+    for ratio in (0.1, 0.3, 0.5):
+        plan = cl.solve_greedy(curvature, ratio)
+        counts = left(plan)
+        assert counts == [counts[0], 0, counts[0]], ratio
+        assert plan.realized_ratio >= ratio
+        assert cl.Selection.from_json(plan.to_json()).uniform == plan.uniform == ("expert",)
+    free = cl.solve_greedy(curvature, 0.3, uniform=())
+    assert free.uniform is False
+    assert len(set(left(free)) - {0}) == 2
+    included = [i for i, u in enumerate(units) if (u.layer, u.kind) == (0, "expert")][:2]
+    plan = cl.solve_greedy(curvature, 0.01, include=included)
+    assert left(plan) == [EXPERTS - 2, 0, EXPERTS - 2]
+
+
+def test_the_first_round_is_the_cheapest_expert_of_each_layer() -> None:
+    units = cl.enumerate_units(tiny_model("qwen3_moe"), GROUPS)
+    curvature = random_h(units)
+    only = cl.Guards(kinds=("expert",))
+    plan = cl.solve_greedy(curvature, 0.01, 0.0, only)
+    cheapest = [
+        min(
+            (i for i, u in enumerate(units) if (u.layer, u.kind) == (layer, "expert")),
+            key=lambda i: curvature.matrix[i, i],
+        )
+        for layer in range(3)
+    ]
+    assert sorted(plan.pruned) == cheapest
+
+
+def test_pictures_of_plans_and_of_h_show_experts() -> None:
+    units = cl.enumerate_units(tiny_model("qwen2_moe"), GROUPS)
+    curvature = random_h(units)
+    assert set(curvature.block_means()) == {"attention", "cross", "ffn", "expert"}
+    plan = cl.solve_greedy(curvature, 0.3)
+    bars = {bar.name: list(bar.y) for bar in cl.plot_budget(plan).data}
+    assert bars["expert"] == [(EXPERTS - n) / EXPERTS for n in left(plan)]
+    assert len(cl.plot_saliency(curvature).data) >= 3
+    assert len(cl.plot_correlation(curvature).layout.shapes) == 2 * 2  # two boundaries, both ways
+
+
+# What is refused ----------------------------------------------------------------------------------
+
+
+def test_too_few_experts_are_refused_before_anything_runs() -> None:
+    model = tiny_model("qwen3_moe")
+    units = cl.enumerate_units(model, GROUPS)
+    plan = plan_of(units, {1: range(5)})
+    with pytest.raises(cl.InputError), cl.ablate(model, plan):
+        pass
+    with pytest.raises(cl.InputError):
+        cl.prune(model, plan)
+    with pytest.raises(cl.InputError):
+        cl.solve_greedy(random_h(units), 0.5, include=plan.pruned)
+
+
+@pytest.mark.parametrize("method", ["exact", "probe"])
+def test_the_infinitesimal_h_is_undefined_for_experts(method: Any) -> None:
+    model = tiny_model("qwen3_moe")
+    with pytest.raises(cl.ArchitectureError):
+        cl.estimate_curvature(
+            model, cl.enumerate_units(model, GROUPS), TEXT, 32, method=method, progress=False
+        )
+
+
+def test_a_router_that_is_not_as_declared_is_refused() -> None:
+    model = tiny_model("qwen3_moe")
+    model.model.layers[1].mlp.gate.register_parameter(
+        "scale", torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    )
+    with pytest.raises(cl.ArchitectureError):
+        describe(model)
+
+
+def test_groups_of_experts_are_refused() -> None:
+    model = tiny_model("deepseek_v3", "mha", n_group=2, topk_group=1)
+    with pytest.raises(cl.ArchitectureError):
+        cl.enumerate_units(model)
+
+
+def test_roads_that_need_columns_or_whole_tensors_are_refused(tmp_path: Path) -> None:
+    model = tiny_model("qwen3_moe")
+    plan = plan_of(cl.enumerate_units(model, GROUPS))
+    for call in (
+        lambda: cl.repair(model, plan, TEXT),
+        lambda: cl.prune(model, plan, out=tmp_path / "small"),
+        lambda: cl.export_gguf(model, word_tokenizer(), tmp_path / "small.gguf"),
+    ):
+        with pytest.raises(cl.ArchitectureError):
+            call()
+    model.save_pretrained(tmp_path / "dense")
+    word_tokenizer().save_pretrained(tmp_path / "dense")
+    with pytest.raises(cl.ArchitectureError):
+        cl.load_model(tmp_path / "dense", stream=True)
+    loaded = cl.load_model(tmp_path / "dense", device="cpu")[0]
+    assert cl.enumerate_units(loaded) == cl.enumerate_units(model)
+
+
+def test_a_saved_mixture_streams(tmp_path: Path) -> None:
+    model = tiny_model("qwen3_moe")
+    pruned = cl.prune(model, plan_of(cl.enumerate_units(model, GROUPS), {1: (0, 5)}))
+    cl.save_pruned(pruned, tmp_path / "small")
+    streamed = cl.load_pruned(tmp_path / "small", device="cpu", stream=True)
+    units = cl.enumerate_units(pruned, GROUPS)
+    found, expected = (
+        cl.estimate_curvature(m, units, SCORED, 32, progress=False).matrix
+        for m in (streamed, pruned)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_a_file_without_an_expert_is_refused(tmp_path: Path) -> None:
+    model = tiny_model("qwen3_moe")
+    cl.save_pruned(cl.prune(model, plan_of(cl.enumerate_units(model, GROUPS))), tmp_path / "small")
+    file = tmp_path / "small" / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.1.mlp.experts.2.up_proj.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(cl.FileFormatError):
+        cl.load_pruned(tmp_path / "small", device="cpu")
