@@ -25,6 +25,8 @@ _METHODS = {
     "blockpruner": ("block_pruner", "BlockPruner"),
     "finercut": ("finer_cut", "FinerCut"),
     "cbo": ("cbo", "Cbo"),
+    "reap": ("experts", "Reap"),
+    "expert-frequency": ("experts", "ExpertFrequency"),
     "cocurve": ("cocurve", "CoCurve"),
     "diagonal": ("cocurve", "Diagonal"),
     "head-only": ("cocurve", "HeadOnly"),
@@ -32,9 +34,12 @@ _METHODS = {
 }
 
 
-def method_names() -> tuple[str, ...]:
-    """List the names `get_method` knows, in the order of the tables."""
-    return tuple(_METHODS)
+def method_names(*, experts: bool = False) -> tuple[str, ...]:
+    """List the names `get_method` knows, in the order of the tables.
+
+    Either those that rank attention and FFN units, or those that rank `experts` alone.
+    """
+    return tuple(name for name, (file, _) in _METHODS.items() if (file == "experts") == experts)
 
 
 def get_method(name: str, **options: Any) -> Method:
