@@ -1,7 +1,9 @@
 """Train the embedded demo model on the closed world of world.py, from nothing to a model folder.
 
     python data/train_demo.py --out data/demo
+    python data/train_demo.py --out ../mixture --experts 8 --steps 600 --documents 40000
 
+The second line trains a small mixture of experts instead, which is not shipped.
 CPU or CUDA is chosen automatically. The schedule counts steps, never seconds, and the rows of a
 step depend on the seed and the step alone; so a run that was killed and started again with the
 same command goes on from its last checkpoint and sees what it would have seen. The folder is
@@ -32,6 +34,8 @@ from transformers import (
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedTokenizerFast,
 )
 
@@ -119,8 +123,9 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
 def export(model, tokenizer, out: Path) -> None:
     """Write model (float16) and tokenizer; each file replaces the old one only when complete."""
     staging = out.with_name(out.name + "-staging")
-    half = LlamaForCausalLM(model.config).half()
+    half = type(model)(model.config).half()
     half.load_state_dict(model.state_dict())
+    half.config.output_router_logits = False  # they are for training
     half.generation_config.update(do_sample=False, max_new_tokens=64)
     half.save_pretrained(staging)
     tokenizer.save_pretrained(staging)
@@ -149,12 +154,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2, help="CPU threads and processes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=int, default=3000, help="steps between evaluations")
+    parser.add_argument("--experts", type=int, default=0, help="of each layer; 0: a dense model")
     parser.add_argument("--compile", action="store_true", help="torch.compile (needs a C compiler)")
     return parser.parse_args(arguments)
 
 
-def build_model(tokenizer, seed: int) -> LlamaForCausalLM:
-    """The untrained model: grouped-query attention, two query heads per key/value head."""
+def build_model(tokenizer, seed: int, experts: int = 0):
+    """The untrained model: grouped-query attention, two query heads per key/value head.
+
+    With experts, two of each layer for a token, and the loss that spreads tokens over them.
+    """
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -169,7 +178,24 @@ def build_model(tokenizer, seed: int) -> LlamaForCausalLM:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return LlamaForCausalLM(config)
+    if not experts:
+        return LlamaForCausalLM(config)
+    names = ("vocab_size", "max_position_embeddings", "tie_word_embeddings")
+    names += ("bos_token_id", "eos_token_id", "pad_token_id")
+    return MixtralForCausalLM(
+        MixtralConfig(
+            **{name: getattr(config, name) for name in names},
+            hidden_size=128,
+            intermediate_size=128,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_local_experts=experts,
+            num_experts_per_tok=2,
+            router_aux_loss_coef=0.02,
+            output_router_logits=True,
+        )
+    )
 
 
 def build_optimizer(model) -> torch.optim.AdamW:
@@ -187,7 +213,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
     begun = time.monotonic()
     tokenizer, stream = training_text(options)
     starts = torch.nonzero(stream == tokenizer.eos_token_id).flatten() + 1
-    model = build_model(tokenizer, options.seed).to(device)
+    model = build_model(tokenizer, options.seed, options.experts).to(device)
     optimizer = build_optimizer(model)
     first, past, curve = 0, 0.0, []
     if (work / "state.pt").exists():
