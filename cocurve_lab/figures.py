@@ -47,11 +47,15 @@ _QUIET = {"showSendToCloud": False, "plotlyServerURL": "", "displaylogo": False}
 _MOST_CELLS = 320  # above this a heatmap of single units is megabytes and unreadable
 
 
-def plot_correlation(curvature: Curvature) -> Figure:
+def plot_correlation(curvature: Curvature, by_layer: bool | None = None) -> Figure:
     """Curvature correlation rho_uv in blocks: attention, cross, FFN; layers in order within each.
 
-    Up to 320 units every cell is a pair of units, signed; above, the mean |rho| of a pair of
-    (kind, layer) blocks, as in the paper's figure. On a preview of H the title says so.
+    On a preview of H the title says so.
+
+    Args:
+        by_layer: False: a cell is a pair of units, signed. True: it is the mean |rho| over the
+            pairs u != v of two (kind, layer) blocks, as in the paper's figure "evidence" (a). None
+            takes pairs of units up to 320 of them.
     """
     go = graph_objects()
     # kind by kind, layers in order
@@ -61,7 +65,7 @@ def plot_correlation(curvature: Curvature) -> Figure:
     blocks = [(ALL_KINDS.index(unit.kind), unit.layer) for unit in units]
     values = curvature.correlation()[np.ix_(order, order)]
     np.fill_diagonal(values, np.nan)  # a unit with itself is 1 and would hide the rest
-    signed = len(names) <= _MOST_CELLS
+    signed = len(names) <= _MOST_CELLS if by_layer is None else not by_layer
     if not signed:
         values, blocks = _average_blocks(np.abs(values), blocks)
         names = [f"L{layer} {LABELS[ALL_KINDS[kind]]}" for kind, layer in blocks]

@@ -20,17 +20,21 @@ from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.measuring.answers import ALL, AnswerOptions, AnswerTable, answer_accuracy
 from cocurve_lab.measuring.generation import Question
 from cocurve_lab.measuring.plan_memory import answers_file
+from cocurve_lab.measuring.risk import standard_error
 from cocurve_lab.solver.guards import FREE, Guards
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.variants import structure_table
 
 from .chart import add, chart, empty, share_axis
-from .findings import Finding, Verdict, every, percent
+from .findings import ABOVE, Finding, Verdict, every, judged_column, percent
 from .shared import known, marks, solved
+from .study import Study
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from cocurve_lab.calibration import CalibrationSet
 
 
 DENSE, FULL, NO_EDGES, ALL_EDGES = "dense", "full H", "λ 0", "λ 1"
@@ -219,7 +223,72 @@ def _known(value: float | None) -> float | None:
     return None if value is None else known(value)
 
 
+def trade_off(
+    model: PreTrainedModel,
+    plans: Table,
+    answers: Table,
+    held_out: CalibrationSet,
+    cache: Folder = None,
+    progress: bool = True,
+) -> Table:
+    """Set the perplexity of each plan on held-out text beside its right answers.
+
+    Args:
+        plans, answers: from `strength_plans`, and their `ability_study`.
+        held_out: rows to measure on, none of them of H.
+
+    Returns:
+        One row per plan, in the order of `plans`: variant, base, requested_ratio, perplexity,
+        `loss_difference` to the base (log of the ratio of perplexities, nats per token, with its
+        paired error), and accuracy and its `difference` to the base over all questions.
+    """
+    if not answers:  # there were no questions
+        return []
+    made = [row for row in plans if row["selection"] is not None]
+    study = Study(model, held_out, cache=cache, progress=progress)
+    table = study.measure([row["selection"] for row in made])
+    assert table.nll is not None  # measure_plans always has it
+    places = {(row["requested_ratio"], row["variant"]): n for n, row in enumerate(made)}
+    rows: Table = []
+    for place, row in enumerate(made):
+        named = {name: row[name] for name in ("variant", "requested_ratio", "base")}
+        base = places.get((row["requested_ratio"], row["base"]))
+        (right,) = pick(answers, **named, capability=ALL)
+        loss = table.nll[place] - table.nll[place if base is None else base]
+        named |= {"perplexity": table.perplexity[place], "loss_difference": float(loss.mean())}
+        named["loss_difference_error"] = known(standard_error(loss[None])[0])
+        measured = ("accuracy", "accuracy_error", "difference", "difference_error")
+        rows.append(named | {name: right[name] for name in measured})
+    return rows
+
+
 # Findings -----------------------------------------------------------------------------------------
+def trade_off_finding(table: Table) -> list[Finding]:
+    """Judge whether both perplexity and right answers rise from lambda 0 to 1, nearest to 20 %.
+
+    Args:
+        table: from `trade_off`.
+    """
+    mine = [row for row in table if row["variant"] == ALL_EDGES]
+    if not mine:
+        return []
+    row = min(mine, key=lambda row: abs(row["requested_ratio"] - PAPER_RATIO))
+    columns = ("loss_difference", "difference")
+    loss, right = (plus_minus(row[name], row[f"{name}_error"]) for name in columns)
+    along = pick(table, requested_ratio=row["requested_ratio"])
+    listed = ", ".join(f"{one['variant']} {one['perplexity']:.4g}" for one in along)
+    return [
+        Finding(
+            "abilities",
+            "edges trade perplexity for abilities: both rise with λ (Falcon3-7B: 6.97 to 7.68)",
+            'Section "A perplexity-capability trade-off at the redundancy floor"',
+            f"at {percent(row['requested_ratio'])} perplexity {listed}; λ 1 − λ 0: loss {loss} "
+            f"nats per token, right answers {right}",
+            every(partial(judged_column, row, name, *ABOVE) for name in columns),
+        )
+    ]
+
+
 def strength_ability_findings(table: Table) -> list[Finding]:
     """Judge the paper's claims on abilities by lambda, from the study of `strength_plans`.
 
@@ -314,6 +383,18 @@ def _clear(row: Row, above: bool, factor: float) -> Verdict:
 
 
 # Pictures -----------------------------------------------------------------------------------------
+def plot_trade_off(table: Table) -> Figure:
+    """Plot right answers by perplexity, a line per ratio along lambda."""
+    figure, hover = empty(), "%{text}<br>perplexity %{x:.4g}, right %{y:.1%}<extra></extra>"
+    for number, ratio in enumerate(dict.fromkeys(row["requested_ratio"] for row in table)):
+        rows = pick(table, requested_ratio=ratio)
+        text = [row["variant"] for row in rows]
+        more: dict[str, Any] = {"line": "solid", "text": text, "hover": hover}
+        add(figure, rows, "perplexity", "accuracy", f"{percent(ratio)} removed", number, **more)
+    y = share_axis("share of questions answered right")
+    return chart(figure, "Perplexity and abilities along λ", "perplexity on held-out text", y)
+
+
 def plot_abilities(table: Table) -> Figure:
     """Plot right answers of every plan, one symbol per capability; the dense model comes first.
 

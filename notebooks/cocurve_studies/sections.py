@@ -26,6 +26,7 @@ SECTIONS: dict[str, tuple[str, str, str]] = {
     "causal": (STRUCTURE, "2 · Do bridges carry the damage?", "14"),
     "edges": (STRUCTURE, "3 · Which edges does a plan need?", "29"),
     "variants": (STRUCTURE, "What each variant can still do", "abilities-text"),
+    "activations": (STRUCTURE, "Edges by activation correlation", "activations-text"),
     "blocks": (STRUCTURE, "4 · What H looks like", "38"),
     "budgets": (STRUCTURE, "Where the budget goes", "41"),
     "propositions": (STRUCTURE, "The propositions, measured", "45"),

@@ -34,6 +34,7 @@ from cocurve_lab.extensions.pretrained.kept import (
 from cocurve_lab.measuring.agreement import RANDOM
 from cocurve_lab.measuring.risk import standard_error
 from cocurve_lab.solver.gate import redundancy_gate
+from cocurve_studies import abilities as ability
 from cocurve_studies.certainty import findings as certain
 from cocurve_studies.certainty import purposes
 from cocurve_studies.findings import Findings
@@ -323,6 +324,7 @@ def claims(plans: Plans) -> Iterable[Table]:
         *structural.bridge_findings(bridges.bridge_table(h), bridges.bridge_edges(h)),
         *structural.structure_findings(geometry.block_table(h), geometry.budget_table(h)),
         *structural.proposition_findings(propositions.proposition_table(h)),
+        *ability.trade_off_finding(_trade_off(plans)),
     ]
     for who, some in Findings(found).sides():
         cells = [
@@ -334,6 +336,30 @@ def claims(plans: Plans) -> Iterable[Table]:
         ]
         heads = ["study", who, "where", "on SmolLM2-135M, C4", "verdict"]
         yield f"Claims of {who}", heads, cells
+
+
+def _trade_off(plans: Plans) -> list[Row]:
+    """The table of `abilities.trade_off` at 20 % on WikiText.
+
+    Only counts of right answers are kept, so their difference has the error of two samples.
+    """
+    made = [(s, plans.by_name[f"H, lambda {s:g}"].get(0.2)) for s in (0.0, 0.5, 1.0)]
+    found = [(strength, plan) for strength, plan in made if plan is not None and plan.right]
+    rows: list[Row] = []
+    for strength, plan in found:
+        right, asked = (sum(x[n] for x in plan.right.values()) for n in (0, 1))
+        share, first = right / asked, rows[0] if rows else None
+        loss = plan.nll["wikitext"] - found[0][1].nll["wikitext"]
+        row: Row = {"variant": f"λ {strength:g}", "requested_ratio": 0.2, "accuracy": share}
+        row["accuracy_error"] = float(np.sqrt(share * (1 - share) / asked))
+        row["perplexity"] = float(np.exp(plan.nll["wikitext"].mean()))
+        row["loss_difference"] = float(loss.mean())
+        row["loss_difference_error"] = float(standard_error(loss[None])[0])
+        row["difference"] = share - first["accuracy"] if first else None
+        both = (row, first) if first else (row,)
+        row["difference_error"] = float(np.hypot.reduce([x["accuracy_error"] for x in both]))
+        rows.append(row)
+    return rows
 
 
 def _fidelity(plans: Plans) -> list[Row]:

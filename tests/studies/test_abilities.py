@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import binom
 
 import cocurve_lab as cl
@@ -15,7 +16,14 @@ from cocurve_lab.measuring.generation import Question
 from cocurve_studies import abilities
 from cocurve_studies.abilities import ALL, CODE, DENSE, FULL
 from helpers.problems import make_units, random_curvature
-from helpers.tiny_models import tiny_model, word_tokenizer
+from helpers.tiny_models import (
+    GROUPS,
+    masked_by_hand,
+    tiny_model,
+    tiny_text,
+    units_by_hand,
+    word_tokenizer,
+)
 
 UNITS = make_units(4)
 CURVATURE = random_curvature(UNITS, seed=1, shared=0.8)
@@ -126,3 +134,57 @@ def test_nothing_to_ask() -> None:
     assert {f.agrees for f in abilities.edge_ability_findings([])} == {None}
     with pytest.raises(cl.InputError, match="no plan to ask"):
         abilities.ability_study(model, tokenizer, [plans[0] | {"selection": None}], QUESTIONS)
+
+
+def test_the_trade_off_sets_loss_beside_right_answers(planted: list[int]) -> None:
+    """Perplexity of masked models by hand, and the answers of the ability study."""
+    model, text = tiny_model(), tiny_text(3, 16, seed=7)
+    units = cl.enumerate_units(model, GROUPS)
+    hand, plans = units_by_hand(model), []
+    for variant, size in (("λ 0", 6), ("λ 0.5", 2), ("λ 1", 1)):
+        plan = cl.Selection.from_pruned(units, range(size))
+        plans.append(entry(variant, 1) | {"selection": plan})
+    answers = abilities.ability_study(
+        model, word_tokenizer(), plans, QUESTIONS, cache=None, progress=False
+    )
+    table = abilities.trade_off(model, plans, answers, text, progress=False)
+    losses = []
+    for row in plans:
+        with masked_by_hand(model, [hand[u] for u in row["selection"].pruned]), torch.no_grad():
+            log_p = torch.log_softmax(model(text.input_ids).logits, dim=-1)
+        by_row = [
+            -np.mean([float(p[t, ids[t + 1]]) for t in positions.tolist()])
+            for p, ids, positions in zip(log_p, text.input_ids, text.positions, strict=True)
+        ]
+        losses.append(np.array(by_row))
+    for row, loss in zip(table, losses, strict=True):
+        assert row["perplexity"] == pytest.approx(np.exp(loss.mean()), rel=1e-4)
+        apart = loss - losses[0]
+        assert row["loss_difference"] == pytest.approx(apart.mean(), abs=1e-5)
+        error = apart.std(ddof=1) / 3**0.5
+        assert row["loss_difference_error"] == pytest.approx(error, abs=1e-5)
+    assert [row["accuracy"] for row in table] == [34 / 40, 38 / 40, 39 / 40]
+    assert [row["difference"] for row in table] == [None, 4 / 40, 5 / 40]
+    assert len(abilities.plot_trade_off(table).data) == 1
+
+
+@pytest.mark.parametrize(
+    ("loss", "right", "agrees"),
+    [
+        (0.2, 0.1, True),
+        (-0.2, 0.1, False),
+        (0.2, -0.1, False),
+        (0.01, 0.1, None),
+        (0.2, None, None),
+    ],
+)
+def test_a_trade_off_needs_both_to_rise(
+    loss: float, right: float | None, agrees: bool | None
+) -> None:
+    row = {"variant": "λ 1", "requested_ratio": 0.2, "perplexity": 7.0}
+    row |= {"loss_difference": loss, "loss_difference_error": 0.01}
+    row |= {"difference": right, "difference_error": 0.01}
+    (found,) = abilities.trade_off_finding([row])
+    assert found.agrees is agrees
+    assert abilities.trade_off_finding([]) == []
+    assert abilities.trade_off(tiny_model(), [], [], tiny_text(2)) == []

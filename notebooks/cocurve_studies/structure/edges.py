@@ -6,6 +6,7 @@ changes the H that is solved on; the predicted cost of a plan always comes from 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cocurve_lab.base.errors import InfeasibleError, InputError
+from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, column, pick
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.figures import look
@@ -25,6 +27,7 @@ from ..chart import add, chart, empty
 from ..draws import Plans, Redrawn
 from ..shared import known, marks, solved
 from ..study import Study
+from .activations import with_correlations
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from cocurve_lab.calibration import CalibrationSet
 
 
+ACTIVATIONS = "activations"  # the axis of edges that are not of H
 METHOD = ("structure", "full H")  # axis and variant that every other row is compared with
 
 # columns of `edge_study` for reading, with `shown`
@@ -56,12 +60,14 @@ class EdgeOptions:
         ratios, guards: of all rows; the kinds axis restricts the kinds of the guards.
         interaction_strength: lambda of all rows but those of the lambda axis.
         strengths: lambdas of the lambda axis, solved on the full H.
+        correlations: name -> [M, M] in place of those of H, on its diagonal (axis "activations").
     """
 
     ratios: tuple[float, ...] = (0.2, 0.4)
     interaction_strength: float = 1.0
     strengths: tuple[float, ...] = (0.0, 0.5, 1.0)
     guards: Guards = field(default_factory=Guards)
+    correlations: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def edge_study(
@@ -76,9 +82,9 @@ def edge_study(
 ) -> Table:
     """Measure the held-out KL of the plan of every edge variant, beside that of the method.
 
-    The axes of `structure_table` (structure, reach, sign, kinds, rule) and "lambda". Each axis
-    starts with the method itself; equal plans are measured once. Each draw makes every variant
-    again.
+    The axes of `structure_table` (structure, reach, sign, kinds, rule), "lambda", and those of
+    `options.correlations`. Equal plans are measured once. Each draw of H makes every variant again;
+    correlations that are given stay as they are.
 
     Returns:
         One row per (axis, variant, ratio): realized_ratio, units, common (units shared with the
@@ -104,7 +110,10 @@ def edge_study(
             for row in rows
         ]
 
-    settings = marks(model, curvature, held_out, **asdict(options))
+    chosen = asdict(options)
+    if found := chosen.pop("correlations"):  # kept tables without any keep their names
+        chosen["correlations"] = {name: fingerprint(rho) for name, rho in found.items()}
+    settings = marks(model, curvature, held_out, **chosen)
     study = Study(model, held_out, [curvature], draws, cache, progress)
     return study.table("edges", settings, compute)
 
@@ -120,6 +129,10 @@ def _variants(curvature: Curvature, ratio: float, options: EdgeOptions) -> Table
     for value in options.strengths:
         plan, note = solved(curvature, ratio, value, guards)
         rows.append(_entry("lambda", f"lambda {value:g}", plan, note))
+    for name, rho in options.correlations.items():
+        plan, note = solved(with_correlations(curvature, rho), ratio, strength, guards)
+        priced = None if plan is None else plan.predicted_by(curvature)
+        rows.append(_entry(ACTIVATIONS, name, priced, note))
     return [row | {"requested_ratio": ratio} for row in rows]
 
 

@@ -30,6 +30,7 @@ from ..findings import (
     number,
     within,
 )
+from .edges import ACTIVATIONS
 
 PAPER_RATIO = 0.2  # of its ablations
 
@@ -38,6 +39,7 @@ _ABLATIONS, _KINDS = "Table ablation-full", "Table ablation-edge"
 _BOTH, _SOLVER = f"{_ABLATIONS}, {_KINDS}", 'appendix "Solver Guarantees"'
 _SIGNS = 'appendix "Extended Ablations", (iii)'
 _MASS, _POSITIVE = "share of |H| off the diagonal", "share of positive edges"
+_WEIGHTED = "weighted mean correlation"  # of a plan
 
 
 # Bridges ------------------------------------------------------------------------------------------
@@ -262,6 +264,48 @@ def edge_findings(table: Table) -> list[Finding]:
     return [Finding("edges", claim, where, *said, lab) for claim, where, said, lab in found]
 
 
+_HEURISTIC = 'section "From heuristic edges to derived edges"'
+_ACTIVATIONS = (
+    Claim(
+        "activations",
+        "correlation of activations is not pruning dependence (here: ranks of its edges and of "
+        "those of H correlate by less than 0.5)",
+        _HEURISTIC,
+        "{each}",
+        "spearman",
+        (-math.inf, 0.5),
+        {"block": "all"},
+        each="{variant} {plain}",
+        nothing=None,
+        lab=True,
+    ),
+    Claim(
+        "activations",
+        "a plan on such edges and the diagonal of H costs more than the plan on H",
+        _HEURISTIC,
+        "KL less that of H, nats per token: {each}",
+        "difference",
+        ABOVE,
+        {"axis": ACTIVATIONS},
+        each="{variant} {change} at {ratio}",
+        between="; ",
+        nothing=None,
+        lab=True,
+    ),
+)
+
+
+def activation_findings(table: Table, agreement: Table) -> list[Finding]:
+    """Judge edges by activation correlation: claims of the lab, the paper has no number.
+
+    Args:
+        table: from `edge_study` with `EdgeOptions.correlations`.
+        agreement: from `edge_agreement`.
+    """
+    done = [row for row in table if row["measured"] is not None]
+    return [*evaluate(_ACTIVATIONS[0], agreement), *evaluate(_ACTIVATIONS[1], done)]
+
+
 def _variant(table: Table, ratio: float, name: str) -> Row | None:
     """Return a measured row; None where that variant has no plan or was not asked for."""
     rows = pick(table, requested_ratio=ratio, variant=name)
@@ -433,6 +477,17 @@ PROPOSITIONS = (
     ),
     Claim(
         "propositions",
+        "the weighted mean correlation of the diagonal's plan, by which it errs, is the statistic "
+        "of the gate",
+        'Prop. "The diagonal omission"',
+        "{shown} at {ratio}, FFN redundancy {reference:.4f}; within a factor of 2 counts as the "
+        "same",
+        "value",
+        ("half", "twice"),
+        {"quantity": _WEIGHTED},
+    ),
+    Claim(
+        "propositions",
         "a plan overshoots its ratio by at most one unit",
         'Prop. "Overshoot bound"',
         "at most {value:.2%}, a unit is {reference:.2%} of the cost",
@@ -463,13 +518,14 @@ def proposition_findings(table: Table) -> list[Finding]:
     for row in table:
         if row["proposition"] in ("gram", "overshoot"):
             continue
-        wanted = (nearest, strongest)
-        if row["quantity"] == _POSITIVE and wanted != (
-            row["requested_ratio"],
-            row["interaction_strength"],
-        ):
+        # the weighted mean is about the plan of a selector without edges
+        wanted = {_POSITIVE: (nearest, strongest), _WEIGHTED: (nearest, 0.0)}
+        mine = row["requested_ratio"], row["interaction_strength"]
+        if wanted.get(row["quantity"], mine) != mine:
             continue
         reference, error = row["reference"] or 0.0, row["value_error"]
-        shown = f"{row['value']:.2f}" + ("" if error is None else f" ± {error:.2f}")
+        places = 4 if row["quantity"] == _WEIGHTED else 2
+        shown = f"{row['value']:.{places}f}"
+        shown += "" if error is None else f" ± {error:.{places}f}"
         rows.append(row | {"half": 0.5 * reference, "twice": 2 * reference, "shown": shown})
     return evaluate(PROPOSITIONS, rows)

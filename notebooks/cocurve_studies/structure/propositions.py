@@ -47,7 +47,10 @@ def proposition_table(
     - "gram" (Prop. "Gram equivalence"): smallest eigenvalue over the largest, at least -1e-6 (what
       float32 features leave); smallest diagonal entry, at least 0.
     - "offdiag" (Prop. "The diagonal omission"): share of sum |H_uv| that is off the diagonal; and,
-      of each plan, edge over node risk and the share of its edges that are positive.
+      of each plan, edge over node risk, the share of its edges that are positive, and the mean
+      correlation of its pairs weighted by sqrt(H_uu H_vv), which times (sum of sqrt(H_uu))^2 less
+      the trace is twice the edge risk. The paper calls it the statistic of its gate, so the
+      reference is the FFN redundancy without sampling noise; `holds` within a factor of 2.
     - "when" (Prop. "Edge-to-diagonal balance"), on the lambda = 0 plan S of each ratio: median over
       u in S with H_uu > 0 of |sum over v in S, v != u of H_uv| / (1/2 H_uu), against the median of
       2 |sum of rho_uv| (correlations of that unit) and against 2 |S| |rho_bar| (mean over pairs of
@@ -203,7 +206,19 @@ def _plan_rows(curvature: Curvature, plan: Selection) -> Table:
 
     spread = spread_of([positive(part) for part in resampled(curvature)])
     rows.append(_row("offdiag", "share of positive edges", positive(curvature), spread, plan))
-    return rows
+
+    def weighted(part: Curvature) -> float:
+        """The mean of rho_uv over the pairs, weighted by sqrt(H_uu H_vv)."""
+        root = np.sqrt(part.saliency[list(plan.pruned)])
+        weights = np.outer(root, root)[pairs]
+        total = float(weights.sum())
+        return float(part.correlation()[block][pairs] @ weights) / total if total > 0 else np.nan
+
+    mean, error = weighted(curvature), errors_of(curvature, weighted, 1)[0]
+    clean = curvature.ffn_redundancy_corrected
+    gate = curvature.ffn_redundancy if clean is None else clean
+    row = _row("offdiag", "weighted mean correlation", mean, error, plan)
+    return [*rows, row | {"reference": gate, "holds": bool(0.5 * gate <= mean <= 2 * gate)}]
 
 
 def plot_propositions(table: Table) -> Figure:

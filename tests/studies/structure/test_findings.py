@@ -311,7 +311,7 @@ def test_tables_of_the_studies_themselves_are_read() -> None:
     found = findings.bridge_findings(bridge_table(curvature), bridge_edges(curvature))
     found += findings.structure_findings(block_table(curvature), budget_table(curvature, 0.3))
     found += findings.proposition_findings(proposition_table(curvature, (0.1, 0.3)))
-    assert len(found) == 5 + 4 + 6
+    assert len(found) == 5 + 4 + 7
     assert one(found, "Gram matrix").agrees is True
     assert one(found, "overshoots").agrees is True
     assert "nan" not in " ".join(finding.ours for finding in found)

@@ -159,6 +159,33 @@ def test_equal_saliencies_and_correlations_meet_the_balance_exactly(rho: float) 
     assert said(table, "diagonal CV, FFN")["value"] == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.parametrize("strength", [0.0, 1.0])
+def test_the_weighted_correlation_gives_the_edge_risk(strength: float) -> None:
+    """Prop. offdiag: its two sides, pair by pair."""
+    row = said(
+        propositions.proposition_table(BUILT, ratios=(0.4,)),
+        "weighted mean correlation",
+        interaction_strength=strength,
+    )
+    plan = cl.solve_greedy(BUILT, 0.4, strength)
+    h, edges = BUILT.matrix, 0.0
+    numerator = denominator = 0.0
+    for u in plan.pruned:
+        for v in plan.pruned:
+            if u != v:
+                weight = np.sqrt(h[u, u] * h[v, v])
+                numerator += h[u, v] / weight * weight
+                denominator += weight
+                edges += h[u, v] / 2
+    assert row["value"] == pytest.approx(numerator / denominator)
+    trace = sum(h[u, u] for u in plan.pruned)
+    root = sum(np.sqrt(h[u, u]) for u in plan.pruned)
+    assert row["value"] * (root**2 - trace) / 2 == pytest.approx(edges)
+    assert plan.edge_risk == pytest.approx(edges)
+    assert row["value_error"] > 0
+    assert row["reference"] == BUILT.ffn_redundancy_corrected
+
+
 def test_the_balance_is_the_one_of_the_gate() -> None:
     table = propositions.proposition_table(BUILT, ratios=(0.4,))
     gate = cl.redundancy_gate(BUILT, 0.4)

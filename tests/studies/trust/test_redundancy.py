@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import permutation_test, spearmanr
 
 import cocurve_lab as cl
+from cocurve_lab.base.errors import MismatchError
 from cocurve_lab.base.tables import Table, column
 from cocurve_lab.measuring.agreement import random_set
 from cocurve_lab.measuring.risk import PlanTable
@@ -177,3 +179,58 @@ def test_a_checkpoint_of_others_can_be_a_subject() -> None:
     drawn = cl.Selection.from_pruned(units, random_set(units, 0.2, np.random.default_rng(0)))
     assert row["kl_1"] < cl.pruning_risk(model, drawn, held_out)
     assert row["perplexity_0"] > row["dense_perplexity"]
+
+
+# Base and tuned -----------------------------------------------------------------------------------
+
+
+def test_a_tuned_model_is_compared_with_its_base_on_the_same_rows() -> None:
+    """Weights moved a little, as training would: mean |rho| pair by pair, and group by group."""
+    base, tuned = tiny_model(seed=0), tiny_model(seed=0)
+    with torch.no_grad():
+        for weight in tuned.parameters():
+            weight += 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    units, build = cl.enumerate_units(base, 4), cl.BuildOptions(groups=4)
+    inputs, kept = (units, TEXT, 20), {"progress": False, "options": build}
+    first, second = (cl.estimate_curvature(model, *inputs, **kept) for model in (base, tuned))
+    row = redundancy.tuned_redundancy(first, second)
+
+    def naive(h: cl.Curvature, leave: int | None = None) -> float:
+        assert h.group_grams is not None
+        grams = [gram for place, gram in enumerate(h.group_grams) if place != leave]
+        matrix, ffn = sum(grams), np.flatnonzero(units.kinds == "ffn")
+        rho = [
+            abs(matrix[u, v]) / np.sqrt(matrix[u, u] * matrix[v, v])
+            for u in ffn
+            for v in ffn
+            if u != v
+        ]
+        return float(np.mean(rho))
+
+    assert row["base"] == pytest.approx(naive(first))
+    assert row["tuned"] == pytest.approx(naive(second))
+    assert row["difference"] == pytest.approx(naive(second) - naive(first))
+    gaps = np.array([naive(second, leave) - naive(first, leave) for leave in range(4)])
+    error = np.sqrt(3 / 4 * ((gaps - gaps.mean()) ** 2).sum())
+    assert row["difference_error"] == pytest.approx(error)
+    assert row["tuned_corrected"] == second.ffn_redundancy_corrected
+    same = redundancy.tuned_redundancy(first, first)
+    assert (same["difference"], same["difference_error"]) == (0, 0)
+    other = cl.estimate_curvature(base, units, HELD_OUT.rows(0, 4), 20, **kept)
+    with pytest.raises(MismatchError, match="same rows"):
+        redundancy.tuned_redundancy(first, other)
+    wider = cl.estimate_curvature(base, cl.enumerate_units(base, 2), *inputs[1:], **kept)
+    with pytest.raises(MismatchError, match="tuned"):
+        redundancy.tuned_redundancy(first, wider)
+
+
+@pytest.mark.parametrize(
+    ("difference", "error", "agrees"),
+    [(0.001, 0.001, True), (0.02, 0.002, False), (-0.02, 0.002, False), (0.005, 0.01, None)],
+)
+def test_post_training_is_judged_by_a_tenth_of_the_base(
+    difference: float, error: float, agrees: bool | None
+) -> None:
+    row = {"base": 0.074, "tuned": 0.074 + difference}
+    row |= {"difference": difference, "difference_error": error}
+    assert redundancy.tuning_finding(row).agrees is agrees
