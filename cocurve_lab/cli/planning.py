@@ -13,7 +13,7 @@ from ..solver.gate import redundancy_gate
 from ..solver.guards import FREE, Guards
 from ..solver.selection import Selection
 from ..solver.solve import solve_greedy
-from ..solver.targets import Target
+from ..solver.targets import Target, flop_costs
 from .common import Dtype, read_curvature, write_new
 from .options import Verb, argument, flag, part
 
@@ -33,6 +33,7 @@ class Solve(Verb):
     Examples:
       cocurve solve H --ratio 0.2 --out plan.json
       cocurve solve H/H_demo_0123456789.pkl --ratio 0.3 --gate --out plan.json
+      cocurve solve H --ratio 0.3 --cost flops --context 4096 --out plan.json
       cocurve solve H --parameters 6B --uniform --out plan.json
       cocurve solve H --ratio 0.3 --tensor-parallel 2 --align 64 --out plan.json
       cocurve solve H --size "12 GB" --dtype bfloat16 --protect-first 1 --out plan.json
@@ -45,6 +46,11 @@ class Solve(Verb):
     size: str | None = flag('most bytes of weights left: "12 GB"', one_of="budget")
     kv_cache: str | None = flag('most bytes of KV cache per token left: "64 KiB"', one_of="budget")
     dtype: Dtype | None = flag("dtype for --size and --kv-cache")
+    cost: Literal["parameters", "flops"] = flag(
+        "what --ratio counts: parameters, or floating-point operations per token (%(default)s)",
+        "parameters",
+    )
+    context: int = flag("with --cost flops: tokens that a token attends to (2048)", 2048)
     strength: float = flag(
         "weight of the edges (1.0)", 1.0, name="lambda", at_most_one_of="strength"
     )
@@ -73,6 +79,8 @@ class Solve(Verb):
         """Run `cocurve solve`."""
         budget = self._budget()
         curvature = read_curvature(self.curvature)
+        if self.cost == "flops":
+            budget = Target(ratio=self.ratio, costs=flop_costs(curvature.units, self.context))
         strength = _by_gate(curvature) if self.gate else self.strength
         selection = solve_on(curvature, self.surrogate, budget, strength, self.guards, self.uniform)
         said = f"{self.out} already holds this plan (nothing was written)."
@@ -97,6 +105,8 @@ class Solve(Verb):
             )
         if self.ratio is not None:
             return self.ratio
+        if self.cost == "flops":
+            raise InputError("--cost flops counts a share. Give --ratio, or leave out --cost.")
         return Target(
             parameters=self.parameters, size=self.size, kv_cache=self.kv_cache, dtype=self.dtype
         )

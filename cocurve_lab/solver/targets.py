@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..base.arguments import EXACT, as_float, as_list
+from ..base.arguments import EXACT, as_float, as_int, as_list
 from ..base.errors import InputError, NumericalError, shown
 from ..models.architectures import describe
 from ..models.families import UNIT_KINDS, Kind
@@ -236,7 +236,7 @@ class Budget:
 # Ratios and lambda ------------------------------------------------------------------------------
 
 
-def require_ratio(ratio: float) -> float:
+def require_ratio(ratio: float | Target) -> float:
     """Return a ratio of any number type as a Python float; raise InputError outside of [0, 1)."""
     if isinstance(ratio, Target):
         raise InputError(
@@ -276,7 +276,7 @@ def ratio_budget(units: UnitSet, ratio: float) -> Budget:
     return Budget(units.costs, target_cost(ratio, units.total_cost), ratio)
 
 
-# KV cache ---------------------------------------------------------------------------------------
+# KV cache and operations -------------------------------------------------------------------------
 
 
 def kv_cache_costs(units: UnitSet, dtype: Any, model: PreTrainedModel | None = None) -> np.ndarray:
@@ -305,6 +305,19 @@ def kv_cache_costs(units: UnitSet, dtype: Any, model: PreTrainedModel | None = N
         queries = describe(model).queries_per_group
         widths = [(u.stop - u.start) // queries(u.layer) if u.kind == _CACHED else 0 for u in units]
     return np.array([2 * item * width for width in widths], np.int64)
+
+
+def flop_costs(units: UnitSet, context: int) -> np.ndarray:
+    """Return the floating-point operations per token that each unit takes [M] int64.
+
+    Two per parameter, and in attention 4 per column for each of the `context` tokens that a token
+    attends to: the scores, and the sum of values (Kaplan et al., 2020). Norms, softmax and
+    activations are left out. For `Target(ratio=..., costs=...)`.
+    """
+    if as_int(context, "context") < 1:
+        raise InputError(f"context is {context}. Give at least 1 token.")
+    widths = [u.stop - u.start if u.kind == _CACHED else 0 for u in units]
+    return 2 * units.costs + 4 * int(context) * np.array(widths, np.int64)
 
 
 def _hidden_sizes(channel: int) -> list[int]:

@@ -19,13 +19,24 @@ from cocurve_lab.evaluation.suites import Source
 from cocurve_lab.extensions.choosing.gains import choose_gains
 from cocurve_lab.extensions.choosing.racing import ChoiceOptions
 from cocurve_lab.extensions.choosing.settings import choose_guards, choose_interaction_strength
+from cocurve_lab.solver.targets import flop_costs
 from cocurve_studies.bake_off.contenders import BASELINES
 from cocurve_studies.paper import command as paper_command
 from cocurve_studies.paper import published, reproduction
+from cocurve_studies.paper.protocol import Protocol
 from cocurve_studies.paper.side_by_side import HOURS, SIZES
 from helpers.hub_copies import write_copies
 from helpers.release import Shape, write_json, write_release
-from helpers.tiny_models import CONTEXT, HIDDEN, tiny_model, word_tokenizer
+from helpers.tiny_models import (
+    CONTEXT,
+    GROUPS,
+    HIDDEN,
+    naive_risk,
+    tiny_model,
+    tiny_text,
+    units_by_hand,
+    word_tokenizer,
+)
 
 pytest.importorskip("lm_eval")
 TITLES = [cl.get_method(name).title for name in BASELINES]
@@ -163,6 +174,32 @@ def test_without_further_options_the_papers_rules_choose(
         assert float(best["value"]) == min(float(row["value"]) for row in at_ratio)
         (best,) = pick(rows_here, plan="best baseline", task="piqa")
         assert float(best["value"]) == max(float(row["value"]) for row in at_ratio)
+
+
+def test_ratios_may_count_operations(place: Path, tmp_path: Path, capsys: Any) -> None:
+    """The protocol with costs: each plan, and the lambda of lowest KL on the held-out rows."""
+    model, held_out = tiny_model(), tiny_text(4, 20, seed=1)
+    units = cl.enumerate_units(model, GROUPS)
+    rows = tiny_text(4, 20)
+    curvature = cl.estimate_curvature(model, units, rows, 16, progress=False)
+    costs = flop_costs(units, 2000)  # attention takes far more than its share of parameters
+    settings = (tmp_path, model, curvature, rows, held_out, published.published(""), "none")
+    by_cost, plain = (Protocol(*settings, progress=False, costs=c) for c in (costs, None))
+    plans = {s: cl.solve_greedy(curvature, 0.4, s, costs=costs) for s in (0.0, 0.5, 1.0)}
+    for strength, plan in plans.items():
+        assert by_cost.solved(0.4, strength).fingerprint == plan.fingerprint
+        assert costs[list(plan.pruned)].sum() >= 0.4 * costs.sum()
+    hand = units_by_hand(model)
+    kl = [naive_risk(model, [hand[u] for u in p.pruned], held_out) for p in plans.values()]
+    gaps = [row - min(kl, key=np.mean) for row in kl]
+    # the smallest lambda within one paired standard error of the best, over 4 rows
+    tied = [gap.mean() <= gap.std(ddof=1) / 2 + 1e-7 for gap in gaps]
+    assert by_cost.chosen(0.4).fingerprint == list(plans.values())[tied.index(True)].fingerprint
+    assert plain.solved(0.4, 1.0).fingerprint == cl.solve_greedy(curvature, 0.4).fingerprint
+    assert plain.chosen(0.4).fingerprint != by_cost.chosen(0.4).fingerprint
+    wrong = [*command(place, tmp_path), "--cost", "flops", "--methods", "flap"]
+    assert main(wrong) == FAILED
+    assert "--methods count parameters" in capsys.readouterr().err
 
 
 def test_measured_numbers_are_those_of_the_pruned_model(done: Path, place: Path) -> None:

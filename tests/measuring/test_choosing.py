@@ -458,6 +458,35 @@ def choose_from(caps: Any, protections: Any, ratio: float = 0.3, **more: Any) ->
     )
 
 
+def test_guards_of_any_maker_of_plans_are_chosen_by_the_same_rule() -> None:
+    """A method that takes the last units allowed: the loosest guards that tie with the best."""
+    model, curvature = real()
+    text = tiny_text(4, seed=9)
+
+    def last(guards: Guards) -> Selection:
+        if guards.protect_last:
+            short = {"requested_ratio": 0.3, "reachable_ratio": 0.2}
+            raise InfeasibleError("it takes the last units", **short)
+        free = [u for u, unit in enumerate(curvature.units) if unit.layer >= guards.protect_first]
+        return Selection.from_pruned(curvature.units, free[-4:] if guards.layer_cap else free[:4])
+
+    choice = choose_guards(
+        *(model, curvature, 0.3, text),
+        layer_caps=(None, 0.8),
+        protections=((0, 0), (1, 0), (1, 1)),
+        make=last,
+        options=EVERYTHING,
+    )
+    assert [entry.guards.protect_last for entry in choice.infeasible] == [1, 1]
+    kl = [pruning_risk(model, candidate.selection, text) for candidate in choice.curve]
+    assert len(kl) == 3  # both capped plans remove the same units
+    assert [candidate.kl for candidate in choice.curve] == pytest.approx(kl, 1e-5)
+    assert set(choice.winner.selection.pruned) == set(
+        choice.curve[int(np.argmin(kl))].selection.pruned
+    )
+    assert choice.report == {}
+
+
 def test_the_curve_of_guards_is_the_measured_risk_of_each_plan() -> None:
     model, curvature = real()
     text = tiny_text(4, seed=9)

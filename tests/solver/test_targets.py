@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 import cocurve_lab as cl
 from cocurve_lab.base.errors import InfeasibleError
@@ -17,7 +18,7 @@ from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
-from cocurve_lab.solver.targets import Target, kv_cache_costs, read_bytes, read_count
+from cocurve_lab.solver.targets import Target, flop_costs, kv_cache_costs, read_bytes, read_count
 from cocurve_widgets import LambdaExplorer, Session
 from helpers.problems import llama_8b_units, make_units, naive_greedy, random_curvature
 from helpers.tiny_models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text
@@ -112,6 +113,32 @@ def test_the_smallest_reachable_value_is_named_in_the_unit_asked_for() -> None:
     assert caught.value.reachable_ratio == 1
     assert caught.value.requested_ratio == pytest.approx(130 / 129)
     assert len(solve_greedy(curvature, Target(parameters="0.071k"))) == 15
+
+
+# Operations ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heads", ["mha", "gqa"])
+def test_operations_are_those_that_torch_counts(heads: str) -> None:
+    """The operations of the model less those without the unit, for a row of 20 tokens."""
+    model = tiny_model("llama", heads, attention="eager")  # whose products torch counts on a CPU
+    units, ids = cl.enumerate_units(model, GROUPS), tiny_text(1, length=20).input_ids
+
+    def counted(of: Any) -> int:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            of(input_ids=ids, use_cache=False)
+        return int(counter.get_total_flops())
+
+    costs = flop_costs(units, 20)
+    for place in (0, len(units) - 1):
+        smaller = cl.prune(model, Selection.from_pruned(units, [place]))
+        assert counted(model) - counted(smaller) == 20 * costs[place]
+    assert {units[place].kind for place in (0, len(units) - 1)} == {"attention", "ffn"}
+    long = flop_costs(units, 2000) - costs
+    assert not long[units.kinds == "ffn"].any()
+    assert (long > 0)[units.kinds == "attention"].all()
+    with pytest.raises(cl.InputError, match="context is 0"):
+        flop_costs(units, 0)
 
 
 # KV cache -----------------------------------------------------------------------------------------

@@ -7,12 +7,16 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.estimator.batches import memory_needed
 from cocurve_lab.evaluation.suites import PAPER_NAMES
+from cocurve_lab.evaluation.task_files import generation, multiple_choice
+from cocurve_lab.evaluation.tasks import TaskOptions, suite_tasks
 from cocurve_lab.extensions.big_models.forecast import rows_of
 from cocurve_lab.models.architectures import describe
 from cocurve_studies.paper.needs import (
     LOADS,
     Speed,
     build_hours,
+    gradient_bytes,
+    load_of,
     memory_words,
     suite_hours,
     timed,
@@ -42,12 +46,34 @@ def test_hours_add_up_over_tasks_and_limits() -> None:
     speed = Speed(token=1e-4, reply=0.1)
     one = LOADS["gsm8k"]
     alone = one.requests * (one.tokens * 1e-4 + one.reply / 16 * 0.1) / 3600
-    assert suite_hours(speed, ["gsm8k"]) == pytest.approx(alone)
-    both = suite_hours(speed, ["gsm8k", "boolq"])
-    assert both == pytest.approx(alone + suite_hours(speed, ["boolq"]))
-    assert suite_hours(speed, ["gsm8k", "of another suite"], 10) == pytest.approx(
-        alone * 40 / one.requests
-    )
+    assert suite_hours(speed, {"gsm8k": None}) == pytest.approx(alone)
+    both = suite_hours(speed, {"gsm8k": None, "boolq": None})
+    assert both == pytest.approx(alone + suite_hours(speed, {"boolq": None}))
+    assert suite_hours(speed, {"gsm8k": None}, 10) == pytest.approx(alone * 40 / one.requests)
+
+
+def test_a_task_of_a_file_is_counted_from_its_records() -> None:
+    rows = [{"query": "q" * 60, "choices": ["a", "b", "c"], "gold": 0}] * 5
+    assert load_of("own", multiple_choice("own", rows)) == (15, round(len(str(rows[0])) / 4), 0)
+    asked = generation("said", [{"prompt": "p", "answer": "x"}] * 7, ["\n"], 33)
+    assert load_of("said", asked)[::2] == (7, 33)
+    for suite in ("demo", "paper"):
+        tasks = suite_tasks(suite, TaskOptions())
+        assert all(load_of(name, made).requests > 0 for name, made in tasks.items())
+
+
+def test_gradients_count_where_a_method_takes_them() -> None:
+    """More than the two float32 buffers of the layers of one pass, all of them in this model."""
+    model = tiny_model()
+    units, rows = cl.enumerate_units(model, GROUPS), rows_of(1, 8, 4)
+    layers = sum(p.numel() for part in describe(model).layers for p in part.parameters())
+    most, words = memory_words(model, units, rows, 8, [0.5], gradients=True)
+    weights = 4 * model.num_parameters()
+    assert most == pytest.approx(weights + gradient_bytes(model, 8))
+    assert gradient_bytes(model, 8) > 8 * layers
+    assert gradient_bytes(model, 16) > gradient_bytes(model, 8)
+    assert "for gradients" in words
+    assert memory_words(model, units, rows, 8, [0.5])[0] < most
 
 
 def test_a_build_takes_the_rows_that_it_has() -> None:

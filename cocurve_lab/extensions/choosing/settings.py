@@ -8,8 +8,9 @@ lowest of many means is biased low, so the chosen plan can be reported on furthe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from ...solver.guards import FREE, Guards, reachable_ratio
 from ...solver.path import lambda_path
 from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
-from ...solver.targets import require_strength
+from ...solver.targets import Target, require_ratio, require_strength
 from .racing import (
     TIE,
     Candidate,
@@ -160,7 +161,7 @@ class GuardsChoice(_Choice):
 def choose_interaction_strength(
     model: PreTrainedModel,
     curvature: Curvature,
-    ratio: float,
+    ratio: float | Target,
     held_out: CalibrationSet,
     guards: Guards = FREE,
     *,
@@ -174,7 +175,7 @@ def choose_interaction_strength(
     Args:
         model: the dense model.
         curvature: its H [M, M].
-        ratio: share of removable cost, [0, 1).
+        ratio: share of removable cost, [0, 1); with lambdas of your own also a `Target`.
         held_out: rows to choose on, at least two, none of them calibrated on.
         guards: where units may be pruned.
         candidates: "path" for every distinct plan of lambda in [0, 1] (at most
@@ -198,7 +199,9 @@ def choose_interaction_strength(
     if isinstance(candidates, str):
         if candidates != "path":
             raise InputError(f'candidates is {candidates!r}. Give "path" or a list of lambdas.')
-        plans, infeasible = _distinct(_path(curvature, ratio, guards, *ends.values()))
+        plans, infeasible = _distinct(
+            _path(curvature, require_ratio(ratio), guards, *ends.values())
+        )
         kept = _spread(plans, options.max_candidates)
     else:
         strengths = _strengths(candidates)
@@ -206,7 +209,8 @@ def choose_interaction_strength(
         kept = plans
     curve = race_plans(model, kept, held_out, options)
     report = report_plans(model, _chosen(curve), ends, report_on, options)
-    gate = redundancy_gate(curvature, ratio)
+    share = ratio.budget(curvature.units).share if isinstance(ratio, Target) else ratio
+    gate = redundancy_gate(curvature, share)
     return InteractionChoice(curve, infeasible, report, len(plans) - len(kept), gate)
 
 
@@ -219,6 +223,7 @@ def choose_guards(
     layer_caps: Sequence[LayerCap] = LAYER_CAPS,
     protections: Sequence[tuple[int, int]] = PROTECTIONS,
     interaction_strength: float = 1.0,
+    make: Callable[[Guards], Selection] | None = None,
     report_on: CalibrationSet | None = None,
     options: ChoiceOptions = ChoiceOptions(),
     other_weights: bool = False,
@@ -237,6 +242,7 @@ def choose_guards(
             (`Guards.layer_cap_factor`, the release's rule).
         protections: (protect_first, protect_last) pairs, layers kept whole at either end.
         interaction_strength: lambda of all plans.
+        make: makes a plan under guards, such as another method's; None solves on the curvature.
         report_on: rows for `report`, which has the best plan, that of no guards, and that of the
             release's guards (1.5x, two layers at either end) if they give plans.
 
@@ -246,15 +252,16 @@ def choose_guards(
     """
     require_text(curvature, held_out, report_on)
     curvature = belonging(model, curvature, what="H", other_weights=other_weights)
-    strength = float(interaction_strength)
+    make = make or partial(solve_greedy, curvature, ratio, float(interaction_strength))
     grid = guards_grid(layer_caps, protections)
     if not grid:
         raise InputError("the grid of guards is empty. Give at least one cap and one protection.")
     found = loosest_first(curvature.units, ratio, grid)
-    plans, infeasible = _distinct(_solve(curvature, ratio, strength, g) for g in found)
+    plans, infeasible = _distinct(_made(make, g) for g in found)
     curve = race_plans(model, plans, held_out, options)
     named = {"no guards": FREE, "release's guards": RELEASE_GUARDS}
-    references = {name: _solve(curvature, ratio, strength, g) for name, g in named.items()}
+    wanted = {} if report_on is None else named
+    references = {name: _made(make, g) for name, g in wanted.items()}
     report = report_plans(model, _chosen(curve), references, report_on, options)
     return GuardsChoice(curve, infeasible, report, left_out=0)
 
@@ -287,18 +294,26 @@ def _chosen(curve: Sequence[Candidate]) -> Candidate:
 
 def _solve(
     curvature: Curvature,
-    ratio: float,
+    ratio: float | Target,
     strength: float,
     guards: Guards,
     interval: Interval | None = None,
 ) -> Outcome:
     """The plan of one lambda, for an interval of lambda, or the error that there is none."""
-    interval = interval or (strength, strength)
+    make = partial(solve_greedy, curvature, ratio, strength)
+    return _made(make, guards, interval or (strength, strength))
+
+
+def _made(
+    make: Callable[[Guards], Selection], guards: Guards, interval: Interval | None = None
+) -> Outcome:
+    """The plan under guards, or the error that there is none."""
     try:
-        plan = solve_greedy(curvature, ratio, strength, guards)
+        plan = make(guards)
     except InfeasibleError as error:
-        return Infeasible(interval, guards, error)
-    return Contender(plan, (interval,), (guards,))
+        return Infeasible(interval or (0, 0), guards, error)
+    strength = plan.interaction_strength or 0.0
+    return Contender(plan, (interval or (strength, strength),), (guards,))
 
 
 def _path(

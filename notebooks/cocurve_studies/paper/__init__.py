@@ -1,1 +1,5 @@
 """The tables of the paper, measured again: `cocurve paper`."""
+
+from typing import Literal
+
+GuardsRule = Literal["search", "paper", "none"]  # of `--guards`; see `Protocol.guards`

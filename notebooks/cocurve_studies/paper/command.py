@@ -22,6 +22,8 @@ from cocurve_lab.cli.common import (
 from cocurve_lab.cli.options import Verb, flag, part
 from cocurve_lab.models.identity import is_demo
 
+from . import GuardsRule
+
 if TYPE_CHECKING:
     from cocurve_lab.calibration import CalibrationSet
     from cocurve_lab.curvature.matrix import Curvature
@@ -78,10 +80,16 @@ class Paper(Verb):
         "other methods too, such as llm-pruner wanda-sp; all: the paper's nine (with --stream "
         "those without gradients)"
     )
-    guards: Literal["search", "paper", "none"] = flag(
+    guards: GuardsRule = flag(
         "search: for each plan those of lowest perplexity on the held-out rows, the paper's rule; "
         "paper: those it states; none (%(default)s)",
         "search",
+    )
+    cost: Literal["parameters", "flops"] = flag(
+        "what the ratios are shares of: parameters, as in the paper, or floating-point operations "
+        "per token at the length of the rows; not with --methods, which count parameters "
+        "(%(default)s)",
+        "parameters",
     )
     top_r: int = flag("r of the top-r support (256)", 256)
     ffn_groups: int = flag("FFN groups per layer (16)", 16)
@@ -103,6 +111,7 @@ def run(options: Paper) -> int:
     from cocurve_lab.estimator.estimate import load_or_estimate
     from cocurve_lab.models.loading import report_device
     from cocurve_lab.models.units import enumerate_units
+    from cocurve_lab.solver.targets import flop_costs
 
     from .protocol import Protocol
     from .published import published, recognized
@@ -134,6 +143,7 @@ def run(options: Paper) -> int:
         protocol = Protocol(
             *(options.out / "measured", model, curvature, rows, held_out, paper, options.guards),
             progress=progress() is True,
+            costs=flop_costs(units, rows.seq_len) if options.cost == "flops" else None,
         )
         candidates = list(_candidates(options, protocol))
         seconds = curvature.provenance.get("seconds")
@@ -192,6 +202,10 @@ def _settings(options: Paper) -> Any:
             reference_metrics(options.release, ratio)
     for strength in options.lambdas:
         require_strength(strength)
+    if options.cost == "flops" and options.methods:
+        raise InputError(
+            "--cost flops is for plans of H, and --methods count parameters. Leave out one of them."
+        )
     for name in _methods(options):
         if get_method(name).needs_gradients and options.model.stream:
             raise InputError(
@@ -223,6 +237,7 @@ def _say_memory(options: Paper) -> None:
     """Say, from the configuration alone, what the run needs on the device."""
     from cocurve_lab.estimator.batches import free_memory
     from cocurve_lab.extensions.big_models.forecast import rows_of as rows_on_paper
+    from cocurve_lab.methods.registry import get_method
     from cocurve_lab.models.loading import pick_device, pick_dtype, place_of, shapes_only
     from cocurve_lab.models.units import enumerate_units
 
@@ -239,7 +254,9 @@ def _say_memory(options: Paper) -> None:
     positions = options.text.positions
     text = rows_on_paper(options.text.sequences, length, positions)
     units = enumerate_units(shapes, options.ffn_groups)
-    most, words = memory_words(shapes, units, text, options.top_r, list(options.ratios))
+    gradients = any(get_method(name).needs_gradients for name in _methods(options))
+    inputs = (shapes, units, text, options.top_r, list(options.ratios))
+    most, words = memory_words(*inputs, gradients)
     if most > (free := free_memory(device)):
         words += f" {device} has {free / 1e9:.3g} GB free: take a larger one, or add --stream."
     print(words, flush=True)
@@ -250,20 +267,27 @@ def _say_hours(
 ) -> None:
     """Say the hours of the whole run, from a timed row of text."""
     from cocurve_lab.evaluation.tasks import suite_tasks
+    from cocurve_lab.extensions.choosing.settings import guards_grid
 
     from .needs import build_hours, suite_hours, timed
 
     speed = timed(model, rows.seq_len)
     build = build_hours(model, units, rows, top_r, speed)
-    words = f"At the speed of a row just timed, H takes {_hours(build)}"
-    if settings.suite == "paper":
-        plans = 2 + len(options.lambdas) + len(_methods(options)) + (options.release is not None)
-        models = 1 + plans * len(options.ratios)
-        tasks = list(suite_tasks(settings.suite, settings.tasks))
-        each = suite_hours(speed, tasks, options.suite.limit)
-        words += f", and {len(tasks)} tasks on at most {models} models {_hours(models * each)}"
-        words += " (to a factor of two)"
-    print(f"{words}. What is kept in {options.out} is not done again.", flush=True)
+    ratios, methods = len(options.ratios), len(_methods(options))
+    made = 1 + len(options.lambdas) + methods  # plans whose guards are chosen
+    raced = 3 + made * (len(guards_grid()) if options.guards == "search" else 1)
+    passes = ratios * raced * options.held_out + methods * len(rows)
+    choice = passes * rows.seq_len * speed.token / 3600
+    models = 1 + (made + 1 + (options.release is not None)) * ratios
+    tasks = suite_tasks(settings.suite, settings.tasks)
+    each = suite_hours(speed, tasks, options.suite.limit)
+    print(
+        f"At the speed of a row just timed, H takes {_hours(build)}, making and choosing plans at "
+        f"most {_hours(choice)}, and {len(tasks)} tasks on at most {models} models "
+        f"{_hours(models * each)} (to a factor of two). What is kept in {options.out} is not done "
+        "again.",
+        flush=True,
+    )
 
 
 def _hours(hours: float) -> str:
@@ -346,6 +370,8 @@ def _heading(options: Paper, paper: Published, rows: Any, curvature: Curvature) 
     gate = f"FFN redundancy, the paper's gate: {curvature.ffn_redundancy:.3f}"
     for row in pick(paper.rows, variant="gate"):
         gate += f"; the paper has {row['values']['FFN redundancy']} ({row['values']['use']})"
+    if options.cost == "flops":
+        gate += f". Ratios are shares of operations per token at {rows.seq_len} tokens"
     text = f"""\
 # {options.model.place}
 

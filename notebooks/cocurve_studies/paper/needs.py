@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.estimator.batches import memory_needed
+from cocurve_lab.evaluation.task_files import TaskFile
 from cocurve_lab.extensions.big_models.forecast import row_operations
+from cocurve_lab.methods.llm_pruner import LlmPruner
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import model_device
 from cocurve_lab.models.layers import bytes_of
@@ -59,8 +62,25 @@ class Speed(NamedTuple):
     reply: float
 
 
+def load_of(name: str, made: TaskFile | None) -> Load:
+    """Return the work of a task: of the paper's as in `LOADS`, of a file from its records."""
+    if made is None:
+        return LOADS[name]
+    asked = sum(
+        len(row.get("choices") or row.get("context_options") or "1") for row in made.records
+    )
+    letters = sum(len(str(row)) for row in made.records) / max(len(made.records), 1)
+    reply = made.config.get("generation_kwargs", {}).get("max_gen_toks", 0)
+    return Load(asked, round(letters / 4), reply)  # about 4 letters a token
+
+
 def memory_words(
-    shapes: PreTrainedModel, units: UnitSet, rows: CalibrationSet, top_r: int, ratios: list[float]
+    shapes: PreTrainedModel,
+    units: UnitSet,
+    rows: CalibrationSet,
+    top_r: int,
+    ratios: list[float],
+    gradients: bool = False,
 ) -> tuple[float, str]:
     """Return the bytes that a run needs on the device at once, and a sentence.
 
@@ -70,18 +90,37 @@ def memory_words(
         shapes: the dense model in its dtype, on the meta device.
         units, rows, top_r: of the build of H; of `rows` only the size counts.
         ratios: shares of removable parameters that will be removed.
+        gradients: whether a method takes them, as LLM-Pruner does.
     """
     weights = bytes_of(shapes.parameters())
     each = next(shapes.parameters()).element_size()
     pruned = weights - min(ratios) * units.total_cost * each
     build = memory_needed(describe(shapes), units, rows, top_r, 1)
+    back = gradient_bytes(shapes, rows.seq_len) if gradients else 0.0
     logits = BATCH * rows.seq_len * shapes.config.vocab_size * each
-    most = weights + max(pruned, build)
+    most = weights + max(pruned, build, back)
+    taking = f"about {back / 1e9:.3g} for gradients, " if gradients else ""
     return most, (
         f"Needs about {most / 1e9:.3g} GB: {weights / 1e9:.3g} for the dense model, and beside it "
-        f"{build / 1e9:.3g} for the build of H, later {pruned / 1e9:.3g} for a pruned model; the "
-        f"longest prompts of tasks, {BATCH} at a time, take up to {logits / 1e9:.3g} more."
+        f"{build / 1e9:.3g} for the build of H, later {taking}{pruned / 1e9:.3g} for a pruned "
+        f"model; the longest prompts of tasks, {BATCH} at a time, take up to {logits / 1e9:.3g} "
+        "more."
     )
+
+
+def gradient_bytes(shapes: PreTrainedModel, length: int) -> float:
+    """Estimate the bytes of LLM-Pruner: two float32 buffers of a few layers, and a row's graph.
+
+    The graph keeps the inputs of projections, norms and activation: about 8 times the hidden size
+    and 4 times the width of the FFN for each token and layer, and two copies of the logits.
+    """
+    config, architecture = shapes.config, describe(shapes)
+    count = len(architecture.layers)
+    layer = sum(p.numel() for part in architecture.layers for p in part.parameters()) / count
+    width = max(architecture.width(place, "ffn") for place in range(count))
+    each = next(shapes.parameters()).element_size()
+    kept = count * (8 * config.hidden_size + 4 * width) * each + 8 * config.vocab_size
+    return 8 * min(LlmPruner().layers_per_pass, count) * layer + length * kept
 
 
 def timed(model: PreTrainedModel, length: int) -> Speed:
@@ -98,16 +137,18 @@ def timed(model: PreTrainedModel, length: int) -> Speed:
     return Speed(found[0] / length, found[1])
 
 
-def suite_hours(speed: Speed, tasks: list[str], limit: int | None = None) -> float:
-    """Estimate the hours of the paper's tasks on one model of the dense model's speed.
+def suite_hours(
+    speed: Speed, tasks: Mapping[str, TaskFile | None], limit: int | None = None
+) -> float:
+    """Estimate the hours of tasks on one model of the dense model's speed.
 
     Args:
         speed: of `timed`.
-        tasks: their names; those of other suites count nothing.
+        tasks: from `suite_tasks`.
         limit: only so many questions of each task.
     """
     seconds = 0.0
-    for load in (LOADS[name] for name in tasks if name in LOADS):
+    for load in map(load_of, tasks.keys(), tasks.values()):
         requests = load.requests if limit is None else min(load.requests, 4 * limit)
         seconds += requests * (load.tokens * speed.token + load.reply / BATCH * speed.reply)
     return seconds / 3600

@@ -6,25 +6,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from cocurve_lab.base.errors import InfeasibleError
+import numpy as np
+
+from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import cached_table
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.choosing.gains import choose_gains
-from cocurve_lab.extensions.choosing.racing import ChoiceOptions, Contender, race_plans
-from cocurve_lab.extensions.choosing.settings import (
-    choose_interaction_strength,
-    guards_grid,
-    loosest_first,
-)
+from cocurve_lab.extensions.choosing.racing import ChoiceOptions
+from cocurve_lab.extensions.choosing.settings import choose_guards, choose_interaction_strength
 from cocurve_lab.methods.base import Method
 from cocurve_lab.solver.guards import FREE, Guards
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
+from cocurve_lab.solver.targets import Target
 
 from ..shared import marks
+from . import GuardsRule
 from .published import Published
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class Protocol:
         guards: "search" takes, for each method and ratio alike, those of lowest perplexity on the
             held-out rows; "paper" the published ones; "none" none.
         progress: show progress bars.
+        costs: [M], what CoCurve's ratios are shares of; None counts parameters, as the paper does
+            and other methods do.
     """
 
     folder: Path
@@ -54,14 +56,15 @@ class Protocol:
     rows: CalibrationSet
     held_out: CalibrationSet
     paper: Published
-    guards: Literal["search", "paper", "none"] = "search"
+    guards: GuardsRule = "search"
     progress: bool = True
+    costs: np.ndarray | None = None
 
     def solved(self, ratio: float, strength: float) -> Selection:
         """Solve CoCurve's plan of one lambda."""
 
         def solve(guards: Guards) -> Selection:
-            return solve_greedy(self.curvature, ratio, strength, guards)
+            return solve_greedy(self.curvature, self._budget(ratio), strength, guards)
 
         return self._kept(lambda: self._guarded(ratio, solve), plan="lambda", of=[ratio, strength])
 
@@ -70,7 +73,7 @@ class Protocol:
 
         def choose() -> Selection:
             guards = self.solved(ratio, 1.0).guards
-            inputs = (self.model, self.curvature, ratio, self.held_out, guards)
+            inputs = (self.model, self.curvature, self._budget(ratio), self.held_out, guards)
             options = ChoiceOptions(progress=self.progress)
             return choose_interaction_strength(*inputs, candidates=LAMBDAS, options=options).best
 
@@ -104,30 +107,22 @@ class Protocol:
 
         return plan
 
+    def _budget(self, ratio: float) -> float | Target:
+        return ratio if self.costs is None else Target(ratio=ratio, costs=self.costs)
+
     def _guarded(self, ratio: float, make: Callable[[Guards], Selection]) -> Selection:
         """Return the plan of the loosest guards that tie with the best on the held-out rows."""
-        grid = {"paper": [self.paper.guards_at(ratio)], "none": [FREE]}.get(self.guards)
-        found: dict[str, Contender] = {}
-        reason: InfeasibleError | None = None
-        for guards in grid or loosest_first(self.curvature.units, ratio, guards_grid()):
-            try:
-                plan = make(guards)
-            except InfeasibleError as error:
-                reason = reason or error
-                continue
-            found.setdefault(plan.fingerprint, Contender(plan, (), (guards,)))
-        if not found:
-            assert reason is not None
-            raise reason
-        if len(found) == 1:
-            return next(iter(found.values())).selection
+        if self.guards != "search":
+            return make(self.paper.guards_at(ratio) if self.guards == "paper" else FREE)
+        inputs = (self.model, self.curvature, ratio, self.held_out)
         options = ChoiceOptions(judge="nll", progress=self.progress)
-        curve = race_plans(self.model, list(found.values()), self.held_out, options)
-        return next(candidate.selection for candidate in curve if candidate.tied)
+        return choose_guards(*inputs, make=make, options=options).best
 
     def _kept(self, make: Callable[[], Selection], **settings: Any) -> Selection:
         """Make a plan, or read it from the folder."""
         settings |= {"guards": self.guards, "paper": self.paper.name, "rows": self.rows.fingerprint}
+        if self.costs is not None:
+            settings["costs"] = fingerprint(self.costs)
         mark = marks(self.model, self.curvature, self.held_out, **settings)
         (row,) = cached_table(self.folder, "plan", mark, lambda: [{"plan": make().to_json()}])
         return Selection.from_json(row["plan"])
