@@ -56,6 +56,23 @@ _IN_PYTHON = {  # what the library's messages name, and the option of a verb
     r"data=FOLDER, or --data": "--data",
     r'suite="(\w+)"': r"--suite \1",
     r"options=TaskOptions\(files=\[...\]\)": "--tasks FILE",
+    r"; BuildOptions\(groups=\.\.\.\)": "",
+    r"BuildOptions\((\w+)=([^)]*)\)": r"--\1 \2",
+    "--sketch_positions": "--sketch-positions",
+    r"\bdtype=['\"](\w+)['\"]": r"--dtype \1",
+    r", or choose yourself: load_model\(.*\)": "",
+    r"\b(uniform|stream)=True": r"--\1",
+    r"\bother_weights=True": "--other-weights",
+    r"\bchat=False": "--no-chat",
+    r", or text_file=": "",
+    r"load_model\(\.\.\., (--stream)\)": r"\1",
+    r"Load it as a whole \(cl\.load_model\)": "Leave out --stream",
+    r"load the model with cl\.load_model, .* that folder": "leave out --stream",
+    r", or solve on Curvature\.from_release\(folder\)": ", or solve its H: cocurve solve FOLDER",
+    r"Check cl\.prune\(model, selection\); measure": "Measure",
+    r", or declare it with cl\.register_family, as (\S+)": r". \1",
+    r", or units from enumerate_units\(model\)": " (--ratio)",
+    r"Give Target\(kv_cache=.*\)\.": "Give --ratio, --parameters or --size.",
 }
 _DESCRIPTION = """\
 Find the parts of a language model that can be removed together: estimate the curvature H of its

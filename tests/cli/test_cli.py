@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import json
 import os
@@ -10,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from safetensors.torch import load_file, save_file
 import cocurve_lab as cl
 from cocurve_lab.base import progress
 from cocurve_lab.calibration import default_rows
-from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, USAGE, main, opening
+from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, USAGE, _parser, _told, main, opening
 from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.estimator import build as build_module
 from cocurve_lab.estimator.files import build_path
@@ -30,6 +31,7 @@ from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.measuring import risk
 from cocurve_lab.measuring.risk import compare_models
 from cocurve_lab.models.identity import MANIFEST, demo_folder
+from cocurve_lab.solver.targets import flop_costs
 from helpers.problems import interrupt_at
 from helpers.release import Shape, write_release
 from helpers.seals import unseal
@@ -234,6 +236,11 @@ def test_budgets_of_solve_reach_the_solver(built: Path, tmp_path: Path, cocurve:
     machine = ["--tensor-parallel", "2", "--align", "2", "--depth", "block"]
     guards = solved("--ratio", "0.2", *machine).guards
     assert guards == cl.Guards(tensor_parallel=2, align=2, depth="block")
+    flops = solved("--ratio", "0.2", "--cost", "flops", "--context", "7")
+    costs = flop_costs(curvature.units, 7)
+    assert flops.pruned == cl.solve_greedy(curvature, 0.2, costs=costs).pruned
+    said = cocurve("solve", h, "--parameters", wanted, "--cost", "flops", "--out", "n", code=FAILED)
+    assert "--cost flops counts a share. Give --ratio" in said.err
     cocurve("solve", h, "--ratio", "1.5", "--out", tmp_path / "no", code=FAILED)
     assert not (tmp_path / "no").exists()
 
@@ -675,6 +682,47 @@ def test_errors_name_options_not_python(
     said = capsys.readouterr().err
     assert told in said
     assert not {"CalibrationSet", "=True", "data=", 'suite="'} & set(re.split(r"[. (]", said))
+
+
+# modules whose errors with a call are of arguments that a verb does not leave to the user
+IN_PYTHON_ALONE = {
+    *("curvature/uncertainty", "evaluation/tasks", "big_models/streaming", "gguf/quantizing"),
+    *("models/architectures", "models/units", "models/weights", "pruner/cutting"),
+}
+
+
+def messages() -> Iterator[tuple[str, str]]:
+    """The module and the text of every error that the library raises; values are braces."""
+
+    def text_of(node: ast.AST) -> str:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return node.value
+        if isinstance(node, ast.JoinedStr):
+            return "".join(text_of(part) or "{}" for part in node.values)
+        return ""
+
+    for file in sorted((ROOT / "cocurve_lab").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Error"):
+                yield f"{file.parent.name}/{file.stem}", "".join(map(text_of, node.args))
+
+
+def test_no_error_of_a_verb_asks_for_a_call_in_python() -> None:
+    """Calls of the public names, and keywords that a verb has as an option."""
+    choices = next(a.choices for a in _parser()._actions if isinstance(a.choices, dict))
+    flags = {o for verb in choices.values() for a in verb._actions for o in a.option_strings}
+    keywords = "|".join(sorted(o[2:].replace("-", "_") for o in flags if o.startswith("--")))
+    public = "|".join(name for name in dir(cl) if not name.startswith("_"))
+    python = re.compile(rf"\bcl\.\w|\b({public})(\.\w+)?\(|\b({keywords})=[\w\"'\[.]")
+    asked = {}
+    for module, text in messages():
+        told = _told(cl.InputError(text))
+        if python.search(told) and module not in IN_PYTHON_ALONE:
+            asked[module] = told
+    assert not asked
+    assert sum(1 for _ in messages()) > 400
+    assert python.search("Give chat=False.")
+    assert python.search("Make one: Selection.from_pruned(units, [0, 1]).")
 
 
 @pytest.mark.parametrize("verb", ["", *VERBS, "lab", "paper"])

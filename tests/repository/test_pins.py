@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 if sys.version_info >= (3, 11):
@@ -112,6 +113,11 @@ def test_conda_environment_adds_nothing() -> None:
         "- -c constraints.txt",
         "- -e .[lab,hub,eval,gguf,pretrained,ray,test]",
     ]
+    python = packages[0].partition("=")[2]
+    assert python in PYTHONS  # whose pins the tests above have checked, extra by extra
+    assert SpecifierSet(PROJECT["requires-python"]).contains(python)
+    extras = packages[-1].partition("[")[2].rstrip("]").split(",")
+    assert set(extras) <= PROJECT["optional-dependencies"].keys()  # pip only warns of another
 
 
 def test_the_wheel_has_what_lab_copies() -> None:
