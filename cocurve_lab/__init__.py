@@ -48,6 +48,7 @@ _HOMES = {
     "Target": "solver.targets",
     "kv_cache_costs": "solver.targets",
     "Guards": "solver.guards",
+    "opening_guards": "solver.protection",
     "Selection": "solver.selection",
     "solve_greedy": "solver.solve",
     "redundancy_gate": "solver.gate",

@@ -21,6 +21,7 @@ from .curvature.graph import bridge_units as bridge_units
 from .solver.targets import Target as Target
 from .solver.targets import kv_cache_costs as kv_cache_costs
 from .solver.guards import Guards as Guards
+from .solver.protection import opening_guards as opening_guards
 from .solver.selection import Selection as Selection
 from .solver.solve import solve_greedy as solve_greedy
 from .solver.gate import redundancy_gate as redundancy_gate

@@ -6,8 +6,8 @@ and notebooks/explore_demo.html, the explorers with H and the measured plans in 
     python data/model_card.py
 
 H is built on several disjoint draws of calibration text, each as large as that of the notebooks.
-Plans are solved on each H without guards and measured on the same held-out text. A mean is over the
-draws, and its standard error (+-) too, so that it holds what another calibration text would change.
+Plans of the card are solved on each H without guards and measured on the same held-out text. A mean
+is over the draws, and its standard error (+-) too: it holds what another calibration would change.
 "random" is the mean over ten plans that remove units in random order, its error over these plans.
 """
 
@@ -101,8 +101,8 @@ def export_page(
 ) -> None:
     """The explorers without a kernel, with the KL and right answers of every plan at the ratios.
 
-    A ratio has as many plans as lambda in [0, 1] gives, without guards. The strongest edges have
-    the KL of both units, alone and together.
+    A ratio has as many plans as lambda in [0, 1] gives, without guards and under those that the
+    page opens with. The strongest edges have the KL of both units, alone and together.
     """
     from cocurve_widgets import Measured, Session, export_html
 
@@ -114,9 +114,10 @@ def export_page(
         positions_per_sequence="all",
     )
     plans = [cl.Selection.from_pruned(curvature.units, [])]  # the dense model, for its answers
-    for ratio in options.ratios:
-        segments = cl.lambda_path(curvature, ratio).segments
-        plans += [segment.selection for segment in segments if segment.selection is not None]
+    for guards in (cl.Guards(), cl.opening_guards(curvature.units)):
+        for ratio in options.ratios:
+            segments = cl.lambda_path(curvature, ratio, guards).segments
+            plans += [segment.selection for segment in segments if segment.selection is not None]
     print(f"{len(plans) - 1} plans at {len(options.ratios)} ratios", flush=True)
     table = cl.measure_plans(
         model,

@@ -36,6 +36,7 @@ from cocurve_lab.extensions.choosing.search import SearchOptions
 from cocurve_lab.extensions.choosing.settings import choose_guards
 from cocurve_lab.extensions.interactions.measured import Interactions
 from cocurve_lab.extensions.pretrained.kept import (
+    GUARDED,
     KEPT_TEXTS,
     kept_folder,
     read_curvature,
@@ -56,7 +57,7 @@ LENGTH: dict[str, Any] = {"seq_len": 256, "positions_per_sequence": "all"}
 BEST = (0.1, 0.2, 0.3)
 RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 STRENGTHS = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0)
-GUARDS = {"": Guards(), ", ends kept": Guards(protect_first=2, protect_last=2)}
+GUARDS = {"": Guards(), **GUARDED}
 SOURCES = {
     "c4": "C4",
     "wikitext": "WikiText-2 valid",

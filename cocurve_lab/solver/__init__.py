@@ -4,6 +4,7 @@ In reading order:
 
     targets.py      how much goes: a ratio, or parameters, bytes or KV cache left
     guards.py       where units may go, and how much can go at most (subset_sum.py, portions.py)
+    protection.py   the guards that a lab opens with, and which to loosen
     selection.py    a plan: which units go, in which order, at what predicted cost (plan_json.py)
     greedy.py       Algorithm 2, and `fill`, the loop behind every plan
     coarse.py       Algorithm 2 in portions of a block, or with the same counts in every layer

@@ -187,8 +187,8 @@ def solve_uniform(greedy: Greedy, strength: float) -> Selection:
         most = max((slices.removed(counts) for counts in slices.allowed()), default=0)
         beyond, ask = greedy.budget.bounds(most)
         raise greedy.rules.out_of_reach(
-            f"with the same counts in every layer no plan {beyond}. {greedy.rules.remedy(ask)} Or "
-            "omit uniform.",
+            f"with the same counts in every layer no plan {beyond}. Ask for {ask}, loosen the "
+            "guards, or omit uniform.",
             most,
         )
     return plans[np.array([plan.objective for plan in plans]).argmin()]  # the first of equal ones

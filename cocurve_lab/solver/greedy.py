@@ -17,6 +17,7 @@ from ..base.arguments import require_type
 from ..base.errors import InfeasibleError
 from ..curvature.matrix import Curvature
 from .guards import Guards, PartialPlan, Rules, UnitsLike
+from .protection import remedy
 from .selection import Selection
 from .targets import Budget
 
@@ -226,8 +227,8 @@ class Greedy(PartialPlan):
         most, exact = self.rules.reachable()
         if most < self.target:
             beyond, ask = self.budget.bounds(most)
-            remedy = self.rules.remedy(ask)
-            return self.rules.out_of_reach(f"no plan {beyond} under {self.rules}. {remedy}", most)
+            advice = remedy(self.rules, ask)
+            return self.rules.out_of_reach(f"no plan {beyond} under {self.rules}. {advice}", most)
         shown, done = self.budget.shown, self.pruned_cost
         less = "a smaller ratio" if self.budget.target is None else "a milder target"
         return self.rules.out_of_reach(

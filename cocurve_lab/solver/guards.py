@@ -226,13 +226,6 @@ class Rules:
             reachable, exact = reachable + largest, exact and sure
         return reachable, exact
 
-    def remedy(self, ask: str) -> str:
-        """Suggest how to make the target reachable; `ask` is the largest reachable ratio."""
-        factor = self.guards.layer_cap_factor
-        if factor is None or self.cap == 1:
-            return f"Ask for {ask}, or loosen the guards."
-        return f"Loosen the guards: the layer cap is {factor:g} x the ratio and shrinks with it."
-
     def out_of_reach(
         self, message: str, most: float, stalled: float | None = None
     ) -> InfeasibleError:

@@ -12,22 +12,22 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOT_LINES = {".md", ".png", ".npz", ".pyc"}
 BUDGETS = {
-    "cocurve_lab": 35_181,
+    "cocurve_lab": 35_251,
     "cocurve_lab/base": 1_668,
     "cocurve_lab/models": 3_112,
     "cocurve_lab/curvature": 1_881,
     "cocurve_lab/estimator": 2_575,
-    "cocurve_lab/solver": 3_022,
+    "cocurve_lab/solver": 3_087,
     "cocurve_lab/measuring": 2_825,
     "cocurve_lab/pruner": 2_127,
-    "cocurve_lab/extensions": 9_473,
+    "cocurve_lab/extensions": 9_476,
     "cocurve_lab/extensions/pretrained": 546,
     "cocurve_lab/methods": 2_444,
     "cocurve_lab/evaluation": 2_350,
     "cocurve_lab/cli": 2_535,
     "notebooks/cocurve_studies": 12_062,
-    "widgets/cocurve_widgets": 10_900,
-    "tests": 48_266,
+    "widgets/cocurve_widgets": 10_964,
+    "tests": 48_386,
 }
 CORE_PATH = (
     *("models/units", "models/masking", "estimator/algorithm1", "estimator/teacher"),

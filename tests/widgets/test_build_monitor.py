@@ -35,6 +35,18 @@ def test_monitor_follows_a_build_and_leaves_it_alone(monkeypatch: pytest.MonkeyP
     assert "6 of 6 sequences" in monitor.status
 
 
+@pytest.mark.parametrize("ratio", [0.3, 0.9], ids=["within reach", "beyond the guards"])
+def test_its_plans_have_the_opening_guards_where_these_reach_the_ratio(ratio: float) -> None:
+    model, text, monitor = tiny_model(layers=5), tiny_text(4, 12), BuildMonitor(ratio)
+    units = cl.enumerate_units(model, 4)
+    options = cl.BuildOptions(on_sequence=monitor, groups=2)
+    seen = cl.estimate_curvature(model, units, text, 16, progress=False, options=options)
+    guards = cl.opening_guards(units) if ratio < 0.6 else cl.Guards()
+    halves = [cl.Curvature(gram, units) for gram in seen.group_grams]
+    one, two = (set(cl.solve_greedy(half, ratio, guards=guards).pruned) for half in halves)
+    assert monitor.overlap[-1][1] == pytest.approx(len(one & two) / len(one | two), abs=1e-4)
+
+
 def test_looks_are_rare_but_the_last_is_never_missed() -> None:
     model, text = tiny_model(), tiny_text(5, 12)
     monitor = BuildMonitor()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +81,10 @@ def test_the_shipped_page_has_the_damage_of_every_plan_at_its_ratios() -> None:
     known = {m["plan"]: m for m in state["_marks"]["measured"]}
     ratios = {round(m["ratio"], 4) for m in known.values() if m["strength"] is not None}
     assert ratios == {0.05, 0.1, 0.2, 0.3, 0.4, 0.5}
-    for ratio in ratios:
-        for segment in cl.lambda_path(curvature, ratio).segments:
+    assert (state["protect_first"], state["protect_last"]) == (1, 1)
+    opening = cl.opening_guards(units)
+    for ratio, guards in itertools.product(ratios, (cl.Guards(), opening)):
+        for segment in cl.lambda_path(curvature, ratio, guards).segments:
             found = known[plan_mark(segment.selection.pruned)]
             assert found["rows"] == 64
             assert found["risk"] > found["error"] > 0
@@ -163,20 +167,23 @@ def every_part_of_the_slider_has_a_plan_of_its_own(
 def test_the_page_solves_offline_as_python_does(lab: Lab, tmp_path: Path, size: str) -> None:
     curvature = SMALL if size == "small" else random_curvature(llama_8b_units(), positions=300)
     seen = cl.Curvature(matrix_of(pack_problem(curvature)), curvature.units)
+    guards = cl.opening_guards(curvature.units)
     with lab.page(export_html(curvature, tmp_path / "page.html")) as page:
         root = page.locator(".cocurve").first
         root.wait_for()
         for strength, percent in ((0, 50), (1, 35), (0.3, 20)):
             enter(root, "lambda, typed", strength)
             enter(root, "ratio in percent, typed", percent)
-            wanted = " ".join(map(str, cl.solve_greedy(seen, percent / 100, strength).pruned))
+            plan = cl.solve_greedy(seen, percent / 100, strength, guards)
+            wanted = " ".join(map(str, plan.pruned))
             expect(root).to_have_attribute("data-pruned", wanted)
         root.locator(".cc-more summary").click()
         cap = root.get_by_label("layer cap", exact=True)
         cap.select_option("share")
         enter(root, "size of the cap", 0.1)
-        limit = reachable_ratio(curvature.units, cl.Guards(layer_cap=0.1), 0.2)
+        limit = reachable_ratio(curvature.units, replace(guards, layer_cap=0.1), 0.2)
         expect(root.locator(".cc-error")).to_contain_text(f"{100 * limit:.2f} %")
+        expect(root.locator(".cc-error")).to_contain_text("or loosen “layer cap”.")
         cap.select_option("none")
         expect(root).to_have_attribute("data-pruned", wanted)
 
@@ -187,7 +194,9 @@ def test_the_page_solves_offline_as_python_does(lab: Lab, tmp_path: Path, size: 
         page.keyboard.press("PageUp")
         expect(root).not_to_have_attribute("data-pruned", wanted)
         if size == "small":
-            every_part_of_the_slider_has_a_plan_of_its_own(slider, root, cl.lambda_path(seen, 0.2))
+            every_part_of_the_slider_has_a_plan_of_its_own(
+                slider, root, cl.lambda_path(seen, 0.2, guards)
+            )
         root.locator("canvas[role=img]").first.focus()
         page.keyboard.press("ArrowDown")
         name = curvature.units[0].name
@@ -197,7 +206,7 @@ def test_the_page_solves_offline_as_python_does(lab: Lab, tmp_path: Path, size: 
 
 @in_browser
 def test_damage_plans_by_hand_and_pairs_need_no_kernel(lab: Lab, tmp_path: Path) -> None:
-    session, path = Session(SMALL), cl.lambda_path(SMALL, 0.3)
+    session, path = Session(SMALL), cl.lambda_path(SMALL, 0.3, cl.opening_guards(SMALL.units))
     plans = [cl.Selection.from_pruned(SMALL.units, []), *(s.selection for s in path.segments)]
     for k, plan in enumerate(plans):
         right = {"sums": (20 - k, 20)}
@@ -259,7 +268,7 @@ def test_map_and_bridges_follow_the_plan_and_a_brush_is_seen_everywhere(
     with lab.page(file) as page:
         plan, bridges, heat = page.locator(".cocurve").all()
         enter(plan, "ratio in percent, typed", 30)
-        wanted = cl.solve_greedy(SMALL, 0.3, 1.0)
+        wanted = cl.solve_greedy(SMALL, 0.3, 1.0, cl.opening_guards(SMALL.units))
         count = len(wanted)
         expect(heat).to_contain_text(f"plan: {count} of {count} units removed")
         risk = numbers(heat, ".cc-card table", "predicted risk so far", 1)

@@ -18,7 +18,8 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.base.tables import brief, plus_minus, typeset
 from cocurve_lab.figures import COLORS, ORDERED, SIGNED
-from cocurve_lab.solver.guards import reachable_ratio
+from cocurve_lab.solver.guards import Rules, reachable_ratio
+from cocurve_lab.solver.protection import in_the_way
 from cocurve_widgets.fidelity_figure import RATIOS
 from cocurve_widgets.instrument import front
 from cocurve_widgets.lambda_explorer import MODULES
@@ -61,6 +62,7 @@ def controls(ratio: float, strength: float, guards: cl.Guards) -> dict[str, Any]
 def case(curvature: cl.Curvature, ratio: float, strength: float, guards: cl.Guards) -> dict:
     found = {"controls": controls(ratio, strength, guards)}
     found["most"] = reachable_ratio(curvature.units, guards, ratio)
+    found["loosen"] = in_the_way(Rules(curvature.units, guards, ratio))
     try:
         plan = cl.solve_greedy(curvature, ratio, strength, guards)
     except cl.InfeasibleError:

@@ -24,17 +24,42 @@ from helpers.problems import make_units, random_curvature, with_random_shifts
 from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
 
 CURVATURE = random_curvature(make_units(6, 3, 8), seed=5)
+FREE = {"protect_first": 0, "protect_last": 0}
 
 
 @pytest.fixture
 def explorer() -> Iterator[LambdaExplorer]:
-    made = LambdaExplorer(CURVATURE, session=Session(CURVATURE))
+    made = LambdaExplorer(CURVATURE, session=Session(CURVATURE), **FREE)
     yield made
     made.close()
 
 
 def settle(explorer: LambdaExplorer) -> None:
     assert explorer.session.worker.join(60)
+
+
+@pytest.mark.parametrize(("layers", "kept"), [(4, 0), (6, 1), (12, 2)])
+def test_it_opens_with_the_papers_protection_and_no_cap(layers: int, kept: int) -> None:
+    curvature = random_curvature(make_units(layers, 3, 8), seed=5)
+    explorer = LambdaExplorer(curvature, session=Session(curvature), ratio=0.3)
+    guards = cl.Guards(protect_first=kept, protect_last=kept)
+    assert explorer.guards == explorer.selection.guards == guards
+    assert explorer.selection.pruned == cl.solve_greedy(curvature, 0.3, 1.0, guards).pruned
+    assert explorer._problem["protected"] == kept
+    bridges = BridgeExplorer(curvature, session=Session(curvature), compared_ratio=0.3)
+    assert bridges.plans["edge_aware"] == list(explorer.selection.pruned)
+    other = LambdaExplorer(curvature, session=explorer.session)  # follows the plan that is there
+    explorer.protect_first = 0
+    assert (other.protect_first, other.protect_last) == (0, kept)
+    for made in (explorer, bridges, other):
+        made.close()
+
+
+def test_a_ratio_out_of_reach_says_which_guard_to_loosen() -> None:
+    explorer = LambdaExplorer(CURVATURE, session=Session(CURVATURE), layer_cap=0.5, ratio=0.4)
+    assert explorer.selection is None
+    assert explorer.error.endswith("or loosen layer_cap.")
+    explorer.close()
 
 
 def test_setting_a_trait_solves_like_solve_greedy(explorer: LambdaExplorer) -> None:
@@ -319,7 +344,8 @@ WITH_SHIFTS = with_random_shifts(make_units(6, 3, 8), spread=0.1, positions=60, 
 
 @pytest.fixture
 def additive() -> Iterator[LambdaExplorer]:
-    made = LambdaExplorer(WITH_SHIFTS, session=Session(WITH_SHIFTS), surrogate="additive KL")
+    session = Session(WITH_SHIFTS)
+    made = LambdaExplorer(WITH_SHIFTS, session=session, surrogate="additive KL", **FREE)
     assert made._thinking.join(60)
     yield made
     made.close()

@@ -59,6 +59,7 @@ OUTSIDE = """() => drawn.filter(d => [d.x, d.y].some((ends, axis) =>
 
 SMALL = random_curvature(make_units(6, 3, 8), seed=5)
 NAMED = SMALL.with_provenance(model_name="tiny")
+OPENING = cl.opening_guards(SMALL.units)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,9 @@ def show(x: float) -> str:
 
 
 def test_the_picture_of_a_plan_names_model_plan_and_colors(tab: Any) -> None:
-    root, *_ = opened(tab, "#interaction_strength=0.5&ratio=0.3&protect_last=2&kinds=ffn")
+    root, *_ = opened(
+        tab, "#interaction_strength=0.5&ratio=0.3&protect_first=0&protect_last=2&kinds=ffn"
+    )
     plan = cl.solve_greedy(NAMED, 0.3, 0.5, cl.Guards(protect_last=2, kinds=("ffn",)))
     title, words, strokes, *legend = saved(root)
     assert title == "Pruning plan by lambda"
@@ -143,7 +146,7 @@ def test_the_picture_of_the_bridges_names_edges_plan_and_bars(tab: Any) -> None:
     shown = sum(r > 0 and not {u, v} <= attention for u, v, r in rho)
     assert title == "Bridges"
     assert edges == f"tiny: {shown} of 2,145 edges: |ρ| ≥ 0.1, positive only, cross and FFN blocks."
-    count = len(cl.solve_greedy(NAMED, 0.3))
+    count = len(cl.solve_greedy(NAMED, 0.3, guards=OPENING))
     assert crossed == f"Crossed: the {count} units that the present plan removes."
     assert flow == f"Bars: e{bars[1:]}."
     unit = bars.split()[2]
@@ -160,7 +163,7 @@ def test_the_picture_of_the_map_names_size_order_and_step(tab: Any) -> None:
     root.get_by_role("button", name="◀ step").click()
     root.get_by_label("only pairs of the plan").click()
     root.get_by_role("button", name="+", exact=True).click()
-    plan = cl.solve_greedy(NAMED, 0.3, 0.5)
+    plan = cl.solve_greedy(NAMED, 0.3, 0.5, OPENING)
     gone = plan.pruned[:-1]
     share = NAMED.units.costs[list(gone)].sum() / NAMED.units.costs.sum()
     title, what, step, *legend = saved(root)

@@ -185,11 +185,12 @@ class BridgeExplorer(Explorer):
         """Set `plans`: the session's plan, and the two it is compared with, under its guards."""
         start = time.perf_counter()
         plan = self.session_plan()
-        ratio, guards = RATIO, cl.Guards()
+        ratio, guards = RATIO, cl.opening_guards(self.session.curvature.units)
         if plan is not None:
             ratio, guards = plan.requested_ratio, plan.guards
         if self.compared_ratio is not None:
             ratio = self.compared_ratio
+        self._guards = guards
         key = (ratio, guards, self.compared_ratio is None, tuple(self.bridges["indices"]))
         if self._solved is None or self._solved[0] != key:
             self._solved = (key, self._compared(ratio, guards))
@@ -259,8 +260,8 @@ class BridgeExplorer(Explorer):
             )
         self.status = (
             f"Shown: {shown:,} of {where}, {counted(len(self.bridges['indices']), 'unit')} listed. "
-            f"{self._source()}; bridges and plans at ratio {self.plans['ratio']:.3g} took "
-            f"{1e3 * self._seconds:.0f} ms."
+            f"{self._source()}; bridges and plans at ratio {self.plans['ratio']:.3g} under "
+            f"{self._guards} took {1e3 * self._seconds:.0f} ms."
         )
 
     def _source(self) -> str:

@@ -11,6 +11,7 @@ from traitlets import Float, Int, List, Unicode
 import cocurve_lab as cl
 from cocurve_lab.estimator.build import Build
 from cocurve_lab.figures import COLORS
+from cocurve_lab.solver.guards import reachable_ratio
 from cocurve_lab.solver.targets import require_ratio, require_strength
 
 from .instrument import KIT, counted, front
@@ -23,8 +24,8 @@ class BuildMonitor(Still, anywidget.AnyWidget):
     """Progress of a build and the stability of its plans, while it runs.
 
     Use it as `cl.BuildOptions(on_sequence=BuildMonitor())`. It splits the groups of sequences in
-    two halves, builds an H from each, and solves a plan on each. The curve is the overlap of the
-    two plans. While it is low, there is not enough text yet to decide.
+    two halves, builds an H from each, and solves a plan on each under `opening_guards`. The curve
+    is the overlap of the two plans. While it is low, there is not enough text yet to decide.
 
     Args:
         ratio: share of removable cost that the plans remove, [0, 1).
@@ -100,5 +101,9 @@ def _overlap(build: Build, ratio: float, strength: float) -> float | None:
         halves = [build.so_far(slice(start, None, 2)) for start in (0, 1)]
     except cl.InputError:
         return None
-    one, two = (set(cl.solve_greedy(half, ratio, strength).pruned) for half in halves)
+    units = halves[0].units
+    guards = cl.opening_guards(units)
+    if reachable_ratio(units, guards, ratio) < ratio:  # a build does not end for that
+        guards = cl.Guards()
+    one, two = (set(cl.solve_greedy(half, ratio, strength, guards).pruned) for half in halves)
     return len(one & two) / max(1, len(one | two))

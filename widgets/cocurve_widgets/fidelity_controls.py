@@ -24,9 +24,9 @@ from .instrument import Instrument, counted, front
 WRAP = {"flex_flow": "row wrap", "align_items": "center", "grid_gap": "0 10px"}
 BUTTONS = {  # label -> tooltip
     "Measure this plan": "the plan that all instruments of this session show",
-    "Lambda sweep": "greedy plans at the ratio, one for each λ to sweep",
-    "Ratio sweep": "greedy plans at λ, one for each ratio to sweep",
-    "Same-budget pool": "26 sets at the ratio: greedy, diagonal, 14 random, 10 swaps",
+    "Lambda sweep": "greedy plans at the ratio, one for each λ to sweep, under the opening guards",
+    "Ratio sweep": "greedy plans at λ, one for each ratio to sweep, under the opening guards",
+    "Same-budget pool": "26 sets at the ratio, no guards: greedy, diagonal, 14 random, 10 swaps",
     "Cancel": "stop measuring; measured plans are kept",
 }
 MOST_ROWS = 300  # of the table in the page; the CSV has all

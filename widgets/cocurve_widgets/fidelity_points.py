@@ -80,7 +80,9 @@ class Book:
                 OTHER,
                 f"plan of {counted(len(plan), 'unit')}, {plan.realized_ratio:.3g} ({mark})",
             )
-        guarded = "" if plan.guards == cl.Guards() else f", guarded ({mark})"
+        opening, guarded = cl.opening_guards(plan.units), f", guarded ({mark})"
+        if plan.guards in (opening, cl.Guards()):
+            guarded = "" if plan.guards == opening else ", no guards"
         method = EDGE_AWARE if strength > 0 else DIAGONAL
         return method, f"λ {strength:.4g}, ratio {plan.requested_ratio:.4g}{guarded}"
 

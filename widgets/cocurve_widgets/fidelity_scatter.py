@@ -299,13 +299,13 @@ class FidelityScatter(Instrument, W.VBox):
         strengths: Sequence[float] | None = None,
         wait: bool = True,
     ) -> Rows:
-        """Measure greedy plans of one ratio at several lambdas, without guards.
+        """Measure greedy plans of one ratio at several lambdas, under `opening_guards`.
 
         `ratio` and `strengths` default to the attributes; returns and raises as `measure`.
         """
         ratio = self.ratio if ratio is None else ratio
         strengths = list(self.strengths if strengths is None else strengths)
-        plans = [cl.solve_greedy(self.curvature, ratio, strength) for strength in strengths]
+        plans = [self._solve(ratio, strength) for strength in strengths]
         code = f"f.measure_lambda_sweep({ratio!r}, {strengths!r})"
         return self._measure_sweep(f"lambda sweep, ratio {ratio:.4g}", code, plans, wait)
 
@@ -315,15 +315,19 @@ class FidelityScatter(Instrument, W.VBox):
         ratios: Sequence[float] | None = None,
         wait: bool = True,
     ) -> Rows:
-        """Measure greedy plans of several ratios at one lambda, without guards.
+        """Measure greedy plans of several ratios at one lambda, under `opening_guards`.
 
         Arguments default to the attributes; returns and raises as `measure`.
         """
         strength = self._strength(interaction_strength)
         ratios = list(self.ratios if ratios is None else ratios)
-        plans = [cl.solve_greedy(self.curvature, ratio, strength) for ratio in ratios]
+        plans = [self._solve(ratio, strength) for ratio in ratios]
         code = f"f.measure_ratio_sweep({strength!r}, {ratios!r})"
         return self._measure_sweep(f"ratio sweep, lambda {strength:.4g}", code, plans, wait)
+
+    def _solve(self, ratio: float, strength: float) -> cl.Selection:
+        guards = cl.opening_guards(self.curvature.units)
+        return cl.solve_greedy(self.curvature, ratio, strength, guards)
 
     def measure_pool(
         self,

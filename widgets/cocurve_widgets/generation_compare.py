@@ -176,7 +176,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
             self.choice = self.choice or 0
         plan = session.selection if selection is None else selection  # an empty plan is falsy
         if plan is None:
-            plan = cl.solve_greedy(curvature, 0.2, interaction_strength=1.0)
+            plan = cl.solve_greedy(curvature, 0.2, 1.0, cl.opening_guards(curvature.units))
         self.selection = plan
         self.follow(self._hear_selection, "selection")
         self.on_msg(self._on_message)

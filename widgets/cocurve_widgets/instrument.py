@@ -260,7 +260,7 @@ def plan_code(plan: cl.Selection, curvature: cl.Curvature) -> str:
     guards = f"cl.Guards({', '.join(f'{k}={v!r}' for k, v in changed.items())})"
     ratio, strength = plan.requested_ratio, plan.interaction_strength
     if strength is not None and _solves_to(plan, curvature, strength):
-        made = f"cl.solve_greedy(curvature, {ratio!r}, {strength!r}, {guards})"
+        made = f"cl.solve_greedy(\n    curvature, {ratio!r}, {strength!r}, {guards}\n)"
     else:
         facts = f"requested_ratio={ratio!r}, ordered={plan.ordered!r}, guards={guards}"
         facts += "" if strength is None else f", interaction_strength={strength!r}"

@@ -89,7 +89,8 @@ class LambdaExplorer(Tour, ByHand, Explorer):
         ratio: share of removable cost to remove, [0, 0.6].
         layer_cap: largest share of a layer's cost that may be removed, (0, 1]; None for no cap.
         layer_cap_factor: the cap as a multiple of the ratio; None for no cap.
-        protect_first, protect_last: number of layers at either end that stay whole.
+        protect_first, protect_last: number of layers at either end that stay whole; as at first,
+            those of `opening_guards`.
         kinds: kinds that may be pruned, of ["attention", "ffn"].
         surrogate: what plans are solved on and priced by: that of the curvature, as at first, or
             "additive KL" where H has a sketch of shifts. The additive KL is solved on one half of
@@ -173,7 +174,9 @@ class LambdaExplorer(Tour, ByHand, Explorer):
                 cache=cache,
             )
         # on a preview, open outside the hatched part of the axis
+        ends = cl.opening_guards(curvature.units)
         start: dict[str, Any] = {"surrogate": curvature.surrogate}
+        start |= {"protect_first": ends.protect_first, "protect_last": ends.protect_last}
         if curvature.is_preview:
             start["interaction_strength"] = TRUSTED_STRENGTH
         problem = pack_problem(curvature) | {"surrogates": list(surrogates_of(curvature))}

@@ -38,6 +38,7 @@ def pack_problem(curvature: cl.Curvature, most_units: int = MOST_UNITS) -> dict[
         "kinds": (units.kinds == "ffn").astype(int).tolist(),
         "places": [unit.index for unit in units],
         "num_layers": units.num_layers,
+        "protected": cl.opening_guards(units).protect_first,  # at either end, as it opens
         "parameters": units.total_parameters,
         "surrogates": [curvature.surrogate],
         "saliency": curvature.saliency.astype("<f8").tobytes(),

@@ -38,6 +38,7 @@ from ...base.schema import (
 from ...base.storage import SUM, dump_npz, load_npz, seal_json, unseal_json
 from ...curvature.matrix import Curvature
 from ...models.units import UnitSet
+from ...solver.guards import Guards
 from ...solver.selection import Selection
 from .smollm2 import NAME, is_smollm2
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "cocurve-kept-curvature", 1
 PLANS = "cocurve-kept-plans"
 KEPT_TEXTS = {"c4": "H.npz", "manual": "H_manual.npz"}
+GUARDED = {", ends kept": Guards(protect_first=2, protect_last=2)}  # by the end of a plan's name
 STEPS = 255  # between the two groups that are farthest from H at an entry, on either side of it
 _REMEDY = "Use the file of the release, or make it again: data/measure_smollm2.py."
 _FILE: Schema = {
@@ -243,6 +245,7 @@ def _kept_plan(plan: dict[str, Any], curvature: Curvature) -> KeptPlan:
         plan["pruned"],
         curvature,
         interaction_strength=plan["interaction_strength"],
+        guards=next((g for end, g in GUARDED.items() if plan["name"].endswith(end)), Guards()),
         **fields,
     )
     kl, nll = ({k: np.array(v) for k, v in plan[name].items()} for name in ("kl", "nll"))

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
 
-import { flips, greedy, ledger, nameOf, prefix, reachable, rulesFor, targetCost,
+import { flips, greedy, inTheWay, ledger, nameOf, prefix, reachable, rulesFor, targetCost,
   unpack, viewOf } from "../../../widgets/cocurve_widgets/front/solver.js";
 
 const problems = JSON.parse(readFileSync(process.env.COCURVE_FIXTURES, "utf8"));
@@ -23,12 +23,13 @@ test("every plan is the one Python makes", () => {
   let compared = 0;
   for (const fixture of problems) {
     const problem = load(fixture);
-    for (const { controls, order, stalled, node, edge, most } of fixture.cases) {
+    for (const { controls, order, stalled, node, edge, most, loosen } of fixture.cases) {
       const rules = rulesFor(problem, controls);
       const run = greedy(problem, rules, controls.strength, targetCost(problem, controls.ratio));
       assert.equal(run.stalled, stalled);
       if (!stalled) assert.deepEqual(run.order, order);
       close(reachable(problem, rules), most);
+      if (stalled) assert.deepEqual(inTheWay(problem, controls), loosen);
       if (stalled) continue;
       close(run.order.reduce((sum, u) => sum + problem.half[u], 0), node);
       assert.ok(Math.abs(run.edges.reduce((sum, g) => sum + g, 0) - edge) <= 1e-9 * (node + Math.abs(edge)));

@@ -111,7 +111,7 @@ export function damagePanel(put) {
     offer.hidden = !alone || !ratios.length;
     offer.replaceChildren("Plans were measured at ", ...ratios.flatMap((ratio) => [
       button(percent(ratio, 0), "", () => put({ ratio })), " "]),
-    "without guards.");
+    "but not under every guard.");
   }
   return { panel, draw };
 }

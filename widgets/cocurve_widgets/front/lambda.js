@@ -7,10 +7,10 @@ import { difference, drawComparison, measurementOf } from "./compare.js";
 import { COLORS, Cleaner, GONE, SILENCE, assign, button, counted, frame, h, named, offer, palette, patch,
   percent, picture, receiveFiles, show, stemOf, typed, unitCount, watch } from "./kit.js";
 import { damagePanel, knownOf, pairedOf } from "./damage.js";
-import { CONTROLS, lambdaControls } from "./lambda_controls.js";
+import { CONTROLS, guardWords, labelOf, lambdaControls } from "./lambda_controls.js";
 import { pathSearch } from "./path_search.js";
-import { capAt, nameOf, symmetricDifference, unpack, viewOf } from "./solver.js";
-import { KINDS, measuredAt, paintBudget, paintCurves, paintReach, paintStrip,
+import { capAt, inTheWay, nameOf, symmetricDifference, unpack, viewOf } from "./solver.js";
+import { KINDS, measuredAt, paintBudget, paintCurves, paintReach, paintStrip, pathMarks,
   untrusted } from "./plan_pictures.js";
 import { addTour } from "./tour.js";
 import { drawCard } from "./unit_card.js";
@@ -31,9 +31,6 @@ export function flipsOf(breaks, changes, strength, u) {
   return { below: mine.filter((b) => b <= strength).at(-1) ?? null,
     above: mine.find((b) => b > strength) ?? null };
 }
-
-/** "layer whole", "3 layers whole": of the guards that protect the first or the last ones. */
-export const wholeLayers = (n) => `${n === 1 ? "layer" : counted(n, "layer")} whole`;
 
 export function renderLambda({ model, el }) {
   const cleaner = new Cleaner();
@@ -150,7 +147,7 @@ export function renderLambda({ model, el }) {
       `preview: not to be trusted above ${marks.trusted}; no gate mark, since the gate needs the real H`;
     bar.show(now, { place: axis.place(now.strength), axisName: model.get("axis") ?? "plans",
       words: `${planText(now.strength)}${far ? ", not to be trusted on a preview" : ""}`,
-      chosen: model.get("kinds"), solvedOn: surrogate() });
+      guarded: guardWords(now), chosen: model.get("kinds"), solvedOn: surrogate() });
   }
 
   // A against B --------------------------------------------------------------------------------
@@ -284,7 +281,8 @@ export function renderLambda({ model, el }) {
     const share = (x) => percent(x, 2);
     const both = view.stalled === null ? "" : ` and greedy stops at ${share(view.stalled)}`;
     model.set("error", view.feasible ? "" : `The ratio ${share(model.get("ratio"))} is out of reach: ` +
-      `the guards leave at most ${share(view.reachable)}${both}. Lower the ratio or loosen the guards.`);
+      `the guards leave at most ${share(view.reachable)}${both}. Lower the ratio, or loosen ` +
+      `${inTheWay(problem, controls()).map(labelOf).join(" or ") || "the guards"}.`);
     const found = view.feasible && measurementOf(model.get("_marks") || {}, view.order);
     const risk = view.feasible ? `Predicted risk ${show(view.node + view.edge)} nats per token, ` +
       (found ? `measured KL ${show(found.risk)} on ${found.text}` : "KL not measured") : "No plan";
@@ -327,6 +325,7 @@ export function renderLambda({ model, el }) {
     const turning = flip.stale ? new Set() : aboutToFlip(flip.breaks, flip.changes, now.strength);
     const scene = { problem, colors, geometry: grid.geometry, gone, flip, axis, view,
       ratio: now.ratio, strength: now.strength, cap: capAt(now, now.ratio),
+      path: view.feasible ? pathMarks(flip, view.order, now.strength) : [],
       marks: model.get("_marks") || {} };
     paintMap(map, grid, { problem, colors, inA: a && new Set(a.order), inB: gone, turning, fading,
       brushed: model.get("brushed") ?? [],
@@ -361,8 +360,8 @@ export function renderLambda({ model, el }) {
     (untrusted(model.get("_marks"), strength) ? " (not to be trusted)" : "");
 
   /** What the strip shows, in words; what it does not show at this ratio is not listed. */
-  function paintKey({ marks, strength }) {
-    const here = measuredAt(marks, model.get("ratio"));
+  function paintKey({ marks, strength, path }) {
+    const here = measuredAt(marks, model.get("ratio"), path);
     const gate = typeof marks.gate?.strength === "number";
     const count_ = flip.breaks.length + 1;
     const plans = flip.stale ? "the plans are being computed"
@@ -417,15 +416,12 @@ export function renderLambda({ model, el }) {
   }
   function captionOf() {
     const now = controls();
-    const guards = [now.cap != null && `layer cap ${now.cap}`, now.factor != null && `layer cap ${now.factor} x ratio`,
-      now.first > 0 && `first ${wholeLayers(now.first)}`, now.last > 0 && `last ${wholeLayers(now.last)}`,
-      now.kinds.length === 1 && `${KINDS[now.kinds[0]]} only`].filter(Boolean).join(", ");
     const what = model.get("model_name") || "a model";
     const risk = view?.feasible ? `${onMatrix() ? "predicted risk" : "additive KL"} ` +
       `${show(view.node + view.edge)} nats per token`
       : "no plan";
     return `${what}, ${unitCount(problem.size)}: ratio ${percent(now.ratio)}, lambda ` +
-      `${show(now.strength)}, ${guards || "no guards"}; ${risk}.`;
+      `${show(now.strength)}, ${guardWords(now)}; ${risk}.`;
   }
   function ownJson() {
     const text = JSON.stringify({ controls: Object.fromEntries(CONTROLS.map((n) => [n, model.get(n)])),
@@ -493,7 +489,7 @@ export function renderLambda({ model, el }) {
   }
   refresh();
   confirm();
-  addTour({ model, cleaner, ui, slide, order: () => (view?.feasible ? view.order : []),
+  addTour({ model, cleaner, ui, slide, ends: problem.protected, order: () => (view?.feasible ? view.order : []),
     parts: { map, curves, card, lambda: bar.bar.firstChild, shares: budget } });
   return cleaner.run;
 }

@@ -1,6 +1,6 @@
 // The controls of the lambda explorer: lambda and the ratio in one bar, the rest behind "More".
 
-import { button, h, labeled, menu, percent, show, typedNumber } from "./kit.js";
+import { button, counted, h, labeled, menu, percent, show, typedNumber } from "./kit.js";
 import { MOST } from "./solver.js";
 
 export const STEPS = 1000; // of the lambda slider
@@ -9,6 +9,19 @@ export const CONTROLS = ["interaction_strength", "ratio", "layer_cap", "layer_ca
 
 const range = (attributes) => h("input", { type: "range", min: 0, ...attributes });
 const number = (attributes) => h("input", { type: "number", ...attributes });
+
+/** "layer whole", "3 layers whole": of the guards that protect the first or the last ones. */
+const wholeLayers = (n) => `${n === 1 ? "layer" : counted(n, "layer")} whole`;
+
+const LABELS = { layer_cap: "layer cap", layer_cap_factor: "layer cap", kinds: "units",
+  protect_first: "protect first layers", protect_last: "protect last layers" };
+export const labelOf = (guards) => guards.split(" and ").map((name) => `“${LABELS[name]}”`).join(" and ");
+
+/** The guards in force, in words. */
+export const guardWords = (now) => [now.cap != null && `layer cap ${now.cap}`,
+  now.factor != null && `layer cap ${now.factor} x ratio`,
+  now.first > 0 && `first ${wholeLayers(now.first)}`, now.last > 0 && `last ${wholeLayers(now.last)}`,
+  now.kinds.length === 1 && `${["attention", "ffn"][now.kinds[0]]} only`].filter(Boolean).join(", ") || "no guards";
 
 /**
  * Make the controls. does: put(values) sets traits, slide(place) sets lambda by its place on the
@@ -46,6 +59,7 @@ export function lambdaControls(problem, strips, does) {
   const surrogate = menu(problem.surrogates.map((name, k) => [name, k ? name : `${name} (curvature)`]),
     (value) => put({ surrogate: value }));
 
+  const guards = h("p", { class: "cc-legend" });
   const bar = h("div", { class: "cc-bar" },
     h("div", { class: "cc-sliders" },
       labeled("weight of the edges (lambda): 0 ignores them, 1 counts them in full",
@@ -56,7 +70,7 @@ export function lambdaControls(problem, strips, does) {
     h("div", { class: "cc-sliders cc-second" },
       labeled("share to remove (ratio)",
         h("span", { class: "cc-row" }, ratio, ratioBox, "%")),
-      strips.reach));
+      strips.reach, guards));
   const more = h("details", { class: "cc-more" }, h("summary", {}, "More"),
     h("div", { class: "cc-controls" },
       labeled("scale of lambda", axis),
@@ -91,7 +105,7 @@ export function lambdaControls(problem, strips, does) {
     does.go(step);
   }
   /** Show the traits; `place` of lambda on its axis, and `words` about it for screen readers. */
-  function showAll(now, { place, words, axisName, chosen, solvedOn }) {
+  function showAll(now, { place, words, guarded: told, axisName, chosen, solvedOn }) {
     const write = (input, value) => {
       input.dataset.now = value;
       if (document.activeElement !== input || input.type === "range") input.value = value;
@@ -109,9 +123,11 @@ export function lambdaControls(problem, strips, does) {
     write(first, now.first);
     write(last, now.last);
     kinds.value = chosen.join("+");
+    guards.textContent = `Plans with ${told}. “More” loosens or tightens that.`;
     surrogate.value = solvedOn;
-    // a guard in force must be seen; without one the field closes again, unless a hand is in it
-    const guarded = capMode.value !== "none" || now.first || now.last || chosen.length < 2
+    // guards other than at first must be seen; else the field closes again, unless a hand is in it
+    const guarded = capMode.value !== "none" || chosen.length < 2
+      || [now.first, now.last].some((count) => count !== problem.protected)
       || solvedOn !== problem.surrogates[0];
     if (guarded && !more.open) more.open = opened = true;
     else if (!guarded && opened && !more.contains(document.activeElement)) more.open = opened = false;

@@ -1,6 +1,7 @@
 // The read-only pictures of the lambda explorer: budgets, risk curves, the strips under the sliders.
 
-import { PATHS, clearLabels } from "./axis.js";
+import { PATHS, clearLabels, planAt } from "./axis.js";
+import { markOf } from "./compare.js";
 import { COLORS, counted, drawRules, drawUpwards, fit, hatch, percent, show, ticks } from "./kit.js";
 import { MOST } from "./solver.js";
 
@@ -105,10 +106,25 @@ export function paintCurves(canvas, { curves: drawn, colors, ratio }, width) {
   }
 }
 
-/** The measured plans of a ratio, which have a place on the lambda axis. */
-export function measuredAt(marks, ratio) {
-  return (marks.measured ?? []).filter(
-    (m) => m.strength !== null && m.strength <= 1 && Math.abs(m.ratio - ratio) <= 5e-4);
+/** The marks of all plans of a path, from the plan at one lambda; none while it is being computed. */
+export function pathMarks({ breaks, changes, stale }, order, strength) {
+  if (stale) return [];
+  const here = planAt(breaks, strength);
+  const walk = (steps) => {
+    const plan = new Set(order);
+    return steps.map((units) => {
+      for (const u of units) if (!plan.delete(u)) plan.add(u);
+      return markOf(plan);
+    });
+  };
+  return [markOf(order), ...walk(changes.slice(here)), ...walk(changes.slice(0, here).reverse())];
+}
+
+/** The measured plans of a path at its ratio, which have a place on the lambda axis. */
+export function measuredAt(marks, ratio, path) {
+  const known = new Set(path);
+  return (marks.measured ?? []).filter((m) => m.strength !== null && m.strength <= 1
+    && Math.abs(m.ratio - ratio) <= 5e-4 && known.has(m.plan));
 }
 
 /** The lambdas written under an axis. */
@@ -123,7 +139,7 @@ function labelsOf(axis, flip, trusted) {
  * Draw the strip under the lambda slider: the plans as cells with the present one filled, measured
  * plans as dots, the gate as a triangle; on a preview of H, hatching over what is not to be trusted.
  */
-export function paintStrip(canvas, { colors, flip, axis, marks, ratio, strength }, width) {
+export function paintStrip(canvas, { colors, flip, axis, marks, ratio, path, strength }, width) {
   const pen = fit(canvas, width, 38);
   const at = (place) => 8 + place * (width - 16); // the thumb is 16 wide
   const x = (lambda) => at(axis.place(lambda));
@@ -143,7 +159,7 @@ export function paintStrip(canvas, { colors, flip, axis, marks, ratio, strength 
     pen.fillRect(at(from) + gap / 2, 0, Math.max(0.5, at(to) - at(from) - gap), 8);
   });
   pen.globalAlpha = 1;
-  const measured = measuredAt(marks, ratio);
+  const measured = measuredAt(marks, ratio, path);
   pen.fillStyle = colors.text;
   for (const m of measured) {
     pen.beginPath();

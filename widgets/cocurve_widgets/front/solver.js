@@ -20,6 +20,7 @@ export function unpack(packed) {
     kinds: packed.kinds, // 0 attention, 1 FFN
     places: packed.places, // index of the unit among those of its layer and kind
     numLayers: packed.num_layers,
+    protected: packed.protected, // layers at either end that stay whole as an instrument opens
     total: packed.costs.reduce((sum, cost) => sum + cost, 0),
     parameters: packed.parameters,
     surrogates: packed.surrogates, // what plans can be solved on; the matrix is the first
@@ -163,6 +164,23 @@ export function reachable(problem, rules) {
     most += Math.max(...sums);
   }
   return most / problem.total;
+}
+
+/**
+ * The guards without which alone some plan has the ratio, by name, as `in_the_way` of protection.py;
+ * the two ends together where neither is enough.
+ */
+export function inTheWay(problem, controls) {
+  const { cap, factor, first, last, kinds } = controls;
+  const alone = [["layer_cap", cap != null, { cap: null }],
+    ["layer_cap_factor", factor != null, { factor: null }],
+    ["protect_first", first > 0, { first: 0 }], ["protect_last", last > 0, { last: 0 }],
+    ["kinds", kinds.length < 2, { kinds: [0, 1] }]].filter(([, given]) => given);
+  const enough = ([, , free]) => reachable(problem, rulesFor(problem, { ...controls, ...free }))
+    * problem.total >= targetCost(problem, controls.ratio);
+  const found = alone.filter(enough).map(([name]) => name);
+  const ends = ["protect_first and protect_last", true, { first: 0, last: 0 }];
+  return found.length || !(first && last) || !enough(ends) ? found : [ends[0]];
 }
 
 /** Everything the explorer shows at one setting; the kernel sends the same fields. */

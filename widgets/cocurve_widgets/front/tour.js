@@ -7,7 +7,7 @@ const TICK = 100; // ms: a kernel that solves alone follows
 const [REST, MOVING] = [0.2, 0.5]; // shares of a step before its control moves, and while it does
 
 const OPENING = { interaction_strength: 0, ratio: 0.2, layer_cap: null, layer_cap_factor: null,
-  protect_first: 0, protect_last: 0, kinds: ["attention", "ffn"], selected_unit: null };
+  kinds: ["attention", "ffn"], selected_unit: null };
 const thousandth = (x) => Math.round(1000 * x) / 1000;
 
 /**
@@ -29,7 +29,7 @@ export const TOUR = [
     at: (share, order) => ({ selected_unit: order[Math.round(share * (order.length - 1))] ?? null }),
     say: "One unit after the other, in the order of removal. The card says what the unit costs " +
       "alone, what its edges add, and at which lambda it changes sides." },
-  { on: "shares", from: { ...OPENING, interaction_strength: 1, ratio: 0.4 },
+  { on: "shares", from: { ...OPENING, interaction_strength: 1, ratio: 0.3 },
     at: (share) => ({ layer_cap: thousandth(1 - 0.4 * share) }),
     say: "A guard: no layer may lose more than a given share of its cost, in the end 60 % (dashed; the " +
       "bars are its attention and its FFN). Then the controls go back. Your turn: guess, then drag." },
@@ -41,10 +41,10 @@ export function shareAt(seconds, still) {
 }
 
 /**
- * Add the tour to an instrument. parts: what is framed, by name; slide(place) sets lambda; order()
- * is the plan's removal order. The trait `tour_step` is its state: 1 to 5, or null.
+ * Add the tour to an instrument. parts: what is framed, by name; slide(place) sets lambda; ends: the
+ * layers at either end that stay whole as it opens; order() is the plan's removal order. The trait `tour_step` is its state: 1 to 5, or null.
  */
-export function addTour({ model, cleaner, ui, parts, slide, order }) {
+export function addTour({ model, cleaner, ui, parts, slide, ends, order }) {
   const still = matchMedia("(prefers-reduced-motion: reduce)");
   const starter = h("button", { type: "button", class: "cc-tour-button", onclick: () => tell(step ? null : 1) });
   const [place, text] = [h("b", {}), h("span", { "aria-live": "polite" })];
@@ -60,6 +60,7 @@ export function addTour({ model, cleaner, ui, parts, slide, order }) {
   let begun = 0;
   let before = null; // the controls that the tour puts back
 
+  const opening = { protect_first: ends, protect_last: ends };
   const tell = (value) => assign(model, { tour_step: value });
   const outline = (on) => {
     for (const part of Object.values(parts)) part.classList.toggle("cc-here", part === parts[on]);
@@ -86,12 +87,13 @@ export function addTour({ model, cleaner, ui, parts, slide, order }) {
   }
   function go(to) {
     if (!before) {
-      before = Object.fromEntries(Object.keys(OPENING).map((name) => [name, model.get(name)]));
+      before = Object.fromEntries(Object.keys({ ...OPENING, ...opening })
+        .map((name) => [name, model.get(name)]));
       for (const event of ["pointerdown", "keydown"]) document.addEventListener(event, heed, true);
     }
     step = to;
     show();
-    set(TOUR[step - 1].from);
+    set({ ...opening, ...TOUR[step - 1].from });
     begun = performance.now();
     clearInterval(timer);
     timer = setInterval(move, TICK);
