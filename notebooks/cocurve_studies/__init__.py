@@ -8,13 +8,13 @@
     sections.py  the notebook section of each study
     sentences.py  what a picture shows, computed from this model
     shared.py    the recipe of a build, marks of kept tables, comparisons, resampling
-    abilities.py  right answers by lambda (notebook 06) and by edge variant (notebook 07)
+    abilities.py  right answers by lambda (notebook 13) and by edge variant (notebook 07)
     surrogates.py  plans of H, Q and F beside what they cost (notebook 11)
     exercises.py  the checks of the notebooks' exercises
-    trust/       notebook 06: when to trust the edges
+    trust/       notebooks 06, 12 and 13: when to trust the edges
     structure/   notebook 07: bridges and structure
     certainty/   notebook 08: how sure H is
-    bake_off/    notebook 09: CoCurve against other methods
+    bake_off/    notebooks 09 and 13: CoCurve against other methods
     paper/       `cocurve paper`: the paper's tables on other models
 
 Arguments have one meaning in all studies: `model` is dense, `curvature` its H [M, M] in nats per

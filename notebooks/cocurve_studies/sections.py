@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 TRUST = "06_when_to_trust_the_edges"
+EDGES = "12_appendix_edges"
+PLANS = "13_appendix_plans"
 STRUCTURE = "07_bridges_and_structure"
 CERTAINTY = "08_how_sure_is_H"
 BAKE_OFF = "09_bake_off"
@@ -14,14 +16,14 @@ SECTIONS: dict[str, tuple[str, str, str]] = {
     "reach": (TRUST, "How far an edge is true", "20"),
     "lambda": (TRUST, "2 · Which λ?", "24"),
     "gate": (TRUST, "2 · Which λ?", "24"),
-    "abilities": (TRUST, "What the plans can still do", "abilities-text"),
+    "abilities": (PLANS, "2 · What the plans can still do", "abilities-text"),
     "guards": (TRUST, "3 · Guards", "36"),
     "edges or diagonal": (TRUST, "Edges against the diagonal", "diagonal-text"),
-    "refinement": (TRUST, "4 · Better plans", "40"),
-    "gains": (TRUST, "4 · Better plans", "40"),
-    "finite or not": (TRUST, "5 · Whole removals or derivatives?", "50"),
-    "redundancy": (TRUST, "6 · Redundancy, model by model", "58"),
-    "steps": (TRUST, "7 · H, half-way", "66"),
+    "refinement": (EDGES, "2 · Better plans", "40"),
+    "gains": (PLANS, "3 · Gains", "45"),
+    "finite or not": (EDGES, "3 · Whole removals or derivatives?", "50"),
+    "redundancy": (EDGES, "4 · Redundancy, model by model", "58"),
+    "steps": (EDGES, "5 · H, half-way", "66"),
     "bridges": (STRUCTURE, "1 · Bridge units", "5"),
     "causal": (STRUCTURE, "2 · Do bridges carry the damage?", "14"),
     "edges": (STRUCTURE, "3 · Which edges does a plan need?", "29"),
@@ -40,8 +42,8 @@ SECTIONS: dict[str, tuple[str, str, str]] = {
     "capabilities": (BAKE_OFF, "4 · Which abilities are left", "17"),
     "bake-off": (BAKE_OFF, "5 · Is the order more than chance?", "21"),
     "speed": (BAKE_OFF, "6 · Quality and speed", "24"),
-    "why": (BAKE_OFF, "8 · Why", "33"),
-    "recovery": (BAKE_OFF, "9 · Recovery", "41"),
+    "why": (PLANS, "4 · Why a method is ahead", "why-bake-off"),
+    "recovery": (BAKE_OFF, "8 · Recovery", "41"),
 }
 
 

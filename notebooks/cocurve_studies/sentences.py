@@ -5,7 +5,7 @@ A sentence in a notebook's text is true for every model. One that is not stands 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -13,24 +13,26 @@ import numpy as np
 from cocurve_lab.base.tables import Table, pick
 from cocurve_lab.curvature.graph import bridge_units
 from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.solver.protection import opening_guards
 from cocurve_lab.solver.selection import Selection
 
 from .findings import percent
 from .shared import solved
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
+TRADED = (0.1, 0.15, 0.2, 0.25, 0.3)
 Pair = tuple[Selection, Selection]  # the plans of lambda 0 and 1
 
 
 def pairs(curvature: Curvature, ratios: Sequence[float] = RATIOS) -> dict[float, Pair]:
-    """Solve at lambda 0 and 1, without guards; a ratio that one of them does not reach is left out.
+    """Solve at lambda 0 and 1 under the opening guards, where both reach the ratio.
 
     Returns:
         ratio -> the two plans.
     """
-    found = {}
+    found, guards = {}, opening_guards(curvature.units)
     for ratio in ratios:
-        zero, one = (solved(curvature, ratio, strength)[0] for strength in (0.0, 1.0))
+        zero, one = (solved(curvature, ratio, strength, guards)[0] for strength in (0.0, 1.0))
         if zero is not None and one is not None:
             found[ratio] = zero, one
     return found
@@ -49,8 +51,50 @@ def lambda_changes(curvature: Curvature, ratios: Sequence[float] = RATIOS) -> st
     return f"Units in one of the plans of λ 0 and λ 1 only: {told}; {most_told}."
 
 
+def trade_table(curvatures: Mapping[str, Curvature], ratios: Sequence[float] = TRADED) -> Table:
+    """Count what the plans of lambda 0 and 1 remove, by H and ratio.
+
+    Returns:
+        One row per H and ratio: of, requested_ratio, then the attention units, FFN groups and
+        bridges that each of the two plans removes.
+    """
+    return [
+        {"of": name, "requested_ratio": ratio}
+        | {
+            f"{words}, λ {strength}": len(some & set(plan.pruned))
+            for words, some in _sorts(curvature).items()
+            for strength, plan in enumerate(plans)
+        }
+        for name, curvature in curvatures.items()
+        for ratio, plans in pairs(curvature, ratios).items()
+    ]
+
+
+def trade(curvature: Curvature, ratios: Sequence[float] = TRADED) -> str:
+    """Say where lambda 1 moves the budget between attention and FFN, and which way."""
+    sides: dict[str, list[str]] = {"more": [], "fewer": [], "as many": []}
+    for row in trade_table({"": curvature}, ratios):
+        counts = [row[f"{sort}, λ {k}"] for sort in ("attention", "FFN") for k in (0, 1)]
+        side = "as many" if counts[0] == counts[1] else "more" if counts[1] > counts[0] else "fewer"
+        told = f"{percent(row['requested_ratio'])}"
+        if side != "as many":
+            told += " ({1} for {0}, and {3} FFN groups for {2})".format(*counts)
+        sides[side].append(told)
+    said = [f"{side} at {', '.join(where)}" for side, where in sides.items() if where]
+    if not said:
+        return "No plan reaches any of these ratios."
+    return f"Attention units that λ 1 removes, against λ 0: {'; '.join(said)}."
+
+
+def _sorts(curvature: Curvature) -> dict[str, set[int]]:
+    kinds = curvature.units.kinds
+    sorts = {"attention": kinds == "attention", "FFN": kinds == "ffn"}
+    found = {name: set(np.flatnonzero(mask).tolist()) for name, mask in sorts.items()}
+    return found | {"bridges": set(bridge_units(curvature))}
+
+
 def bridge_fate(curvature: Curvature, ratios: Sequence[float] = RATIOS) -> str:
-    """Say which bridges the plans of lambda 0 and 1 remove, and whether attention takes part."""
+    """Say which bridges the plans of lambda 0 and 1 remove."""
     bridges, units = set(bridge_units(curvature)), curvature.units
     lines = []
     for ratio, (zero, one) in pairs(curvature, ratios).items():
@@ -59,11 +103,9 @@ def bridge_fate(curvature: Curvature, ratios: Sequence[float] = RATIOS) -> str:
             ", ".join(units[u].name for u in sorted(some)) or "none"
             for some in (gone[0] - gone[1], gone[1] - gone[0])
         )
-        heads = [sum(units[u].kind == "attention" for u in plan.pruned) for plan in (zero, one)]
         lines.append(
             f"{percent(ratio)}: of {len(bridges)} bridges λ 0 removes {len(gone[0])}, λ 1 "
-            f"{len(gone[1])} (kept by the edges alone: {kept}; removed by them alone: {taken}); "
-            f"attention units removed: {heads[0]} and {heads[1]}."
+            f"{len(gone[1])} (kept by the edges alone: {kept}; removed by them alone: {taken})."
         )
     return "\n".join(lines) or "No plan reaches any of these ratios."
 

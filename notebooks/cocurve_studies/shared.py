@@ -41,7 +41,8 @@ class Recipe:
         cache: folder of the builds; None keeps nothing.
         progress: show a progress bar.
         temperature: of a softened teacher (`BuildOptions`); 1 is the paper's.
-        sketch_positions: positions of the sketch of shifts (`BuildOptions`).
+        sketch_positions: positions of the sketch of shifts (`BuildOptions`), which takes more room
+            than H; 0 keeps none.
     """
 
     calibration: CalibrationSet
@@ -50,7 +51,7 @@ class Recipe:
     cache: Folder = None
     progress: bool = True
     temperature: float = 1.0
-    sketch_positions: int = 1024
+    sketch_positions: int = 0
 
     def build(self, model: PreTrainedModel, units: UnitSet) -> Curvature:
         """Build H [M, M] of a model, or load it where it lies in the cache."""

@@ -5,8 +5,10 @@ This departs from the paper, whose only surrogate is H.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.tables import Folder, Row, Table, pick
@@ -20,6 +22,7 @@ from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
 from .chart import HOVER, add, add_diagonal, chart, empty, log_scale
+from .findings import percent
 from .shared import known, marks, sequence_columns, sequence_values
 from .study import Study
 
@@ -44,18 +47,18 @@ def plans_by_way(
 ) -> dict[float, dict[str, Selection]]:
     """Return greedy plans of H at lambda 0 and 1, of Q and of F, by ratio and by what made them.
 
-    Q and F are solved on the part "fit" of the sketch, so that "price" is left to predict on.
+    Q and F are solved on the part "fit" of the sketch, so that "price" is left to predict on. An H
+    without a sketch has plans of H alone.
     """
-    pair, additive = curvature.pair_kl("fit"), curvature.additive()
-    return {
-        ratio: {
-            "H, λ 0": solve_greedy(curvature, ratio, 0.0),
-            "H, λ 1": solve_greedy(curvature, ratio, 1.0),
-            "Q": solve_greedy(pair, ratio),
-            "F": additive.solve(ratio, part="fit"),
-        }
-        for ratio in ratios
+    ways: dict[str, Callable[[float], Selection]] = {
+        "H, λ 0": lambda ratio: solve_greedy(curvature, ratio, 0.0),
+        "H, λ 1": lambda ratio: solve_greedy(curvature, ratio, 1.0),
     }
+    if curvature.shifts is not None:
+        pair, additive = curvature.pair_kl("fit"), curvature.additive()
+        ways["Q"] = lambda ratio: solve_greedy(pair, ratio)
+        ways["F"] = lambda ratio: additive.solve(ratio, part="fit")
+    return {ratio: {way: solve(ratio) for way, solve in ways.items()} for ratio in ratios}
 
 
 def prediction_table(
@@ -72,10 +75,13 @@ def prediction_table(
 
     Returns:
         One row per plan: requested_ratio, way, realized_ratio, by_h, by_q, by_f and measured, the
-        last two with their errors over groups of sequences and over held-out rows.
+        last two with their errors over groups of sequences and over held-out rows. What Q and F
+        predict is None where H has no sketch.
     """
     named = [(ratio, way, plan) for ratio, own in plans.items() for way, plan in own.items()]
-    pair, additive = curvature.pair_kl("price"), curvature.additive()
+    known_shifts = curvature.shifts is not None
+    pair = curvature.pair_kl("price") if known_shifts else None
+    additive = curvature.additive() if known_shifts else None
     text.require_disjoint(curvature)
     measured = Study(model, text, cache=cache).measure([plan for _, _, plan in named])
     return [
@@ -84,9 +90,9 @@ def prediction_table(
             "way": way,
             "realized_ratio": plan.realized_ratio,
             "by_h": curvature.risk(plan.pruned),
-            "by_q": pair.risk(plan.pruned),
-            "by_f": additive.predict(plan, "price"),
-            "by_f_error": known(additive.standard_error(plan, "price")),
+            "by_q": pair and pair.risk(plan.pruned),
+            "by_f": additive and additive.predict(plan, "price"),
+            "by_f_error": additive and known(additive.standard_error(plan, "price")),
             "measured": float(mean),
             "measured_error": known(error),
         }
@@ -100,23 +106,41 @@ def preferred(table: Table) -> Table:
     """Name the cheapest plan of each ratio, as measured and by the prediction of H, Q and F.
 
     Returns:
-        One row per ratio: requested_ratio, measured, H, Q and F, each the way of a plan.
+        One row per ratio: requested_ratio, measured, H, Q and F, each the way of a plan; None for
+        a surrogate without predictions.
     """
     found: Table = []
     for ratio in dict.fromkeys(row["requested_ratio"] for row in table):
         row: Row = {"requested_ratio": ratio}
         for column, name in {"measured": "measured", **SURROGATES}.items():
-            least = min(pick(table, requested_ratio=ratio), key=lambda one: float(one[column]))
+            told = [one for one in pick(table, requested_ratio=ratio) if one[column] is not None]
+            least = min(told, key=lambda one: float(one[column]), default={"way": None})
             row[name] = least["way"]
         found.append(row)
     return found
+
+
+def shortfalls(table: Table) -> str:
+    """Say how many times the measured KL is of each prediction, by ratio: the median of plans."""
+    lines = []
+    for ratio in dict.fromkeys(row["requested_ratio"] for row in table):
+        told = []
+        for column, name in SURROGATES.items():
+            rows = [one for one in pick(table, requested_ratio=ratio) if (one[column] or 0) > 0]
+            if rows:
+                times = np.median([one["measured"] / one[column] for one in rows])
+                told.append(f"{times:.3g} times that of {name}")
+        lines.append(f"{percent(ratio)} removed: measured {', '.join(told)}.")
+    return "\n".join(lines)
 
 
 def plot_predictions(table: Table) -> Figure:
     """Plot the measured KL of every plan against what H, Q and F predict, log axes."""
     figure, drawn = empty(), list[float]()
     for place, (column, name) in enumerate(SURROGATES.items()):
-        rows = [row for row in table if row[column] > 0]  # Q may be negative: not on a log axis
+        rows = [row for row in table if (row[column] or 0) > 0]  # Q may be negative
+        if not rows:
+            continue
         drawn += [row[column] for row in rows]
         words = [f"plan of {row['way']}, {row['requested_ratio']:.0%}" for row in rows]
         label = f"predicted by {name}"

@@ -36,7 +36,7 @@ from helpers.notebooks import NOTEBOOKS, run
 HERE = Path(__file__).resolve().parent
 README = HERE.parents[1] / "README.md"
 BEGIN, END = "<!-- first result -->\n", "<!-- end of first result -->"
-SHOWN = ("06", "07", "08", "09")  # the notebooks of the studies
+SHOWN = ("06", "07", "08", "09", "12", "13")  # the notebooks of the studies
 HEAD = """# Findings
 
 What notebooks measure on the demo model beside what is claimed. ± is one standard error; a verdict

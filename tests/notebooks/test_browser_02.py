@@ -15,7 +15,13 @@ from helpers.waiting import eventually
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 OPENING = {"ratio": 0.2, "interaction_strength": 1.0, "layer_cap": None, "layer_cap_factor": None}
-OPENING |= {"protect_first": 0, "kinds": ["attention", "ffn"], "mode": "mark", "pair": []}
+OPENING |= {
+    "protect_first": 1,
+    "protect_last": 1,
+    "kinds": ["attention", "ffn"],
+    "mode": "mark",
+    "pair": [],
+}
 OPENING |= {"pinned": None, "selected_unit": None}
 UNIT_0 = {"x": 80, "y": 8}  # where it stands on the map
 ABILITIES = "__import__('json').dumps(list(explorer.damage.asked))"
@@ -71,6 +77,10 @@ def test_after_run_all_it_stands_as_the_text_above_says(ran: Ran) -> None:
     visit = ran.shown_in_lab()
     found = "explorer.ratio, explorer.interaction_strength, explorer.layer_cap"
     visit.becomes(found, "(0.2, 1.0, None)")
+    visit.becomes("explorer.guards == guards == cl.Guards(protect_first=1, protect_last=1)", "True")
+    assert (
+        "SmolLM2: Attention units that λ 1 removes, against λ 0: more at 15% (17 for 11" in ran.text
+    )
     root = visit.page.locator(".cocurve")
     eventually(root.count, lambda count: count == 1)
     # the numbers stand on the first screen, above what clicks and prompts add

@@ -12,6 +12,7 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.base.tables import Table
 from cocurve_lab.curvature.graph import bridge_units
+from cocurve_lab.extensions.pretrained.kept import kept_curvature
 from cocurve_studies import sentences
 from cocurve_studies.certainty import coverage, precision
 from helpers.problems import make_units, random_curvature
@@ -31,7 +32,8 @@ def curvature(request: pytest.FixtureRequest) -> cl.Curvature:
 
 
 def plans(curvature: cl.Curvature, ratio: float) -> list[set[int]]:
-    return [set(cl.solve_greedy(curvature, ratio, s).pruned) for s in (0.0, 1.0)]
+    guards = cl.opening_guards(curvature.units)
+    return [set(cl.solve_greedy(curvature, ratio, s, guards).pruned) for s in (0.0, 1.0)]
 
 
 def test_the_units_that_lambda_changes_are_counted(curvature: cl.Curvature) -> None:
@@ -62,11 +64,41 @@ def test_the_fate_of_bridges_is_that_of_the_two_plans(curvature: cl.Curvature) -
         zero, one = plans(curvature, ratio)
         start = f"{ratio:.0%}: of {len(bridges)} bridges λ 0 removes {len(bridges & zero)}, λ 1 "
         assert line.startswith(f"{start}{len(bridges & one)} (")
-        kept, taken = re.search(r"alone: (.*); removed by them alone: (.*)\);", line).groups()
+        kept, taken = re.search(r"alone: (.*); removed by them alone: (.*)\)\.$", line).groups()
         assert _named(units, kept) == bridges & zero - one
         assert _named(units, taken) == bridges & one - zero
-        heads = [sum(units[u].kind == "attention" for u in plan) for plan in (zero, one)]
-        assert line.endswith(f"attention units removed: {heads[0]} and {heads[1]}.")
+
+
+def test_the_trade_between_kinds_is_counted(curvature: cl.Curvature) -> None:
+    units, bridges = curvature.units, set(bridge_units(curvature))
+    table = sentences.trade_table({"here": curvature}, (0.2, 0.4))
+    assert [(row["of"], row["requested_ratio"]) for row in table] == [("here", 0.2), ("here", 0.4)]
+    said = sentences.trade(curvature, (0.2, 0.4))
+    for row in table:
+        heads = []
+        for strength, plan in enumerate(plans(curvature, row["requested_ratio"])):
+            kinds = [units[u].kind for u in plan]
+            heads.append(kinds.count("attention"))
+            assert row[f"attention, λ {strength}"] == heads[-1]
+            assert row[f"FFN, λ {strength}"] == kinds.count("ffn")
+            assert row[f"bridges, λ {strength}"] == len(plan & bridges)
+        side = "more" if heads[1] > heads[0] else "fewer" if heads[1] < heads[0] else "as many"
+        (part,) = re.findall(rf"(more|fewer|as many) at [^;]*{row['requested_ratio']:.0%}", said)
+        assert part == side
+    assert sentences.trade(curvature, ()) == "No plan reaches any of these ratios."
+
+
+def test_the_kept_real_model_trades_attention_for_ffn_and_keeps_bridges() -> None:
+    """What notebooks 02 and 03 show of it; nothing is fetched."""
+    real = kept_curvature("smollm2")
+    assert real is not None
+    assert real.units.num_layers == 30
+    row = sentences.trade_table({"SmolLM2": real}, (0.15,))[0]
+    assert row["attention, λ 1"] > row["attention, λ 0"]
+    assert row["FFN, λ 1"] < row["FFN, λ 0"]
+    assert "more at 15%" in sentences.trade(real, (0.15,))
+    row = sentences.trade_table({"SmolLM2": real}, (0.2,))[0]
+    assert 0 < row["bridges, λ 1"] < row["bridges, λ 0"]
 
 
 def _named(units: cl.UnitSet, names: str) -> set[int]:

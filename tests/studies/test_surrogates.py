@@ -10,6 +10,7 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.base.errors import InputError, MismatchError
+from cocurve_lab.extensions.surrogates.sketched import with_shifts
 from cocurve_lab.measuring.risk import model_risk
 from cocurve_studies.surrogates import (
     duel,
@@ -17,6 +18,7 @@ from cocurve_studies.surrogates import (
     plot_predictions,
     prediction_table,
     preferred,
+    shortfalls,
     swapped,
     way_table,
 )
@@ -60,6 +62,24 @@ def test_the_preferred_plan_is_the_lowest_in_each_column() -> None:
     assert preferred(ROWS) == [
         {"requested_ratio": 0.2, "measured": "b", "H": "a", "Q": "b", "F": "a"}
     ]
+
+
+def test_the_measured_kl_is_told_as_a_multiple_of_each_prediction() -> None:
+    assert shortfalls(ROWS) == (
+        "20% removed: measured 3.25 times that of H, 1.25 times that of Q, 1.21 times that of F."
+    )
+
+
+def test_an_h_without_shifts_has_plans_of_its_own(lab: Any) -> None:
+    model, whole, text = lab
+    curvature = with_shifts(whole, None)
+    plans = plans_by_way(curvature, (0.2,))
+    assert list(plans[0.2]) == ["H, λ 0", "H, λ 1"]
+    table = prediction_table(model, curvature, plans, text)
+    assert {row[name] for row in table for name in ("by_q", "by_f", "by_f_error")} == {None}
+    assert preferred(table)[0]["Q"] is preferred(table)[0]["F"] is None
+    assert shortfalls(table).endswith("times that of H.")
+    assert len(plot_predictions(table).data) == 2  # H, and the line of equal values
 
 
 def test_the_picture_has_what_a_log_axis_can_show() -> None:

@@ -16,7 +16,7 @@ from helpers.tiny_models import naive_risk, tiny_model, tiny_text
 
 TEXT, HELD_OUT = tiny_text(4), tiny_text(6, seed=1)
 OPTIONS = IterativeOptions(ffn_groups=4, surrogates=("H", "additive KL"))
-RECIPE = Recipe(TEXT, top_r=20, progress=False)
+RECIPE = Recipe(TEXT, top_r=20, progress=False, sketch_positions=1024)  # for the additive KL
 
 
 def test_every_row_is_what_is_measured_the_slow_way() -> None:

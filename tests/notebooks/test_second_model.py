@@ -1,0 +1,66 @@
+"""Notebooks 02, 03, 06 and 08 on another model: what is said after pictures is computed from it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cocurve_lab as cl
+from cocurve_lab.base.tables import fold
+from cocurve_lab.curvature.graph import bridge_units
+from cocurve_studies import sentences
+from helpers.lab import SMALL
+from helpers.notebooks import NOTEBOOKS, findings_of, run, text_of
+from helpers.tiny_models import tiny_model, word_tokenizer
+
+VALUES: dict[str, dict[str, Any]] = {
+    "02": {},
+    "03": {},
+    "06": {"RATIOS": (0.2, 0.4), "SWEEP": (0.2,), "POOL": 5, "PAIRS": 2, "PLANS": 2}
+    | {"FEW_ROWS": 2, "REDRAWS": 2},
+    "08": {"SHORT_ROWS": 16, "SHORT_LENGTH": 32, "DRAWS": 5, "REDRAWS": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The parameters of a tiny model of six layers, and of text for it."""
+    folder = tmp_path_factory.mktemp("second")
+    tiny_model(layers=6, seed=3).save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
+    words = [" ".join(f"w{(7 * n + k * k) % 60}" for k in range(90)) for n in range(240)]
+    (folder / "text.txt").write_text("\n\n".join(words))
+    return {"MODEL": str(folder), "TEXT_FILE": str(folder / "text.txt")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", VALUES)
+def test_what_a_notebook_says_is_of_its_model(
+    number: str, model: dict[str, str], tmp_path: Path
+) -> None:
+    (notebook,) = (path for path in NOTEBOOKS if path.stem.startswith(number))
+    said = text_of(run(notebook, tmp_path, SMALL | {"LENGTH": 32} | VALUES[number] | model))
+    curvatures = [cl.Curvature.load(path) for path in (tmp_path / "kept").glob("H_*.pkl")]
+    curvature = max(curvatures, key=lambda h: h.provenance["seq_len"])
+    assert curvature.units.num_layers == 6
+    opening = cl.opening_guards(curvature.units)
+    assert opening.protect_first == 1
+    if number == "02":
+        assert fold(sentences.lambda_changes(curvature)) in said
+        assert fold(f"this model: {sentences.trade(curvature)}") in said
+        assert "SmolLM2: Attention units" in said
+    if number == "03":
+        assert fold(sentences.bridge_fate(curvature)) in said
+        bridges = bridge_units(curvature)
+        assert f"of {len(bridges)} bridges" in said
+        assert re.search(r"SmolLM2, 20%: of 67 bridges λ 0 removes \d+", said)
+    if number == "06":
+        found = findings_of(said)
+        assert len(set(found)) > 10
+        assert not any("demo" in finding for finding in found)
+    if number == "08":
+        assert re.search(r"The largest saliency is [\d.e+]+ times the smallest", said)
+        assert re.search(r"rows: optimism -?\d+%", said)
