@@ -1,8 +1,20 @@
-"""`python -m cocurve_lab`: the command line without its entry point."""
+"""The command line as a process: `cocurve`, or `python -m cocurve_lab`."""
 
 import sys
 
-from .cli import main
+from .base.interrupts import ignore, leave_at_once
+
+
+def start() -> int:
+    """Run the command line of this process and return its exit code."""
+    leave_at_once()  # the imports of a verb take seconds
+    from .cli import main
+
+    try:
+        return main()
+    finally:
+        ignore()
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(start())

@@ -31,20 +31,20 @@ import argparse
 import os
 import re
 import shlex
-import signal
 import sys
-import threading
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from ..base.atomic import clean
 from ..base.errors import CocurveError, one_line
+from ..base.interrupts import INTERRUPTED, interruptible
 from .options import Verb, add_verb, made
 from .terminal import steady_output
 
-DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, USAGE = 0, 1, 2
 _IN_PYTHON = {  # what the library's messages name, and the option of a verb
     r"\bpositions_per_sequence\b": "--positions",
     r"\bnum_sequences\b": "--sequences",
@@ -112,9 +112,13 @@ def _run(arguments: list[str]) -> int:
     options.again = shlex.join(["cocurve", *arguments])  # the command that resumes, to paste
     try:
         _quieten()
-        with _terminated_like_interrupted(), warnings.catch_warnings():
+        with interruptible(), warnings.catch_warnings():
             warnings.showwarning = _say_warning
             verb: Verb = made(options.verb_class, vars(options))
+            for place in vars(verb).values():
+                if isinstance(place, Path):  # what killed runs left there
+                    clean(place)
+                    clean(place.parent)
             return verb.run()
     except KeyboardInterrupt as stop:
         kept = str(stop) or "interrupted before anything was done; nothing is left behind."
@@ -186,26 +190,3 @@ def _quieten() -> None:
     transformers.logging.set_verbosity_error()
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Treat SIGTERM, which ends batch jobs, like Ctrl-C, so that the checkpoint is written."""
-    # only the main thread may set a handler
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def pass_on(number: int, frame: Any) -> None:
-        # through the handler of Ctrl-C, so that `uninterrupted` delays SIGTERM too
-        handler = signal.getsignal(signal.SIGINT)
-        if callable(handler):
-            handler(number, frame)
-        else:  # SIGINT is ignored, as in the background job of a script
-            raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, pass_on)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

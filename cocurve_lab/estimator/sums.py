@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..base.errors import InputError
+from ..base.interrupts import uninterrupted
 from ..base.progress import Progress, open_bar
 from ..base.tables import fold
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
 from ..models.identity import model_device, model_name
-from ..models.runtime import device_name, is_out_of_memory, software_versions, uninterrupted
+from ..models.runtime import device_name, is_out_of_memory, software_versions
 from ..models.units import UnitSet
 
 if TYPE_CHECKING:

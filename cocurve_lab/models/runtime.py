@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -184,7 +183,7 @@ def device_name(device: torch.device) -> str:
     return device.type if name is None else str(name(device))
 
 
-# Interruptions and provenance ---------------------------------------------------------------------
+# Memory and provenance ----------------------------------------------------------------------------
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -192,25 +191,6 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     # the CPU allocator and cuBLAS report it as a plain RuntimeError
     signs = "DefaultCPUAllocator|CUBLAS_STATUS_ALLOC_FAILED|(CUDA error:|MPS backend) out of memory"
     return isinstance(error, torch.OutOfMemoryError) or re.search(signs, str(error)) is not None
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C until the block is left, so that a few lines are done together or not at all."""
-    # Python handles signals in the main thread only; elsewhere none can arrive. A background job of
-    # a shell starts with Ctrl-C ignored, and it stays ignored.
-    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    if ignored or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[bool] = []
-    old = signal.signal(signal.SIGINT, lambda *_: came.append(True))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, old)
-    if came:
-        raise KeyboardInterrupt
 
 
 def software_versions() -> dict[str, str]:

@@ -22,6 +22,7 @@ import torch
 import cocurve_lab as cl
 from cocurve_lab.base import storage
 from cocurve_lab.base.atomic import previous
+from cocurve_lab.base.interrupts import uninterrupted
 from cocurve_lab.curvature.settings import BuildOptions
 from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.estimator import build as build_module
@@ -30,7 +31,6 @@ from cocurve_lab.estimator import support as head_rows
 from cocurve_lab.estimator.replay import Replay
 from cocurve_lab.estimator.support import SupportHead, top_support
 from cocurve_lab.estimator.worker import LocalExecutor
-from cocurve_lab.models import runtime
 from cocurve_lab.models.units import Unit
 from helpers.builds import build, require_same_bits, stop_after
 from helpers.problems import interrupt_at
@@ -242,7 +242,7 @@ def test_an_interrupt_while_a_sequence_is_booked_waits_until_it_is_whole() -> No
     handler = signal.getsignal(signal.SIGINT)
 
     def book() -> None:
-        with runtime.uninterrupted():
+        with uninterrupted():
             signal.raise_signal(signal.SIGINT)
             booked.append("all of it")
 
