@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from importlib import import_module
+from types import FunctionType
 from typing import Any
 
 with suppress(ModuleNotFoundError):  # the core also works without the folder
@@ -111,7 +112,11 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = home if home.startswith("cocurve_studies") else f"{__name__}.{home}"
-    value = getattr(import_module(home), name)
+    module = import_module(home)
+    value = getattr(module, name)
+    if isinstance(value, FunctionType) and not hasattr(value, "__wrapped__"):
+        value = import_module(f"{__name__}.base.arguments").checked(value)
+        setattr(module, name, value)  # one function under both names
     globals()[name] = value
     return value
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from cocurve_lab.base.atomic import clean, previous, replacing, replacing_folder, write_atomically
+from cocurve_lab.base.errors import NoRoomError
 from helpers import killing
 from helpers.problems import make_units, random_curvature
 
@@ -51,7 +52,7 @@ def test_a_full_disk_leaves_the_old_file(
     path = tmp_path / "file"
     write_atomically(path, b"old")
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(NoRoomError, match="filled up"):
         write_atomically(path, b"new", keep_previous=keep_previous)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]

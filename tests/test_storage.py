@@ -284,13 +284,6 @@ def test_a_header_that_promises_more_than_its_bytes_is_refused(tmp_path: Path) -
         load_archive(tmp_path / "a.npz")
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(FileFormatError):
-        load(tmp_path / "pipe")
-
-
 def test_fingerprints_tell_apart_what_bytes_alone_do_not() -> None:
     a = np.arange(6, dtype=np.int64)
     different: list[tuple[Any, ...]] = [

@@ -10,15 +10,17 @@ import ctypes
 import errno
 import logging
 import os
+import re
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError
+from .errors import NoRoomError
 
 fcntl: Any
 try:
@@ -40,19 +42,23 @@ def write_atomically(
     path: str | os.PathLike[str], payload: bytes, *, keep_previous: bool = False
 ) -> None:
     """Write `payload` to `path`; a crash leaves the old file or the new one, never half of one."""
-    with replacing(path, keep_previous=keep_previous) as temporary:
+    with replacing(path, keep_previous=keep_previous, size=len(payload)) as temporary:
         temporary.write_bytes(payload)
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str], *, keep_previous: bool = False) -> Iterator[Path]:
+def replacing(
+    path: str | os.PathLike[str], *, keep_previous: bool = False, size: int = 0
+) -> Iterator[Path]:
     """Yield a temporary file to write; it replaces `path` when the block is left.
 
     A crash leaves the old file or the new one, never half of one. An exception in the block leaves
     the old file untouched. With `keep_previous`, the old file stays as `<path>.previous`.
+
+    NoRoomError if the disk has not `size` bytes left, or fills up.
     """
     path = Path(path)
-    with _partial(path.parent) as partial:
+    with _partial(path.parent, size) as partial:
         temporary = partial / _NEW / path.name
         temporary.parent.mkdir()
         temporary.touch()
@@ -77,28 +83,32 @@ def previous(path: str | os.PathLike[str]) -> Path:
 
 def is_full(error: BaseException) -> bool:
     """Whether an error means that a disk, or a user's quota on it, is full."""
-    return getattr(error, "errno", None) in _NO_ROOM
+    # safetensors and torch's archives have no number
+    signs = r"os error (28|122)\b|PytorchStreamWriter failed|unexpected pos \d|: iostream error"
+    return getattr(error, "errno", None) in _NO_ROOM or re.search(signs, str(error)) is not None
 
 
 @contextmanager
 def room_for(size: int, place: Path) -> Iterator[None]:
-    """Raise InputError if the disk of `place` lacks room for `size` bytes, or fills up."""
+    """Raise NoRoomError if the disk of `place` lacks room for `size` bytes, or fills up."""
     advice = "Free some space, or choose a place on another disk."
     free = shutil.disk_usage(place).free
     if free < size:
-        raise InputError(
+        raise NoRoomError(
             f"{size / 1e9:.2f} GB are to be written, but the disk of {place} has "
             f"{free / 1e9:.2f} GB left. {advice}"
         )
     try:
         yield
-    except OSError as error:
+    except NoRoomError:
+        raise
+    except Exception as error:
         # numpy's errors have no number
-        if not is_full(error) and shutil.disk_usage(place).free > 2**20:
+        empty = isinstance(error, OSError) and shutil.disk_usage(place).free <= 2**20
+        if not (empty or is_full(error)):
             raise
-        raise InputError(
-            f"the disk of {place} filled up; what was written of {size / 1e9:.2f} GB is "
-            f"removed. {advice}"
+        raise NoRoomError(
+            f"the disk of {place} filled up; what was written is removed. {advice}"
         ) from error
 
 
@@ -106,15 +116,16 @@ def room_for(size: int, place: Path) -> Iterator[None]:
 
 
 @contextmanager
-def replacing_folder(folder: Path) -> Iterator[Path]:
+def replacing_folder(folder: Path, *, size: int = 0) -> Iterator[Path]:
     """Yield a temporary folder to fill; it replaces `folder` when the block is left.
 
     On Linux the two are exchanged in one step. Elsewhere, and on file systems that cannot, there is
     a moment between two renames without a folder; if the process is killed then, the next write or
     load puts the old one back. The caller makes sure that the contents of `folder` may be deleted.
-    Links are not followed. After an exception the old folder is untouched.
+    Links are not followed. After an exception the old folder is untouched. `size` is as for
+    `replacing`.
     """
-    with _partial(folder.parent) as partial:
+    with _partial(folder.parent, size) as partial:
         temporary = partial / _NEW / folder.name
         temporary.mkdir(parents=True)
         yield temporary
@@ -161,17 +172,26 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 @contextmanager
-def _partial(parent: Path) -> Iterator[Path]:
+def scratch(parent: Path | None = None, size: int = 0) -> Iterator[Path]:
+    """Yield an empty folder in `parent`, or where temporary files are, and remove it on leaving."""
+    with _partial(Path(tempfile.gettempdir()) if parent is None else parent, size) as partial:
+        (partial / _NEW).mkdir()
+        yield partial / _NEW
+
+
+@contextmanager
+def _partial(parent: Path, size: int) -> Iterator[Path]:
     """Make a hidden, locked folder in `parent`, and so on its disk; remove it on leaving."""
     parent.mkdir(parents=True, exist_ok=True)
     clean(parent)
-    partial, lock = _locked_folder(parent)
-    try:
-        yield partial
-    finally:  # also after Ctrl-C; with the old folder, if it was replaced
-        _remove(partial)
-        if lock is not None:
-            os.close(lock)
+    with room_for(size, parent):
+        partial, lock = _locked_folder(parent)
+        try:
+            yield partial
+        finally:  # also after Ctrl-C; with the old folder, if it was replaced
+            _remove(partial)
+            if lock is not None:
+                os.close(lock)
 
 
 def clean(folder: str | os.PathLike[str]) -> None:

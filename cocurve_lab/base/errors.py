@@ -5,6 +5,7 @@ Every message states the fact, the offending value and the next step, in that or
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 
@@ -14,6 +15,14 @@ class CocurveError(Exception):
 
 class InputError(CocurveError, ValueError):
     """An argument has a value the called function cannot use."""
+
+
+class NoRoomError(InputError, OSError):
+    """A disk is full, or will be; `errno` is that of a full disk."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.errno = errno.ENOSPC
 
 
 class ArchitectureError(CocurveError):

@@ -9,37 +9,30 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
 
 INTERRUPTED = 130
-_NOTHING = "cocurve: interrupted before anything was done; nothing is left behind.\n"
 _PAUSE = 0.05  # seconds until a lost interrupt is raised again; at once it is lost again
 
 
-def leave_at_once() -> None:
-    """Let Ctrl-C and SIGTERM end the process until `interruptible`; for its first line."""
-    _handle(_leave)
-
-
-def ignore() -> None:
-    """Ignore Ctrl-C and SIGTERM from now on; for the last line of the process."""
-    _handle(signal.SIG_IGN)
-
-
-def _handle(handler: Any) -> None:
+def on_signals(handler: Any) -> None:
+    """Let Ctrl-C and SIGTERM call a handler, unless they are ignored, as in a background job."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as in a background job of a script
+        if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
 
 
-def _leave(*_: Any) -> None:
+def leave(*_: Any) -> None:
+    """End the process at once: the handler of its first seconds."""
     with suppress(OSError):  # a closed stderr
-        os.write(2, _NOTHING.encode())
+        os.write(2, b"cocurve: interrupted before anything was done; nothing is left behind.\n")
     os._exit(INTERRUPTED)
 
 
@@ -72,7 +65,7 @@ def interruptible() -> Iterator[None]:
 
     timers: list[threading.Timer] = []
     before = signal.getsignal(signal.SIGINT), signal.signal(signal.SIGTERM, pass_on)
-    if before[0] is _leave:
+    if before[0] is leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     report, sys.unraisablehook = sys.unraisablehook, again
     try:
@@ -81,7 +74,7 @@ def interruptible() -> Iterator[None]:
         for timer in timers:
             timer.cancel()
         for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
-            signal.signal(number, signal.SIG_IGN if handler is _leave else handler)
+            signal.signal(number, signal.SIG_IGN if handler is leave else handler)
         sys.unraisablehook = report
 
 
@@ -106,6 +99,8 @@ def uninterrupted() -> Iterator[None]:
 
 def run_child(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a program to its end and return what it wrote; whatever ends the wait ends it, too."""
+    import subprocess  # the handlers should not wait for it
+
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -120,5 +115,6 @@ def run_child(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         except BaseException:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL) if hasattr(os, "killpg") else child.kill()
+            child.wait()
             raise
     return subprocess.CompletedProcess(command, child.returncode, out, error)

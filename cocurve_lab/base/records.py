@@ -5,16 +5,16 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import os
 import zlib
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError, one_line
+from .errors import FileFormatError, InputError, one_line
+from .files import MOST_BYTES, open_regular, read_regular
+from .schema import parse_json
 
 TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
-_MOST_BYTES = 4 << 30  # of a file once unpacked, because it is read as a whole
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:
@@ -72,22 +72,22 @@ def read_objects(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 def _content(path: Path) -> bytes:
     if path.suffix.lower() != ".gz":
-        return path.read_bytes()
+        return read_regular(path)
     try:
-        with gzip.open(path) as file:
-            content = file.read(_MOST_BYTES + 1)
+        with open_regular(path) as packed, gzip.open(packed) as file:
+            content = file.read(MOST_BYTES + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{path} cannot be read as .gz ({error}). Make it again.") from None
-    if len(content) > _MOST_BYTES:
-        raise InputError(f"{path} unpacks to more than {_MOST_BYTES >> 30} GiB. Give a part of it.")
+    if len(content) > MOST_BYTES:
+        raise InputError(f"{path} unpacks to more than {MOST_BYTES >> 30} GiB. Give a part of it.")
     return content
 
 
 def _parsed(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:  # the last if nested deeply
-        raise InputError(f"{where} is not JSON ({one_line(error)}). Correct it.") from None
+        return parse_json(text)
+    except FileFormatError as error:
+        raise InputError(f"{where}: {error}. Correct it.") from None
 
 
 def _values(content: Any) -> list[Any]:

@@ -7,7 +7,9 @@ field, its value, and the allowed values. Each reader compares its fields with e
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,9 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .errors import FileFormatError, InputError, shown
+from .errors import FileFormatError, InputError, one_line, shown
+from .files import read_regular
 
 Test = Callable[[Any], bool]
+MOST_JSON = 1 << 30  # bytes
 
 
 class Field(NamedTuple):
@@ -66,12 +70,35 @@ def optional(schema: Schema) -> dict[str, Field]:
     return {name: field._replace(optional=True) for name, field in schema.items()}
 
 
-def parse_json(text: str) -> Any:
-    """Parse JSON of a file; the message of its FileFormatError is the fact alone."""
+def parse_json(text: str | bytes, *, nan: bool = False) -> Any:
+    """Parse JSON of a file; the message of its FileFormatError is the fact alone.
+
+    Python reads NaN, infinities, 1e400 and half a surrogate pair, which are no JSON or no text;
+    here they are errors. With `nan`, as in tables, NaN and infinities are numbers.
+    """
     try:
-        return json.loads(text)
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        strict: Any = {} if nan else {"parse_float": _finite, "parse_constant": _finite}
+        found = json.loads(text, **strict)
+        if re.search(r"\\u[dD][89a-fA-F]", text):
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
+    except UnicodeEncodeError:
+        raise FileFormatError("a text in it has half a surrogate pair, which is no UTF-8") from None
     except (TypeError, ValueError, RecursionError) as error:  # deep nesting exhausts the stack
-        raise FileFormatError(f"it is not JSON ({error})") from None
+        raise FileFormatError(f"it is not JSON ({one_line(error)})") from None
+
+
+def read_json(path: str | os.PathLike[str], *, nan: bool = False) -> Any:
+    """Read a JSON file of any origin, inside `reading`."""
+    return parse_json(read_regular(path, MOST_JSON), nan=nan)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{shown(text)} is no finite number")
+    return value
 
 
 def told(value: Any) -> str:
@@ -87,6 +114,8 @@ def reading(path: str | os.PathLike[str], remedy: str) -> Iterator[None]:
     try:
         yield
     except (FileFormatError, InputError, LookupError, TypeError, ValueError) as error:
+        if str(error).startswith(f"{path} "):  # it is complete: file, fact and remedy
+            raise
         fact = f"it lacks {error}" if isinstance(error, LookupError) else str(error).rstrip(".")
         raise FileFormatError(f"{path}: {fact}. {remedy}") from None
 

@@ -30,6 +30,7 @@ import numpy as np
 
 from .atomic import write_atomically
 from .errors import FileFormatError, MismatchError
+from .files import read_regular
 from .schema import parse_json, reading
 
 _ARRAY = "__array__"  # marks the dict that stands for an array
@@ -37,6 +38,7 @@ _DTYPES = {"float64", "float32", "float16", "int64", "int32", "uint8", "bool"}
 _SEAL = re.compile(rb"\nsha256 [0-9a-f]{64} length \d{16}\n")
 SUM = "sha256"  # the field of a checksum in JSON
 _SEAL_BYTES = len(b"\nsha256  length \n") + 64 + 16
+_MOST_BYTES = 64 << 30
 
 
 # Fingerprints and settings ------------------------------------------------------------------------
@@ -110,8 +112,8 @@ def seal_file(path: str | os.PathLike[str]) -> bool:
     """
     path = Path(path)
     with reading(path, "Nothing was written."):
-        text = path.read_text(encoding="utf-8")
-        content = parse_json(text)
+        text = read_regular(path).decode()
+        content = parse_json(text, nan=True)
         if unseal_json(content, "A changed file is not sealed again"):
             return False
         known = isinstance(content, dict) and str(content.get("format")).startswith("cocurve-")
@@ -127,9 +129,7 @@ def _read(
 ) -> dict[str, Any]:
     """Read a file, check its seal, parse it, and check its format and version."""
     path = Path(source)
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise FileFormatError(f"{path} is not a regular file. Check the path.")
-    payload = path.read_bytes()
+    payload = read_regular(path, _MOST_BYTES)
     body, end = payload[:-_SEAL_BYTES], payload[-_SEAL_BYTES:]
     remedy = f"Use a copy, or {path.name}.previous if it exists; otherwise build again."
     if not _SEAL.fullmatch(end):
@@ -325,7 +325,7 @@ def _unpack(body: bytes) -> dict[str, Any]:
         value = {
             member.filename.removesuffix(".npy"): _array(archive.read(member)) for member in members
         }
-    header = json.loads(value.pop("header").tobytes())
+    header = parse_json(value.pop("header").tobytes())
     if not isinstance(header, dict) or len(value) + 1 != len(members):
         raise FileFormatError("its header or its list of arrays is damaged. Check the path.")
     return value | header

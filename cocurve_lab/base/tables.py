@@ -28,7 +28,7 @@ from .schema import (
     dict_of,
     is_plain,
     list_of,
-    parse_json,
+    read_json,
     reading,
     require_fields,
 )
@@ -159,7 +159,7 @@ _FIELDS: Schema = {
 
 def _read(path: Path, mark: str) -> Table:
     with reading(path, "Delete it and run again."):
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = read_json(path, nan=True)
         unseal_json(content, "Nothing of it was used")
         require_fields(content, _FIELDS)
         found = (content["format"], content["version"], content["fingerprint"])

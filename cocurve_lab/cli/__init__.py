@@ -115,10 +115,11 @@ def _run(arguments: list[str]) -> int:
         with interruptible(), warnings.catch_warnings():
             warnings.showwarning = _say_warning
             verb: Verb = made(options.verb_class, vars(options))
-            for place in vars(verb).values():
-                if isinstance(place, Path):  # what killed runs left there
-                    clean(place)
-                    clean(place.parent)
+            for given in vars(verb).values():
+                for place in given if isinstance(given, list) else [given]:
+                    if isinstance(place, Path):  # what killed runs left there
+                        clean(place)
+                        clean(place.parent)
             return verb.run()
     except KeyboardInterrupt as stop:
         kept = str(stop) or "interrupted before anything was done; nothing is left behind."

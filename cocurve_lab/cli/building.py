@@ -17,7 +17,7 @@ from ..estimator.estimate import load_or_estimate
 from ..estimator.files import checkpoint_of, files_in, kept_at, whole_path
 from ..models.loading import report_device
 from ..models.units import enumerate_units
-from .common import Rows, StreamedModel, progress, require_writable, rows_of
+from .common import Rows, StreamedModel, progress, require_counts, require_writable, rows_of
 from .options import Verb, argument, as_path, flag, part
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class Build(Verb):
         if self.settings.shard:
             shard_groups(self.settings.shard, min(self.settings.groups, self.text.sequences))
         require_writable(self.out)
+        require_counts(self, "top_r", "ffn_groups", "ray")
         self.text.require()
         executor = self._executor()
         place = self.model.place

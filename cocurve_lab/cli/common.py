@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..base.atomic import write_atomically
+from ..base.arguments import as_int
+from ..base.atomic import scratch, write_atomically
 from ..base.errors import FileFormatError, InputError
+from ..base.files import MOST_BYTES, read_regular, require_regular
 from ..base.progress import Progress
 from ..calibration import (
     AUTHORS_SEED,
@@ -133,7 +134,7 @@ def read_plan(path: Path) -> Selection:
     if not path.is_file():
         raise InputError(f"there is no plan {path}. Solve one: cocurve solve H --out FILE.")
     try:
-        return Selection.from_json(path.read_text(encoding="utf-8-sig"))
+        return Selection.from_json(read_regular(path).decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise FileFormatError(
             f"{path} is not a plan: it is not UTF-8 text. Give a file from `cocurve solve`."
@@ -167,9 +168,12 @@ class Suite:
         """Check that --suite and --tasks belong together, and that the task files exist."""
         if (self.name == "local") != bool(self.tasks):
             raise InputError("--tasks names the files of --suite local. Give both, or neither.")
-        missing = next((file for file in self.tasks if not file.exists()), None)
-        if missing is not None:
-            raise InputError(f"there is no task file {missing}. Check the path.")
+        require_counts(self, "limit")
+        for file in self.tasks:
+            if not file.exists():
+                raise InputError(f"there is no task file {file}. Check the path.")
+            if not file.is_dir():
+                require_regular(file, MOST_BYTES)
 
 
 # New files ----------------------------------------------------------------------------------------
@@ -177,11 +181,18 @@ class Suite:
 
 def write_new(path: Path, text: str) -> bool:
     """Write a text to a new file; return False if the file holds exactly this text already."""
-    if path.is_file() and path.read_bytes() == text.encode():
+    if path.is_file() and read_regular(path) == text.encode():
         return False
     require_new(path, "exists and holds something else")
     write_atomically(path, text.encode())
     return True
+
+
+def require_counts(options: Any, *names: str) -> None:
+    """Check, before hours of work, that flags are whole numbers from 1 where they are given."""
+    for name in names:
+        if getattr(options, name) is not None:
+            as_int(getattr(options, name), f"--{name.replace('_', '-')}", 1)
 
 
 def require_new(path: Path, fact: str = "exists") -> None:
@@ -203,11 +214,12 @@ def require_writable(folder: Path) -> None:
         place = place.parent
     # by writing a few bytes: permissions alone do not tell of a full disk or a read-only mount
     try:
-        with tempfile.TemporaryDirectory(dir=place, prefix=".cocurve.") as trial:
+        with scratch(place) as trial:
             Path(trial, "trial").write_bytes(b"cocurve")
     except OSError as error:
+        why = error.strerror or error
         raise InputError(
-            f"nothing can be written into {folder} ({place}: {error.strerror}). Choose another "
+            f"nothing can be written into {folder} ({place}: {why}). Choose another "
             "folder, or make this one writable."
         ) from None
 
@@ -313,10 +325,12 @@ class Rows:
 
     def require(self) -> None:
         """Check, before a model is loaded, that the text files exist and have shares or not."""
+        require_counts(self, "sequences", "length")
         for file, _ in self.files:
             if file.is_dir() or not file.exists():
                 fact = f"{file} is a folder" if file.is_dir() else f"there is no text {file}"
                 raise InputError(f'{fact}. Give a .jsonl file with a "text" field, or plain text.')
+            require_regular(file, MOST_BYTES)
         if len({share is None for _, share in self.files}) > 1:
             named = " ".join(f"{file}" for file, share in self.files if share is None)
             raise InputError(f"{named} has no share. Give one to each file, or to none.")

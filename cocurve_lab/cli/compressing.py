@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.errors import InputError
+from ..base.files import require_regular
 from ..extensions.choosing.best_plan import best_plan
 from ..measuring.generation import read_questions
 from ..pruner.card import CardFacts
 from ..pruner.saving import save_pruned
-from ..solver.targets import Target
-from .common import Model, progress, require_new
+from ..solver.targets import Target, require_ratio
+from .common import Model, progress, require_counts, require_new
 from .options import Verb, flag, part
 
 
@@ -52,6 +53,11 @@ class Compress(Verb):
     def run(self) -> int:
         """Run `cocurve compress`."""
         require_new(self.out)
+        require_counts(self, "sequences", "length")
+        if self.ratio is not None:
+            require_ratio(self.ratio)
+        if self.text is not None:
+            require_regular(self.text)
         questions = None if self.questions is None else read_questions(self.questions)
         budget = Target(parameters=self.parameters) if self.ratio is None else self.ratio
         model, tokenizer = self.model.load_any(self.model.place)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError
+from ..base.schema import parse_json
 from ..base.tables import spread
 from ..calibration import own_text, read_documents
 from ..evaluation.tasks import TaskOptions, evaluate_tasks
@@ -78,7 +79,7 @@ class Evaluate(Verb):
             )
         if self.suite.name is not None:
             report = self._tasks(self.suite.name, model, tokenizer)
-            found["tasks"] = json.loads(report.to_json())
+            found["tasks"] = parse_json(report.to_json())
             self._say(report)
         if self.json:  # before the report, so that a full disk does not lose the results
             print(json.dumps(found, indent=1), flush=True)

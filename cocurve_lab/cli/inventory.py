@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.errors import InputError
+from ..base.schema import read_json
 from ..models import loading
 from ..models.families import ALL_KINDS, KINDS, UNIT_KINDS
 from ..models.identity import demo_folder, is_pruned
@@ -86,9 +87,7 @@ def paper_models() -> Iterator[tuple[str, PreTrainedModel]]:
     """Yield every model that the paper names, on the meta device, from data/paper_models.json."""
     from transformers import CONFIG_MAPPING
 
-    for name, values in json.loads(
-        (demo_folder().parent / "paper_models.json").read_text(encoding="utf-8")
-    ).items():
+    for name, values in read_json(demo_folder().parent / "paper_models.json").items():
         kind = values.pop("model_type")
         # the padding token changes no shape, but Phi3's default is outside a small vocabulary
         yield name, loading.shapes_only(CONFIG_MAPPING[kind](**values | {"pad_token_id": None}))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from ..base.atomic import replacing
 from ..base.errors import InputError
 from ..models.identity import demo_folder
 from .common import require_writable
@@ -59,5 +60,6 @@ def copy_notebooks(folder: Path) -> int:
     missing = [path for path in wanted if not (folder / path.name).exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
-        shutil.copyfile(path, folder / path.name)
+        with replacing(folder / path.name) as temporary:  # what is there is never overwritten
+            shutil.copyfile(path, temporary)
     return len(missing)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..base.atomic import scratch
 from ..base.errors import InputError
 from ..base.storage import fingerprint
 from ..extensions.big_models.on_disk import open_model, prune_to_folder
@@ -277,9 +277,8 @@ class Export(Verb):
             if self.quantize is None:
                 print(export_gguf(pruned, tokenizer, self.gguf, **settings))
                 return 0
-            self.gguf.parent.mkdir(parents=True, exist_ok=True)
             # beside the result, because the file may not fit where temporary files lie
-            with tempfile.TemporaryDirectory(dir=self.gguf.parent, prefix=".cocurve.") as place:
-                whole = export_gguf(pruned, tokenizer, Path(place, "whole.gguf"), **settings)
+            with scratch(self.gguf.parent) as place:
+                whole = export_gguf(pruned, tokenizer, place / "whole.gguf", **settings)
                 print(quantize_gguf(whole.path, self.gguf, self.quantize))
         return 0

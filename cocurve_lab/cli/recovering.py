@@ -9,8 +9,9 @@ from typing import Any
 
 from ..base.errors import InputError
 from ..extensions.repairing.recovery import RecoverOptions, recover
+from ..models.identity import is_pruned
 from ..pruner.saving import load_pruned, save_pruned
-from .common import Device, Rows, progress, require_writable, rows_of
+from .common import Device, Rows, progress, require_counts, require_writable, rows_of
 from .options import Verb, argument, flag, other_weights, part
 
 
@@ -45,6 +46,12 @@ class Recover(Verb):
     def run(self) -> int:
         """Run `cocurve recover`."""
         self.text.require()
+        require_counts(self, "held_out")
+        state = Path(f"{self.out}.state")
+        if state.exists() and is_pruned(self.out):  # killed between its last two steps
+            shutil.rmtree(state, ignore_errors=True)
+            print(f"{self.out} is there already (nothing was trained).")
+            return 0
         if self.out.exists():
             raise InputError(f"{self.out} exists and is not overwritten. Choose another --out.")
         require_writable(self.out.resolve().parent)
@@ -52,7 +59,6 @@ class Recover(Verb):
         model, tokenizer = self.on.load(self.against)
         texts = self.text.calibration_and_held_out(self.against, tokenizer, self.held_out)
         settings = replace(self.settings, progress=progress())
-        state = Path(f"{self.out}.state")
         try:
             own: Any = {"checkpoint": state, "other_weights": self.other_weights}
             trained: Any = recover(model, pruned, *texts, options=settings, **own)

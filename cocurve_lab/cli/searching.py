@@ -18,6 +18,7 @@ from .common import (
     progress,
     read_curvature,
     read_plan,
+    require_counts,
     require_new,
     require_writable,
     rows_of,
@@ -121,10 +122,7 @@ class Search(Verb):
                 "--refit, then refit the plan: cocurve prune MODEL PLAN --refit --stream --out "
                 "FOLDER."
             )
-        for name in ("rows", "held_out", "refit_rows"):
-            count = getattr(self, name)
-            if count is not None and count < 1:
-                raise InputError(f"--{name.replace('_', '-')} is {count}. Give at least 1.")
+        require_counts(self, "rows", "held_out", "refit_rows")
         self.text.require()
         require_new(self.out)
         if self.checkpoint is not None:

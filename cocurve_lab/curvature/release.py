@@ -15,6 +15,7 @@ import numpy as np
 
 from ..base.arguments import EXACT
 from ..base.errors import FileFormatError, shown
+from ..base.files import open_regular, read_regular
 from ..base.schema import (
     NUMBER,
     Field,
@@ -129,7 +130,7 @@ def has_matrix(folder: str | os.PathLike[str]) -> bool:
 
 
 def _is_pointer(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file.read(len(_POINTER)) == _POINTER
 
 
@@ -143,11 +144,7 @@ def _require_no_pointer(path: Path, what: str) -> None:
 
 def _read_json(path: Path) -> Any:
     _require_no_pointer(path, "JSON file")
-    if path.stat().st_size > _LARGEST:
-        raise FileFormatError(
-            f"{path} has {path.stat().st_size:,} bytes, more than any file of a release. {_AGAIN}"
-        )
-    return parse_json(path.read_text(encoding="utf-8"))
+    return parse_json(read_regular(path, _LARGEST))
 
 
 def _read_registry(path: Path) -> dict[str, Any]:
@@ -165,7 +162,7 @@ def _read_registry(path: Path) -> dict[str, Any]:
 
 def _read_npy(path: Path) -> np.ndarray:
     _require_no_pointer(path, "matrix")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         try:
             array = np.lib.format.read_array(file, allow_pickle=False)
         except (ValueError, MemoryError) as error:

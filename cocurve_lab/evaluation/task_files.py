@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from ..base.atomic import write_atomically
 from ..base.errors import InputError
+from ..base.files import read_regular
 from ..base.records import read_objects
 from ..models.identity import demo_folder
 
@@ -63,7 +64,7 @@ def _config(kind: str, **changes: Any) -> Record:
     import yaml
 
     file = demo_folder().parent / "tasks" / f"{kind}.yaml"
-    settings: Record = yaml.safe_load(file.read_text(encoding="utf-8"))
+    settings: Record = yaml.safe_load(read_regular(file))
     return settings | changes
 
 

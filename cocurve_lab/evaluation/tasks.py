@@ -6,7 +6,6 @@ import copy
 import io
 import logging
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 
 from ..base.arguments import as_int, as_list
+from ..base.atomic import scratch
 from ..base.errors import InputError
 from ..calibration import bare_ids, text_start
 from ..measuring.generation import uses_chat
@@ -275,13 +275,13 @@ class _Bench:
         from lm_eval.models.huggingface import HFLM
 
         with (
-            tempfile.TemporaryDirectory(prefix="cocurve_tasks_") as folder,
+            scratch() as folder,
             _calm_logging(),
             nullcontext() if self.options.progress else redirect_stderr(io.StringIO()),
             measuring(self.model, torch.get_num_threads()),
             _plain_generation(self.model),
         ):
-            loaded = _loaded(task, folder, self.options.data)
+            loaded = _loaded(task, str(folder), self.options.data)
             (known,) = loaded["tasks"].values()
             if known.get_config("num_fewshot") is None:
                 known.set_config(key="num_fewshot", value=0)

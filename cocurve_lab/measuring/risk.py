@@ -156,7 +156,6 @@ def pruning_risk(
     Returns:
         Nats per token over the full vocabulary, from logit shifts in float32 or better.
     """
-    require_type(calibration, CalibrationSet, "calibration")
     architecture = describe(model)
     require_measurable(model, calibration.input_ids)
     chosen = resolve(model, selection, unit_set, other_weights=other_weights)

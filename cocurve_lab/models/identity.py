@@ -16,8 +16,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..base.errors import FileFormatError, InputError
+from ..base.files import read_regular
 from ..base.origin import EXACT, LOADED, NARROW, Record, Verdict, require_same_source
-from ..base.schema import parse_json
+from ..base.schema import read_json
 from ..base.storage import fingerprint, unseal_json
 from .architectures import is_packed
 from .weights import fingerprint_tensor, reader_of
@@ -67,10 +68,10 @@ def is_pruned(place: str | os.PathLike[str]) -> bool:
     if (Path(place) / MANIFEST).exists():
         return True
     try:
-        content = json.loads((Path(place) / "config.json").read_text(encoding="utf-8"))
+        content = read_json(Path(place) / "config.json")
         classes = str([content.get("architectures"), content.get("auto_map")])
         return "per_layer_config" in content and "Cocurve" in classes
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (OSError, FileFormatError, AttributeError, TypeError):
         return False
 
 
@@ -80,7 +81,7 @@ def require_sealed(folder: str | os.PathLike[str]) -> dict[str, Any]:
     Weights are compared when they are read. The folders of earlier releases have no checksums. The
     message of the FileFormatError is the fact alone.
     """
-    manifest = parse_json((Path(folder) / MANIFEST).read_text(encoding="utf-8"))
+    manifest = read_json(Path(folder) / MANIFEST)
     if not unseal_json(manifest, f"To accept it, run `cocurve seal {folder}`"):
         return manifest
     sums = manifest.get("files", {})
@@ -98,7 +99,7 @@ def file_sums(folder: str | os.PathLike[str]) -> dict[str, str]:
     folder = Path(folder)
     paths = [*map(folder.joinpath, READ), *folder.glob("additional_chat_templates/*")]
     return {
-        p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest()
+        p.relative_to(folder).as_posix(): hashlib.sha256(read_regular(p)).hexdigest()
         for p in paths
         if p.is_file()
     }

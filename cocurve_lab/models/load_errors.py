@@ -8,14 +8,16 @@ and an unreachable model alike, as an OSError; the cause is in the chain of exce
 from __future__ import annotations
 
 import difflib
-import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from ..base.atomic import is_full
-from ..base.errors import InputError, one_line, shown
+from ..base.errors import FileFormatError, InputError, one_line, shown
+from ..base.files import require_regular, require_regular_files
+from ..base.schema import read_json
 
 # about a second on the meta device, and far more than any model of the families here has
 MOST_PARTS = 1000
@@ -82,6 +84,7 @@ def require_place(model_id: str | os.PathLike[str]) -> None:
     text = str(model_id)
     path = Path(text).expanduser()
     if path.is_dir():
+        require_regular_files(path)
         require_no_adapter(path)
         if not (path / "config.json").exists() and gguf_in(path) is None:
             held = ", ".join(sorted(entry.name for entry in path.iterdir())[:8])
@@ -150,6 +153,8 @@ def require_usable(content: Any, place: str | os.PathLike[str], *, attention: bo
                 f"{about} says {key} = {shown(value)}; at most {MOST_PARTS:,} are built. Correct "
                 "config.json."
             )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{about} says {key} = {value}. Give a finite number in config.json.")
         if not (attention and key in _ATTENTION_KEYS):
             continue
         for name in value.values() if isinstance(value, dict) else (value,):
@@ -182,9 +187,8 @@ def require_own_files(place: str | os.PathLike[str], **options: Any) -> None:
         except OSError:  # most models have no index; a hub that fails is explained by the load
             continue
         try:
-            content = json.loads(Path(str(path)).read_text(encoding="utf-8"))
-            names = set(content["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            names = set(read_json(str(path))["weight_map"].values())
+        except (FileFormatError, KeyError, TypeError, AttributeError):
             names = {None}
         for name in names:
             if not isinstance(name, str):
@@ -195,6 +199,8 @@ def require_own_files(place: str | os.PathLike[str], **options: Any) -> None:
                     f"{path} takes weights from {shown(name)}, outside its folder. Nothing was "
                     "read from there. Do not trust this model, or put the file beside the index."
                 )
+            if (file := Path(str(path)).parent / name).exists():
+                require_regular(file)
 
 
 # After it failed ----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ..base.errors import ArchitectureError, CocurveError, FileFormatError, InputError, shown
+from ..base.files import require_regular_files
 from ..base.schema import reading
 from ..base.seams import extension, require_extension
 from .architectures import describe
@@ -21,7 +22,13 @@ from .identity import DEMO, MANIFEST, demo_folder, is_demo, is_pruned, require_s
 from .layers import source_of
 from .load_errors import explain, gguf_in, require_own_files, require_place, require_usable
 from .runtime import device_name, sums_on, transient_bars
-from .weights import require_floats, require_sound_files, require_used_scales
+from .weights import (
+    foreign_weight,
+    require_finite,
+    require_floats,
+    require_sound_files,
+    require_used_scales,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -229,7 +236,12 @@ def load_model(
             f"the files of {str(model_id)!r} hold no {', '.join(missing[:3])}{more}, for which "
             "transformers would draw random numbers. Get the whole model, and load it again."
         )
-    require_used_scales(source, shapes, loaded[1]["unexpected_keys"])
+    unexpected = loaded[1]["unexpected_keys"]
+    require_used_scales(source, shapes, unexpected)
+    if unexpected:  # as when they are read from the disk
+        raise foreign_weight(str(model_id), min(unexpected))
+    for name, weight in model.named_parameters():
+        require_finite(weight, name, str(model_id))
     describe(model)
     keep_score_cap(model)
     model.cocurve_dtype = shapes.config.dtype
@@ -277,6 +289,7 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     place = place_of(model_id)
+    require_regular_files(Path(place))
     if not Path(place).is_dir():  # a folder may hold a tokenizer alone, without config.json
         require_place(place)
     file = gguf_in(place)

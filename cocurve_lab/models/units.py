@@ -98,17 +98,15 @@ class UnitSet(Sequence[Unit]):
                 f"the units are not distinct and ordered by layer, by kind {ALL_KINDS}, then by "
                 "index. Use enumerate_units, or sort them."
             )
-        deepest = max((unit.layer for unit in self.units), default=0)
-        if max(deepest, self.model_layers or 0) >= _MOST_LAYERS:  # statistics keep one per layer
-            raise InputError(
-                f"a unit lies in layer {deepest}, of {self.model_layers} layers; no model has "
-                f"{_MOST_LAYERS:,}. Correct them."
-            )
+        deepest = max((unit.layer for unit in self.units), default=-1)
         total = sum(unit.cost for unit in self.units)
-        if total >= EXACT:
+        # statistics keep a number per layer; float64 and the browser round larger sums
+        layers = _MOST_LAYERS if self.model_layers is None else self.model_layers
+        whole = EXACT - 1 if self.total_parameters is None else self.total_parameters
+        if not deepest < layers <= _MOST_LAYERS or total > whole:
             raise InputError(
-                f"the costs of the units add up to {total:,} parameters; from 2^53 on float64 and "
-                "the browser round such sums. Correct the costs."
+                f"the units reach layer {deepest} and cost {total:,} together, but model_layers is "
+                f"{layers:,} and total_parameters {whole:,}. Correct them."
             )
 
     def __len__(self) -> int:
@@ -127,7 +125,7 @@ class UnitSet(Sequence[Unit]):
     def index(self, unit: Unit | str | int, *_: Any) -> int:
         """Return the position of a `Unit`, a name such as "L3.ffn[5]", or an index."""
         position: int | None = None
-        if isinstance(unit, (int, np.integer)):
+        if isinstance(unit, (int, np.integer)) and not isinstance(unit, bool):
             position = int(unit) if 0 <= int(unit) < len(self) else None
         elif isinstance(unit, (str, Unit)):
             position = self._positions.get(unit if isinstance(unit, str) else unit.name)

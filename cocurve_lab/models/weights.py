@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..base.errors import FileFormatError, InputError, one_line
+from ..base.files import require_regular
+from ..base.schema import read_json
 from ..base.storage import fingerprint
 from .architectures import describe
 from .layers import source_of
@@ -49,7 +50,7 @@ def weight_files(place: str, **options: Any) -> list[Path]:
     index = _find(place, INDEX, options)
     if index is None:
         return []
-    names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    names = read_json(index)["weight_map"].values()
     files = {name: _find(place, name, options) for name in sorted(set(names))}
     for name, file in files.items():
         if file is None:
@@ -147,6 +148,7 @@ def open_weights(file: Path, *, mapped: bool = False) -> Any:
     """Open a safetensors file, which reads its header only; FileFormatError if it is damaged."""
     from safetensors import SafetensorError, safe_open
 
+    require_regular(file)
     try:
         # safetensors maps for writing, which the system may refuse for a file larger than memory
         return safe_open(file, framework="pt", backend="mmap" if mapped else "pread")
@@ -201,6 +203,7 @@ class Watch:
                 f"{self.file} changed after the model was loaded, and {name} may be another. What "
                 "is finished is kept. Restore the file, or load the model again and start anew."
             )
+        require_finite(tensor, name, self.file)
         self._sums[name], self._known[name] = mark, before
         return tensor
 
@@ -417,9 +420,26 @@ def _own_names(model: Any, wanted: Iterable[str]) -> Callable[[str], tuple[str |
             return name, part
         if any(re.search(pattern, name) for pattern in ignored):
             return None, part
-        raise FileFormatError(
-            f"the weights of {model.config._name_or_path} hold {stored}, which its configuration "
-            "does not have. The folder mixes two models: download or save the model again."
-        )
+        raise foreign_weight(model.config._name_or_path, stored)
 
     return own
+
+
+def foreign_weight(place: str, name: str) -> FileFormatError:
+    """Make the error for a weight that the model of a configuration does not have."""
+    return FileFormatError(
+        f"the weights of {place} hold {name}, which its configuration does not have. The folder "
+        "mixes two models: download or save the model again."
+    )
+
+
+def require_finite(weight: Tensor, name: str, place: Any) -> None:
+    """Raise FileFormatError if a number of a weight is NaN or infinite.
+
+    Attention can hide such weights: its logits may stay finite, and their removal costs nothing.
+    """
+    known = weight.dtype in _DTYPES.values() and not weight.is_meta and weight.numel() > 0
+    if known and not torch.isfinite(torch.stack(torch.aminmax(weight.detach()))).all():
+        raise FileFormatError(
+            f"{name} of {place} holds NaN or infinity. Download or save the model again."
+        )

@@ -8,7 +8,6 @@ the model, the folder can be loaded with `load_pruned` only.
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ..base.errors import FileFormatError, InputError, one_line
+from ..base.schema import read_json
 from ..models.load_errors import require_usable
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def dense_configuration(folder: Path) -> PreTrainedConfig:
 
     path = folder / "config.json"
     with rejecting(f"{path} cannot be read"):
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         require_usable(content, folder)
         # otherwise the model's own, as in Gemma 4
         if "auto_map" in content or "Cocurve" in str(content.get("architectures")):

@@ -27,7 +27,7 @@ from ..base.schema import (
     list_of,
     nullable,
     optional,
-    parse_json,
+    read_json,
     reading,
     require_fields,
     told,
@@ -321,7 +321,7 @@ def widths_in(folder: Path, architecture: Architecture) -> list[dict[str, int]]:
     """Read each layer's widths from config.json alone; of the dense model, counts that it omits."""
     path, found = folder / "config.json", []
     with reading(path, "Save the model again."):
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         own = require_fields(content, _LAYERED, others=True)["per_layer_config"]
         for layer in range(len(architecture.layers)):
             counts = own.get(str(layer), {})

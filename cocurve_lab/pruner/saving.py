@@ -15,7 +15,8 @@ import torch
 from ..base.arguments import as_path
 from ..base.atomic import replacing_folder, write_atomically
 from ..base.errors import FileFormatError, InputError
-from ..base.schema import parse_json, reading
+from ..base.files import require_regular_files
+from ..base.schema import read_json, reading
 from ..base.seams import require_extension
 from ..base.storage import SUM, fingerprint, seal_json
 from ..models.architectures import Architecture, describe
@@ -95,7 +96,8 @@ def save_pruned(
             "a stock model that was trained elsewhere saves itself: save_pretrained(folder)."
         )
     folder = as_path(folder, "folder")
-    with new_folder(folder, overwrite=overwrite) as temporary:
+    size = sum(weight.nbytes for weight in pruned.parameters())
+    with new_folder(folder, overwrite=overwrite, size=size) as temporary:
         marks = weight_marks(pruned)
         manifest = manifest | weights_now(pruned, manifest, marks)
         saved, weights = _in_stored_dtype(pruned)
@@ -132,11 +134,11 @@ def _in_stored_dtype(pruned: Any) -> tuple[Any, dict[str, torch.Tensor] | None]:
 
 
 @contextmanager
-def new_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `folder` when the block is left."""
+def new_folder(folder: Path, *, overwrite: bool, size: int) -> Iterator[Path]:
+    """Yield a temporary folder that replaces `folder`; NoRoomError without `size` bytes left."""
     place = folder.resolve()  # a link stays; the folder that it leads to is replaced
     _require_free(place, overwrite=overwrite)
-    with replacing_folder(place) as temporary:
+    with replacing_folder(place, size=size) as temporary:
         yield temporary
 
 
@@ -182,7 +184,7 @@ def accept_changes(folder: str | os.PathLike[str]) -> list[str]:
     """
     folder = as_path(folder, "folder")
     with reading(folder / MANIFEST, "Save the model again."):
-        old = parse_json((folder / MANIFEST).read_text(encoding="utf-8"))
+        old = read_json(folder / MANIFEST)
         old.pop(SUM, None)
         sums = file_sums(folder)
         known = old.get("files", sums)
@@ -275,6 +277,7 @@ def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     folder = as_path(folder, "folder")
+    require_regular_files(folder)
     require_no_adapter(folder)
     known = (folder / MANIFEST).exists() or not is_pruned(folder)
     manifest, config = read_manifest(folder) if known else {}, dense_configuration(folder)

@@ -6,6 +6,7 @@ a Selection, whose file imports this one.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -25,6 +26,7 @@ from ..base.schema import (
     dict_of,
     is_count,
     is_number,
+    is_text,
     list_of,
     nullable,
     optional,
@@ -44,6 +46,7 @@ _KINDS = list_of(lambda kind: kind in ALL_KINDS)
 UNIFORM = Field(
     "true, false or a list of kinds", lambda value: isinstance(value, bool) or _KINDS(value)
 )
+_WORDS = Field("words", lambda value: is_text(value) and bool(re.fullmatch(r"[\w ]+", value)))
 _FIELDS: Schema = {
     "units": OBJECT,
     "pruned": Field("a list of unit indices", list_of(is_count)),
@@ -61,7 +64,7 @@ _FIELDS: Schema = {
     ),
     "curvature_fingerprint": nullable(TEXT),
     "forced": COUNT,
-    **optional({"target": OBJECT, "uniform": UNIFORM, "surrogate": TEXT, "origin": OBJECT}),
+    **optional({"target": OBJECT, "uniform": UNIFORM, "surrogate": _WORDS, "origin": OBJECT}),
     "stages": Field("a list of shares", list_of(SHARE.fits), True),
 }
 _GUARDS: Schema = optional(
@@ -135,18 +138,10 @@ def require_consistent(plan: Any) -> None:
     """Raise FileFormatError if two fields of a plan contradict each other; names both."""
     units, target = plan.units, plan.target
     terms = np.zeros(0) if plan.node_terms is None else plan.node_terms
-    last = max((unit.layer for unit in units), default=0)
     budget = ratio_budget(units, plan.requested_ratio) if target is None else target.budget(units)
     lowest = terms.min(initial=0.0)
     fault = None
-    if units.model_layers is not None and units.model_layers <= last:
-        fault = f"units.model_layers is {units.model_layers}, but units lie in layer {last}"
-    elif units.total_parameters is not None and units.total_parameters < units.total_cost:
-        fault = (
-            f"units.total_parameters is {units.total_parameters:,}, below the "
-            f"{units.total_cost:,} that its units hold"
-        )
-    elif plan.surrogate == "H" and lowest < -1e-9 * np.abs(terms).max(initial=0.0):
+    if plan.surrogate == "H" and lowest < -1e-9 * np.abs(terms).max(initial=0.0):
         fault = f"node_terms has {lowest:.3g}, but 1/2 H_uu is never negative"
     elif plan.forced > len(plan):
         fault = f"forced is {plan.forced}, but {len(plan)} units are pruned"

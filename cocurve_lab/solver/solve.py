@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..base.arguments import as_list, require_type
+from ..base.arguments import as_list
 from ..base.errors import InputError
 from ..curvature.matrix import Curvature
 from ..models.families import ALL_KINDS, Kind
@@ -72,7 +72,6 @@ def solve_greedy(
         >>> plan.pruned, plan.predicted_risk
         ((0, 2), 1.25)
     """
-    require_type(curvature, Curvature, "curvature")
     strength = require_strength(interaction_strength)
     if costs is not None:
         if isinstance(ratio, Target):

@@ -179,7 +179,7 @@ BAD = [
         "pruned_cost": 1.0, "total_cost": 1.0, "actual_prune_ratio": 0.9,
         "target_prune_ratio": 0.4, "selected_units": None, "interaction_strength": None,
     }.items()),
-    (mask(actual_prune_ratio=float("nan")), "actual_prune_ratio"),
+    (mask(actual_prune_ratio=float("nan")), "NaN"),
     (mask(pruned_cost="much"), "pruned_cost"),
     (mask(pruned_cost=10**400), "pruned_cost"),
     *((mask(pruned_units=units), "prune_solution") for units in ([], [0, 0], [99], [[0]], "012")),

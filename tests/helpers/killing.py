@@ -8,6 +8,7 @@ name after each kill, and what lay beside it after the next save.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import platform
@@ -33,6 +34,9 @@ CALLS = {
     "openat": (257, 56),
 }  # fmt: skip
 MACHINES = {"x86_64": 0, "aarch64": 1}
+POKEUSER, ORIG_RAX, RAX = 6, 120, 80  # of x86_64
+NEED_ROOM = {name for name in CALLS if not name.startswith(("unlink", "rmdir", "flock"))}
+NEED_ROOM -= {"chmod", "fchmodat"}
 
 
 class SyscallInfo(ctypes.Structure):
@@ -64,10 +68,15 @@ def changes_files(info: SyscallInfo, numbers: dict[int, str]) -> str | None:
     return None if name == "openat" and not info.arguments[2] & os.O_CREAT else name
 
 
-def killed_at(step: Callable[[], Any], point: int) -> str | None:
+def killed_at(
+    step: Callable[[], Any], point: int, *, full: bool = False
+) -> tuple[str | None, int, int]:
     """Run a step in a process of its own and kill it before its call number `point`.
 
-    Returns the call's name; None if the step ended before it.
+    With `full`, that call fails instead, as on a full disk, where it is one that needs room.
+
+    Returns the call's name (None if the step ended before it), the number of calls, and the exit
+    code.
     """
     column = MACHINES[platform.machine()]
     numbers = {row[column]: name for name, row in CALLS.items() if row[column] is not None}
@@ -79,13 +88,12 @@ def killed_at(step: Callable[[], Any], point: int) -> str | None:
         os._exit(0)
     os.waitpid(child, 0)
     ptrace(SETOPTIONS, child, 0, EXITKILL | SYSGOOD)
-    seen, pending, info = 0, 0, SyscallInfo()
+    seen, pending, info, hit = 0, 0, SyscallInfo(), None
     while True:
         ptrace(SYSCALL, child, 0, pending)
         _, status = os.waitpid(child, 0)
         if not os.WIFSTOPPED(status):
-            assert os.waitstatus_to_exitcode(status) == 0, status
-            return None
+            return hit, seen, os.waitstatus_to_exitcode(status)
         pending = 0 if os.WSTOPSIG(status) == signal.SIGTRAP | 0x80 else os.WSTOPSIG(status)
         if pending:
             continue
@@ -93,10 +101,16 @@ def killed_at(step: Callable[[], Any], point: int) -> str | None:
         name = changes_files(info, numbers)
         if name is None:
             continue
-        if seen == point:
+        if seen == point and full and name in NEED_ROOM:
+            hit = name
+            ptrace(POKEUSER, child, ORIG_RAX, -1)  # no such call
+            ptrace(SYSCALL, child)
+            os.waitpid(child, 0)
+            ptrace(POKEUSER, child, RAX, -errno.ENOSPC)
+        elif seen == point and not full:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            return name
+            return name, seen, -signal.SIGKILL
         seen += 1
 
 
@@ -134,8 +148,9 @@ def every_kill(
     while True:
         shutil.rmtree(here)
         shutil.copytree(before, here)
-        name = killed_at(new, first + len(found))
+        name, _, code = killed_at(new, first + len(found))
         if name is None:
+            assert code == 0, code
             return found
         after = []
         for step in (lambda: None, lambda: clean(here), new):
@@ -147,7 +162,7 @@ def every_kill(
 
 # What is saved ------------------------------------------------------------------------------------
 
-KINDS = ("pkl", "npz", "checkpoint", "gguf", "folder", "two renames")
+KINDS = ("pkl", "checkpoint", "folder", "two renames")
 
 
 def saves(kind: str, folder: Path) -> tuple[Path, Callable[[], Any], Callable[[], Any], set[str]]:
@@ -155,11 +170,9 @@ def saves(kind: str, folder: Path) -> tuple[Path, Callable[[], Any], Callable[[]
     from cocurve_lab.base import atomic
     from helpers.problems import make_units, random_curvature
 
-    if kind in ("pkl", "npz"):
-        place, (one, two) = (
-            folder / f"H.{kind}",
-            (random_curvature(make_units(), s) for s in (0, 1)),
-        )
+    if kind == "pkl":
+        place = folder / "H.pkl"
+        one, two = (random_curvature(make_units(), s) for s in (0, 1))
         return place, lambda: one.save(place), lambda: two.save(place), {place.name}
     if kind == "checkpoint":
         place = folder / "H.ckpt"
@@ -180,13 +193,6 @@ def saves(kind: str, folder: Path) -> tuple[Path, Callable[[], Any], Callable[[]
     one, two = (
         cl.prune(model, cl.Selection.from_pruned(units, chosen)) for chosen in ([1], [1, 2])
     )
-    if kind == "gguf":
-        place = folder / "model.gguf"
-
-        def export(pruned: Any) -> None:
-            cl.export_gguf(pruned, None, place, dtype="f32", overwrite=True)
-
-        return place, lambda: export(one), lambda: export(two), {place.name}
     if kind == "two renames":  # the last kind, so it stays so
         atomic._exchange = lambda one, other: False
     place = folder / "small"

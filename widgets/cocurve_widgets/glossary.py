@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from html import escape
+
+from cocurve_lab.base.schema import parse_json
 
 from .instrument import front
 
@@ -11,7 +12,7 @@ from .instrument import front
 def terms() -> dict[str, str]:
     """Word -> its explanation, of the words that stand beside the title of an instrument."""
     table = front("glossary.js").split("TERMS = ", 1)[1].split(";\n\n", 1)[0]
-    return dict(json.loads(table))  # the table is written as JSON, so both sides can read it
+    return dict(parse_json(table))  # the table is written as JSON, so both sides can read it
 
 
 def words_html() -> str:

@@ -17,6 +17,7 @@ from traitlets import Bool, Int, List, Unicode, default, validate
 
 import cocurve_lab as cl
 from cocurve_lab.base.atomic import write_atomically
+from cocurve_lab.base.records import read_text
 from cocurve_lab.base.tables import as_csv
 
 from .session import Session, require_unit, require_units
@@ -34,7 +35,7 @@ def front(*names: str) -> str:
     There is no bundler: the files are plain modules, which `node --test` imports as they are.
     """
     folder = files("cocurve_widgets") / "front"
-    texts = [(folder / name).read_text(encoding="utf-8") for name in names]
+    texts = [read_text(Path(str(folder / name))) for name in names]
     return "\n".join(re.sub(r"^import [^;]*? from \"\./[^;]*;\n", "", t, flags=re.M) for t in texts)
 
 

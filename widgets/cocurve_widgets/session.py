@@ -14,6 +14,7 @@ import numpy as np
 from traitlets import All, HasTraits, Instance, Int, List, TraitError, Tuple, validate
 
 import cocurve_lab as cl
+from cocurve_lab.base.arguments import require_type
 from cocurve_lab.extensions.pretrained.kept import kept_plans
 from cocurve_lab.models.units import units_like
 
@@ -283,6 +284,7 @@ class Session(HasTraits):
             session: the session to share; None means the curvature's own.
             model, tokenizer: added to the session; None keeps what it has.
         """
+        require_type(curvature, cl.Curvature, "curvature")
         session = cls.of(curvature) if session is None else session
         if _identity(session.curvature) != _identity(curvature):
             raise cl.MismatchError(

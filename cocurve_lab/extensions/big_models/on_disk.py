@@ -19,7 +19,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ...base.arguments import as_path
-from ...base.atomic import room_for
 from ...base.origin import LOADED
 from ...base.progress import Progress, open_bar
 from ...models.architectures import describe
@@ -153,10 +152,7 @@ def prune_to_folder(
         del kept[name]
     changed = [] if refit is None else refit.weights  # on the disk twice for a while
     size = sum(kept[name].nbytes for name in [*kept, *changed])
-    with (
-        new_folder(folder, overwrite=overwrite) as temporary,
-        room_for(size, folder.resolve().parent),
-    ):
+    with new_folder(folder, overwrite=overwrite, size=size) as temporary:
         apart, repair = temporary / "refitted", None
         if refit is not None:
             apart.mkdir()

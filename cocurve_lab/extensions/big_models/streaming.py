@@ -27,7 +27,7 @@ from ...base.errors import InputError, one_line
 from ...models.architectures import Architecture, describe
 from ...models.layers import bytes_of
 from ...models.loading import require_accelerate
-from ...models.weights import Watch
+from ...models.weights import Watch, open_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -378,8 +378,6 @@ def _weights(module: nn.Module, deep: bool) -> Iterator[tuple[str, nn.Module, st
 
 def _source(hook: Any, key: str, name: str, dtype: torch.dtype, files: dict[str, Watch]) -> Read:
     """How to read a weight that accelerate offloaded, in the dtype of its place."""
-    from safetensors import safe_open
-
     source = getattr(hook.weights_map, "dataset", hook.weights_map)
     found = getattr(source, "index", {}).get(name)
     if found is None or not found.get("safetensors_file"):
@@ -394,7 +392,8 @@ def _source(hook: Any, key: str, name: str, dtype: torch.dtype, files: dict[str,
 
     def opened() -> Tensor:
         # not mapped into memory: a layer is read when it is fetched, not while it computes
-        with safe_open(file, framework="pt", backend="pread") as weights:
-            return weights.get_tensor(stored)
+        with open_weights(Path(file)) as weights:
+            tensor: Tensor = weights.get_tensor(stored)
+            return tensor
 
     return lambda: watch.passed(stored, opened).to(dtype)

@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from ...base.atomic import replacing, room_for
+import numpy as np
+
+from ...base.atomic import replacing
 from ...base.errors import InputError
 from ...base.tables import Folded
 from ...models.architectures import Architecture, describe
@@ -111,7 +113,7 @@ def export_gguf(
     counts = dict(Counter(tensor.kind(dtype).name for tensor in tensors))
     notes = _notes(architecture, counts, dtype) + vocabulary.notes
     needed = sum(_bytes(tensor, dtype) for tensor in tensors)
-    with replacing(target) as temporary, room_for(needed, temporary.parent):
+    with replacing(target, size=needed) as temporary:
         _write(temporary, architecture, vocabulary, tensors, dtype, notes)
     named = f"{vocabulary.model}/{vocabulary.pretokenizer}"
     return GGUFFile(target, target.stat().st_size, dtype, counts, named, notes)
@@ -191,9 +193,17 @@ def _write(
         # all tensors were announced above, so that their numbers need not be in memory together
         numbers = numbers_of(architecture.model)
         for tensor in tensors:
-            writer.write_tensor_data(tensor.values(dtype, numbers))
+            writer.write_tensor_data(tensor.values(dtype, numbers).view(_Whole))
     finally:
         writer.close()
+
+
+class _Whole(np.ndarray):
+    """An array that is written as a whole: numpy ignores if its last buffer meets a full disk."""
+
+    def tofile(self, file: Any, *_: Any) -> None:
+        """Write the numbers to an open file."""
+        file.write(np.ascontiguousarray(self).data)
 
 
 def _bytes(tensor: FileTensor, dtype: GGUFDtype) -> int:

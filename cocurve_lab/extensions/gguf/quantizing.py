@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from ...base.atomic import replacing
 from ...base.errors import FileFormatError, InputError
+from ...base.interrupts import run_child
 from .gguf import GGUFFile, require_target
 
 KINDS = ("Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "Q3_K_M", "Q2_K")
@@ -59,9 +59,9 @@ def quantize_gguf(
         raise InputError(f"there is no file {source}. Write one: cl.export_gguf(model, ...).")
     if target.exists() and target.samefile(source):
         raise InputError(f"{target} is the file to quantize. Choose another file to write.")
-    with replacing(target) as temporary:
+    with replacing(target, size=source.stat().st_size) as temporary:
         command = _command(kind, str(source), str(temporary))
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
+        done = run_child(command)
         if done.returncode:
             lines = [line for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
             told = [line for line in lines if re.search("error|fail|not divisible", line, re.I)]

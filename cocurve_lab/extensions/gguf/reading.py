@@ -5,7 +5,6 @@ transformers reads it. What it would leave out of the file in silence is an erro
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from importlib.util import find_spec
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...base.errors import InputError
+from ...base.files import require_regular
+from ...base.schema import parse_json
 from ...models.load_errors import explain
 from .tokenizer import pretokenizer_for
 
@@ -88,7 +89,7 @@ def gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
         parts = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
         tokenizer.backend_tokenizer.pre_tokenizer = Sequence(parts)
     elif rules is not None and _text(reader, "tokenizer.ggml.model") == "gpt2":
-        difference = pretokenizer_for(json.loads(tokenizer.backend_tokenizer.to_str()), rules)[1]
+        difference = pretokenizer_for(parse_json(tokenizer.backend_tokenizer.to_str()), rules)[1]
         if difference is not None:
             warnings.warn(
                 f"the tokenizer of {file} may split text otherwise than its rules {rules!r}. Give "
@@ -113,6 +114,7 @@ def _reader(file: Path) -> GGUFReader:
             f"{file} is one part of a model. Join the parts: llama-gguf-split --merge FIRST WHOLE."
         )
     try:
+        require_regular(file)
         return GGUFReader(file)
     except Exception as error:  # a damaged file can raise nearly anything
         raise explain(file, error) from error

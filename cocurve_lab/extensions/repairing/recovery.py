@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
+import shutil
 import warnings
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -21,8 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...base.arguments import as_float, as_int, require_type
-from ...base.errors import InputError, NumericalError
+from ...base.atomic import room_for, scratch
+from ...base.errors import FileFormatError, InputError, NumericalError
 from ...base.progress import Progress
+from ...base.schema import read_json
 from ...base.storage import fingerprint
 from ...calibration import CalibrationSet
 from ...estimator.support import widen
@@ -93,7 +95,7 @@ def recover(
     marks = [fingerprint_model(model), fingerprint_model(pruned)]
     run = fingerprint([settings, marks, [text.fingerprint for text in texts]])
     with (
-        tempfile.TemporaryDirectory() if checkpoint is None else nullcontext(checkpoint) as place,
+        scratch() if checkpoint is None else nullcontext(checkpoint) as place,
         measuring(model, torch.get_num_threads()),
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -102,7 +104,13 @@ def recover(
     ):
         warnings.simplefilter("ignore", FutureWarning)  # peft uses old names of transformers
         # each run has a folder of its own in the checkpoint
-        epoch = _train(model, student, texts, options, str(Path(place) / run[:16]))
+        state = Path(place) / run[:16]
+        state.mkdir(parents=True, exist_ok=True)
+        for part in state.glob("checkpoint-*"):
+            if not _is_whole(part):  # killed while it was written
+                shutil.rmtree(part)
+        with room_for(0, state):
+            epoch = _train(model, student, texts, options, str(state))
     for before, after in zip(pruned.parameters(), student.parameters(), strict=True):
         after.requires_grad_(before.requires_grad)
     manifest: Any = getattr(student, "cocurve_manifest", None)
@@ -113,6 +121,15 @@ def recover(
         manifest |= {"recovery": record, "weights_since_pruning": "trained"}
         manifest["weights_fingerprint"] = fingerprint(weight_marks(student))
     return student.eval()
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Whether a checkpoint has the file that is written last."""
+    try:
+        read_json(checkpoint / "trainer_state.json", nan=True)
+    except (FileFormatError, OSError):
+        return False
+    return True
 
 
 def _train(teacher: Any, student: Any, texts: Any, options: RecoverOptions, folder: str) -> int:

@@ -37,7 +37,14 @@ class SketchedCurvature(Curvature):
     @cached_property
     def _read(self) -> Shifts | None:
         source = self.shift_source
-        return Shifts.load(source, self.fingerprint) if isinstance(source, Path) else source
+        found = Shifts.load(source, self.fingerprint) if isinstance(source, Path) else source
+        most = 2**16 if self.group_grams is None else len(self.group_grams)
+        if found is not None and found.groups.max(initial=0) >= most:  # there is a Gram of each
+            raise InputError(
+                f"the sketch has a position of group {found.groups.max()}, but H has {most} groups "
+                "of sequences. Take both from one build."
+            )
+        return found
 
     def pair_kl(self, part: str = "all") -> Curvature:
         """Return the pair KL Q [M, M], a drop-in for H, from the sketch of shifts (pair_kl.py).

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 
 from cocurve_lab.base.atomic import write_atomically
 from cocurve_lab.base.errors import InputError
+from cocurve_lab.base.schema import parse_json
 from cocurve_lab.base.tables import Row, Table, as_csv, pick
 
 OURS = "CoCurve"  # its label in the table
@@ -153,7 +153,7 @@ class Comparison:
     def _kl_rows(self, method: str, search: str) -> dict[tuple[float, int], list[float]]:
         """Return KL by test row of each (ratio, calibration) that a method reached."""
         return {
-            (cell["requested_ratio"], cell["calibration"]): json.loads(cell["kl_rows"])
+            (cell["requested_ratio"], cell["calibration"]): parse_json(cell["kl_rows"], nan=True)
             for cell in self.cells(method, search)
             if not cell["failed"]
         }

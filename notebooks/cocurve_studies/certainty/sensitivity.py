@@ -6,7 +6,6 @@ and two more: scored positions per row, and the number of FFN groups, which chan
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from cocurve_lab.base.errors import InputError
+from cocurve_lab.base.records import read_objects
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, column, pick
 from cocurve_lab.calibration import CalibrationSet, read_documents, stream_hub
 from cocurve_lab.curvature.matrix import Curvature
@@ -359,6 +359,5 @@ def outside(
 
 
 def _families(path: os.PathLike[str]) -> dict[str, list[str]]:
-    with open(path, encoding="utf-8") as file:
-        records = [json.loads(line) for line in file if line.strip()]
+    records = read_objects(path)
     return {name: [r["text"] for r in records if r["family"] == name] for name in NARROW}

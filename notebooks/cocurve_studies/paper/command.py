@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from cocurve_lab.base.errors import InputError
+from cocurve_lab.base.records import read_text
 from cocurve_lab.base.tables import pick
 from cocurve_lab.cli.common import (
     Rows,
@@ -155,7 +156,7 @@ def run(options: Paper) -> int:
     heading = _heading(options, paper, rows, curvature)
     further = [row for row in paper.rows if not study.shows(row, table)]
     page = write_tables(table, options.out, heading, further)
-    print(f"\n{page.read_text(encoding='utf-8')}")
+    print(f"\n{read_text(page)}")
     failed = sum(bool(row["failed"]) for row in table)
     print(f"Saved to {page} and results.csv.")
     if failed:

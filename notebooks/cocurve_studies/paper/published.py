@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cocurve_lab.base.errors import InputError
-from cocurve_lab.base.schema import parse_json, reading
+from cocurve_lab.base.schema import is_number, read_json, reading
 from cocurve_lab.base.tables import Row, Table, pick
 from cocurve_lab.evaluation.suites import PAPER_METRICS
 from cocurve_lab.extensions.choosing.settings import RELEASE_GUARDS
@@ -113,7 +112,7 @@ def _stored() -> dict[str, Any]:
 
 def read_data(name: str) -> dict[str, Any]:
     """Read one of the JSON files in data/."""
-    content: dict[str, Any] = json.loads((demo_folder().parent / name).read_text(encoding="utf-8"))
+    content: dict[str, Any] = read_json(demo_folder().parent / name)
     return content
 
 
@@ -134,7 +133,7 @@ def reference_metrics(folder: str | os.PathLike[str], ratio: float) -> Row:
         )
     found: Row = {}
     with reading(path, "Download it again."):
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if not isinstance(content, dict):
             kind = type(content).__name__
             raise ValueError(f"it holds a {kind}, not task -> metrics")
@@ -146,7 +145,7 @@ def reference_metrics(folder: str | os.PathLike[str], ratio: float) -> Row:
             value = given.get(metric) if isinstance(given, dict) else given
             if value is None:
                 continue
-            if type(value) not in (int, float):  # true and false are int, but no numbers
+            if not is_number(value):
                 raise ValueError(f"{name} is {given!r:.80}, not a number or metrics")
             found[task] = float(value)
     return found

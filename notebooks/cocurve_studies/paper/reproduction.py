@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cocurve_lab.base.atomic import write_atomically
 from cocurve_lab.base.errors import InfeasibleError
+from cocurve_lab.base.files import read_regular
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Row, Table, cached_table, is_kept, pick, plus_minus
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency
@@ -158,7 +159,7 @@ class Reproduction:
             return None
         files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
         return fingerprint(
-            [[str(p.relative_to(folder)), fingerprint(p.read_bytes())] for p in files]
+            [[str(p.relative_to(folder)), fingerprint(read_regular(p))] for p in files]
         )
 
     @property

@@ -8,7 +8,6 @@ sequences or questions.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cocurve_lab.base.errors import InputError
+from cocurve_lab.base.records import read_objects
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Columns, Row, Table, cached_table, pick
 from cocurve_lab.calibration import CalibrationSet
@@ -283,8 +283,7 @@ def family_texts(
     """Return held-out text of the embedded model's corpus by family, every position scored."""
     path = demo_folder().parent / "texts" / "held_out.jsonl"
     documents: dict[str, list[str]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
+    for record in read_objects(path):
         documents.setdefault(record["family"], []).append(record["text"])
     return {
         family: CalibrationSet.from_texts(

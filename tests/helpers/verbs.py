@@ -1,0 +1,204 @@
+"""Verbs of the command line on tiny things, in processes that are killed, starved or signalled.
+
+`python -m helpers.verbs FOLDER COUNT SEED [VERB ...]`, with tests/ on the path, tries COUNT places
+of each kind per verb and prints, as JSON, a line per trial: verb, kind, place, and the faults. A
+place is a system call that changes files, or a moment of the run. Everything is imported once,
+before the forks.
+
+Of 256 trials over the eight verbs in `VERBS` (COUNT 8, SEED 5) and 16 of recover (4, 3) none failed
+at last. They had found leftovers of a killed merge, checkpoints that no recover could read, and a
+GGUF file that a full disk had left wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from helpers.killing import killed_at
+
+CUT = ["--length", "20", "--device", "cpu"]
+TEXT = ["--calibration", "text.jsonl", "--sequences", "6", "--threads", "1", *CUT]
+BUILD = ["build", "model", *TEXT, "--top-r", "16", "--ffn-groups", "4", "--groups", "2"]
+HELD = ["--text", "text.jsonl", "--sequences", "2"]
+VERBS = {
+    "inventory": ["inventory", "model"],
+    "build": [*BUILD, "--checkpoint-seconds", "0", "--out", "out"],
+    "merge": ["merge", "shards"],
+    "solve": ["solve", "H", "--ratio", "0.3", "--out", "out.json"],
+    "prune": ["prune", "model", "plan.json", "--out", "out"],
+    "evaluate": ["evaluate", "small", "--against", "model", *HELD, *CUT],
+    "export": ["export", "small", "--gguf", "out.gguf", "--no-tokenizer"],
+    "lab": ["lab", "out", "--copy"],
+}
+LONG = {
+    "search": [
+        *("search", "model", "H", "--ratio", "0.3", "--out", "out.json", *CUT, "--checkpoint", "c"),
+        *("--calibration", "text.jsonl", "--rows", "2", "--held-out", "2", "--evaluations", "60"),
+        *("--sequences", "6"),
+    ],
+    "recover": [
+        *("recover", "small", "--against", "model", "--calibration", "text.jsonl", "--sequences"),
+        *("4", "--held-out", "2", "--epochs", "1", "--out", "out", *CUT),
+    ],
+}
+
+
+def prepare(folder: Path) -> None:
+    """Write what the verbs take: a model, a text, H, shards, a plan and a pruned model."""
+    from helpers.tiny_models import CONTEXT, tiny_model, word_tokenizer
+
+    folder.mkdir(parents=True)
+    tiny_model().save_pretrained(folder / "model")
+    word_tokenizer(CONTEXT, eos="<end>").save_pretrained(folder / "model")
+    words = random.Random(0)
+    documents = (" ".join(f"w{words.randrange(90)}" for _ in range(15)) for _ in range(40))
+    (folder / "text.jsonl").write_text("\n".join(json.dumps({"text": d}) for d in documents))
+    for command in (
+        [*BUILD, "--out", "H"],
+        *([*BUILD, "--out", "shards", "--shard", f"{n}/2"] for n in (1, 2)),
+        ["solve", "H", "--ratio", "0.3", "--out", "plan.json"],
+        ["prune", "model", "plan.json", "--out", "small"],
+    ):
+        assert ended(run(command, folder)) == 0, command
+
+
+def run(command: list[str], folder: Path, said: str = "") -> int:
+    """Start a verb in a fork, in a folder; return its process id once its handlers are set."""
+    ready, set_up = os.pipe()
+    verb = step(command, folder, lambda: os.write(set_up, b"."), said)
+    child = os.fork()
+    if child == 0:
+        verb()
+    os.close(set_up)
+    os.read(ready, 1)
+    os.close(ready)
+    return child
+
+
+def step(
+    command: list[str], folder: Path, told: Callable[[], Any] = lambda: None, said: str = ""
+) -> Callable[[], None]:
+    """Return what runs a verb as `python -m cocurve_lab` does, and ends the process."""
+    from cocurve_lab import __main__ as entry
+
+    output = open(said or f"{folder}.said", "w")  # noqa: SIM115, its process ends
+
+    def verb() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        entry.on_signals(entry.leave)
+        os.chdir(folder)
+        sys.argv = ["cocurve", *command]
+        if said:
+            sys.stdout, sys.stderr = (open(n, "w", encoding="ascii") for n in (1, 2))  # noqa: SIM115
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+        told()
+        code = entry.start()
+        if not said:
+            sys.stdout.flush()
+        os._exit(code)
+
+    return verb
+
+
+def ended(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """What a folder holds, by name: bytes; of an H, whose seconds differ, its mark.
+
+    A search's file of what it measured may lack its last values after a full disk.
+    """
+    from cocurve_lab.curvature.matrix import Curvature
+
+    found: dict[str, Any] = {}
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        value: Any = path.suffix if path.suffix == ".ckpt" else path.read_bytes()
+        if path.suffix == ".pkl":
+            value = Curvature.load(path).fingerprint
+        found[str(path.relative_to(folder))] = value
+    return found
+
+
+def trials(verb: str, start: Path, count: int, seed: int) -> list[list[Any]]:
+    """Try `count` kills, full disks and signals each on a verb; [verb, kind, place, faults]."""
+    command, draws, here = (
+        (VERBS | LONG)[verb],
+        random.Random(f"{seed} {verb}"),
+        start.parent / verb,
+    )
+    fresh(start, here)
+    calls = killed_at(step(command, here), 1 << 30)[1]
+    fresh(start, here)
+    begun = time.monotonic()
+    assert ended(run(command, here)) == 0, said_in(here)
+    seconds, wanted = time.monotonic() - begun, contents(here)
+    found: list[list[Any]] = []
+    for kind in ("kill", "full", "signal", "mute") * count:
+        fresh(start, here)
+        faults, at = [], draws.randrange(calls)
+        if kind == "mute":  # a terminal on a full disk, which knows ASCII alone
+            child = run(command, here, "/dev/full")
+            if (code := ended(child)) != 0:
+                faults.append(f"exit {code}")
+        elif kind == "signal":
+            number, at = draws.choice((signal.SIGINT, signal.SIGTERM)), draws.random() * seconds
+            child = run(command, here)
+            time.sleep(at)
+            os.kill(child, number)
+            if (code := ended(child)) not in (0, 130):
+                faults.append(f"{number.name}: exit {code}")
+        else:
+            name, _, code = killed_at(step(command, here), at, full=kind == "full")
+            at = f"{at} of {calls}, {name}"
+            if code not in (0, 1, -signal.SIGKILL):
+                faults.append(f"exit {code}")
+        said = said_in(here)
+        if any(sign in said for sign in ("Traceback", "did not expect", "Exception ignored")):
+            faults.append(said[-500:])
+        ended(run(command, here))  # where the result is there already, it may say so and fail
+        # on a full disk, H is worth more than its sketch, and that is said
+        if contents(here) != wanted and "without its shifts" not in said:
+            names = {n for n, _ in contents(here).items() ^ wanted.items()}
+            faults.append(f"repeated, other: {sorted(names)}; {said_in(here)[-300:]}")
+        found.append([verb, kind, at, faults])
+    return found
+
+
+def fresh(start: Path, here: Path) -> None:
+    shutil.rmtree(here, ignore_errors=True)
+    shutil.copytree(start, here)
+
+
+def said_in(here: Path) -> str:
+    return Path(f"{here}.said").read_text(encoding="utf-8", errors="replace")
+
+
+def main() -> None:
+    sys.dont_write_bytecode = True
+    folder, count, seed, *verbs = sys.argv[1:]
+    start = Path(folder).resolve() / "start"
+    import torch
+
+    import cocurve_lab.cli as cli
+
+    torch.set_num_threads(1)
+    cli._parser()  # imports every verb
+    prepare(start)
+    for verb in verbs or VERBS:
+        for trial in trials(verb, start, int(count), int(seed)):
+            print(json.dumps(trial), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""One way in and one way out: files are opened, and temporary names made, in few places."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("cocurve_lab", "widgets/cocurve_widgets", "notebooks/cocurve_studies")
+READS = {
+    *("open", "safe_open", "load_file", "json.load", "json.loads", "np.load", "torch.load"),
+    *("pickle.load", "pickle.loads", "np.fromfile", "np.memmap", "gzip.open", "os.open"),
+}
+METHODS = {"read_text", "read_bytes"}
+TEMPORARY = {"mkdtemp", "mkstemp", "mktemp", "TemporaryDirectory", "NamedTemporaryFile"}
+ALLOWED = {
+    "cocurve_lab/base/files.py": {"os.open"},  # the guard itself
+    "cocurve_lab/base/atomic.py": {"os.open"},  # locks, and files to sync
+    "cocurve_lab/base/schema.py": {"json.loads"},  # the parser
+    "cocurve_lab/base/storage.py": {"json.loads"},  # of what it dumped just before
+    "cocurve_lab/base/records.py": {"gzip.open"},  # of a file that the guard opened
+    "cocurve_lab/cli/terminal.py": {"open", "os.open"},  # /dev/null, to write
+    "cocurve_lab/evaluation/code_execution.py": {"json.loads"},  # what bubblewrap says in a pipe
+    "cocurve_lab/evaluation/judge.py": {"os.open"},  # the same
+    "cocurve_lab/extensions/big_models/on_disk.py": {"load_file"},  # what it wrote just before
+    "cocurve_lab/models/identity.py": {"json.loads"},  # of what it dumped just before
+    "cocurve_lab/models/weights.py": {"safe_open"},  # after the guard
+}
+
+
+def calls() -> dict[str, set[str]]:
+    """The calls of each file that read or make temporary names, as they are written."""
+    found: dict[str, set[str]] = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if not isinstance(node, ast.Call):
+                    continue
+                name = ast.unparse(node.func)
+                last = name.rpartition(".")[2]
+                method = isinstance(node.func, ast.Attribute) and last in METHODS
+                if name in READS or last in TEMPORARY or method:
+                    found.setdefault(str(path.relative_to(ROOT)), set()).add(name)
+    return found
+
+
+def test_files_are_read_through_the_one_guard() -> None:
+    assert calls() == ALLOWED
