@@ -1,7 +1,7 @@
 """Confined runs of code that a model wrote, each in a process that can do as little as possible.
 
-What confines is bubblewrap (`confinement.py`). What judges is this side, by a record of fixed size
-(`judge.py`): any other reply is that program's own failure, and the rest goes on.
+What confines is bubblewrap (`confinement.py`). What judges is `judge.py` inside, by a record of
+fixed size: any other reply is that program's own failure, and the rest goes on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import psutil
 
@@ -26,9 +26,10 @@ from ..base.errors import CocurveError, InputError
 from ..base.progress import Bar
 from . import confinement as confining
 from .confinement import BWRAP, require_confinement
-from .judge import CONFINED, DETAIL, FAILED, PASSED, RECORD, TOKEN
+from .judge import CONFINED, DETAIL, FAILED, PASSED, RECORD, TOGETHER, TOKEN
 
 Status = Literal["passed", "failed", "stopped"]
+BESIDE = "program and test ran in two processes, and only plain values crossed"
 LIMITATION = (
     "program and test share an interpreter, so a program that knows the test, returns objects "
     "equal to everything, changes what the test calls, or reads its own raw memory can pass "
@@ -36,6 +37,23 @@ LIMITATION = (
 )
 _GRACE = 5.0  # seconds that the kernel may take to end what was killed
 _LOOK = 0.1  # seconds between two looks at time and memory
+
+
+class Tested(NamedTuple):
+    """A program and its test, which run in two processes.
+
+    The functions take and return plain values: numbers, texts, bytes, None, ranges, and lists,
+    tuples, dicts and sets of them. What a function changes in its arguments stays with it.
+
+    Attributes:
+        code: the program's source.
+        test: the test's source; it passes by running to its last line.
+        functions: names in the test that call the program's functions.
+    """
+
+    code: str
+    test: str
+    functions: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -75,15 +93,17 @@ class Outcome:
         detail: the error, in at most 300 bytes of the program's own words, or the reason it was
             stopped.
         isolation: the means that confined it: "network", "files" and "processes".
+        forgeable: program and test shared an interpreter, so a pass proves little.
     """
 
     status: Status
     detail: str
     isolation: dict[str, str]
+    forgeable: bool = True
 
 
 def run_programs(
-    programs: Sequence[str],
+    programs: Sequence[str | Tested],
     *,
     allow_code_execution: bool = False,
     limits: Limits | None = None,
@@ -95,11 +115,14 @@ def run_programs(
     bubblewrap confines them: a program sees the standard library, an empty environment, an empty
     folder, and no network. Its output is discarded. Any error of one program is its outcome.
 
-    Program and test share an interpreter. So a program that knows the test, returns objects equal
-    to everything, changes what the test calls, or reads its own raw memory can pass unearned.
+    A `Tested` program runs beside its test, in a process of its own. A text holds its own test, and
+    so does a `Tested` whose test passes a function or an object: such a program can pass unearned
+    if it knows the test, returns objects equal to everything, changes what the test calls, or reads
+    its own raw memory. Its outcome is `forgeable`.
 
     Args:
-        programs: Python source; one passes by running to its last line.
+        programs: Python source, with its test apart or in it; one passes by running to its last
+            line.
         allow_code_execution: must be True.
         limits: time, memory, files and processes; None takes the defaults of `Limits`.
         workers: programs at one time.
@@ -133,9 +156,16 @@ def require_permission(allow_code_execution: bool) -> None:
         )
 
 
-def _run(program: str, limits: Limits) -> Outcome:
+def _run(program: str | Tested, limits: Limits) -> Outcome:
     try:
-        return _in_bwrap(program.encode("utf-8", "surrogatepass"), limits)
+        if isinstance(program, Tested):
+            found = _in_bwrap(json.dumps(program._asdict()).encode(), limits, apart=True)
+            if found is not None:
+                return found
+            program = f"{program.code}\n{program.test}"
+        found = _in_bwrap(program.encode("utf-8", "surrogatepass"), limits, apart=False)
+        assert found is not None
+        return found
     except Exception as error:  # whatever one program caused, the others are still to be judged
         detail = f"it could not be judged ({type(error).__name__}: {error})"[:DETAIL]
         return Outcome("stopped", detail, {})
@@ -144,21 +174,24 @@ def _run(program: str, limits: Limits) -> Outcome:
 # bubblewrap -----------------------------------------------------------------------------------
 
 
-def _in_bwrap(program: bytes, limits: Limits) -> Outcome:
-    token = secrets.token_bytes(TOKEN)
+def _in_bwrap(program: bytes, limits: Limits, *, apart: bool) -> Outcome | None:
+    """Run one program; None if its test must share its interpreter, and was given apart."""
+    token = bytes(TOKEN) if apart else secrets.token_bytes(TOKEN)
+    passed = PASSED + token + bytes(DETAIL)
     judge = str(Path(__file__).with_name("judge.py"))
     reading, writing = os.pipe()
     try:
         with confining.filtered() as calls, tempfile.TemporaryFile() as given:
-            confining.at_start(given, token + program)
+            confining.at_start(given, program if apart else passed + program)
             info, told = os.pipe()
             try:
+                numbers = _numbers(limits, int(apart))
                 process = subprocess.Popen(
                     [
                         *confining.bwrap(calls, int(limits.folder_bytes), (judge,), told),
                         *confining.interpreter(),
                         judge,
-                        *map(str, (writing, confining.own_user(), *_numbers(limits))),
+                        *map(str, (writing, confining.own_user(), *numbers)),
                     ],
                     stdin=given,
                     stdout=subprocess.DEVNULL,
@@ -173,19 +206,20 @@ def _in_bwrap(program: bytes, limits: Limits) -> Outcome:
                 os.close(told)
                 os.close(writing)
         reason = _watch(process, _first_process(info), limits)
-        return _outcome(_read(reading), token, reason)
+        return _outcome(_read(reading), passed, reason, forgeable=not apart)
     finally:
         os.close(reading)
 
 
-def _numbers(limits: Limits) -> list[int]:
-    """Limits as `judge.py` takes them."""
+def _numbers(limits: Limits, apart: int) -> list[int]:
+    """Numbers as `judge.py` takes them; `apart` is 1 for a program beside its judge, else 0."""
     reaper = 1 if os.geteuid() else 0  # bwrap's own process inside, of the same user unless root
     return [
+        apart,
         int(limits.seconds) + 1,
         int(limits.memory_bytes),
         int(limits.file_bytes),
-        int(limits.processes) + reaper,
+        int(limits.processes) + reaper + apart,
     ]
 
 
@@ -256,18 +290,20 @@ def _read(handle: int) -> bytes:
         return b""
 
 
-def _outcome(said: bytes, token: bytes, reason: str | None) -> Outcome:
+def _outcome(said: bytes, passed: bytes, reason: str | None, *, forgeable: bool) -> Outcome | None:
     """Judge by two records: one from before the program started, one from its end."""
     first, last = said[:RECORD], said[RECORD:]
     if len(first) < RECORD or not first.startswith(CONFINED):
-        return Outcome("stopped", reason or "it could not be confined", {})
+        return Outcome("stopped", reason or "it could not be confined", {}, forgeable)
     if reason is not None:
-        return Outcome("stopped", reason, BWRAP)
-    if secrets.compare_digest(last, PASSED + token + bytes(DETAIL)):
-        return Outcome("passed", "", BWRAP)
+        return Outcome("stopped", reason, BWRAP, forgeable)
+    if secrets.compare_digest(last, passed):
+        return Outcome("passed", "", BWRAP, forgeable)
+    if not forgeable and last.startswith(TOGETHER):
+        return None
     if len(last) == RECORD and last.startswith(FAILED):
         detail = last[1 + TOKEN :].rstrip(b"\0").decode("utf-8", "replace")
-        return Outcome("failed", detail, BWRAP)
+        return Outcome("failed", detail, BWRAP, forgeable)
     if last:
-        return Outcome("failed", "it wrote where only its end is recorded", BWRAP)
-    return Outcome("stopped", "it was killed, or left before its last line", BWRAP)
+        return Outcome("failed", "it wrote where only its end is recorded", BWRAP, forgeable)
+    return Outcome("stopped", "it was killed, or left before its last line", BWRAP, forgeable)

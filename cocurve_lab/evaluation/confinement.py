@@ -17,7 +17,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -81,8 +81,8 @@ def bwrap(
     """Make the command line of bwrap, up to the program to start.
 
     Inside are the interpreter and the system's libraries, read-only, four devices, and a tmpfs.
-    There is no /proc, no /sys, and of /etc the linker's cache. What was written goes with the last
-    process.
+    Folders of packages are empty (except below /nix/store). There is no /proc, no /sys, and of /etc
+    the linker's cache. What was written goes with the last process.
 
     Args:
         filter_handle: descriptor of the filter of system calls.
@@ -115,7 +115,16 @@ def bwrap(
             command += ["--symlink", os.readlink(path), path]
         elif os.path.isdir(path):
             command += ["--ro-bind", path, path]
+    for folder in packages(shown):
+        command += ["--perms", "0555", "--size", "4096", "--tmpfs", folder, "--remount-ro", folder]
     return [*command, "--symlink", _PLACE, "/dev/shm", "--remount-ro", "/", "--chdir", _PLACE, "--"]
+
+
+def packages(shown: Iterable[str]) -> list[str]:
+    """Folders of installed packages below some paths."""
+    names = ("*-packages", "python*/*-packages")
+    found = {place for path in shown for name in names for place in Path(path).glob(name)}
+    return sorted(str(place) for place in found if place.is_dir() and not place.is_symlink())
 
 
 def interpreter() -> list[str]:

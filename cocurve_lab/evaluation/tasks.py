@@ -22,7 +22,14 @@ from ..calibration import bare_ids, text_start
 from ..measuring.generation import uses_chat
 from ..measuring.perplexity import PerplexityOptions, Starts, perplexity
 from ..models.runtime import measuring
-from .code_execution import LIMITATION, Limits, Outcome, require_permission, run_programs
+from .code_execution import (
+    BESIDE,
+    LIMITATION,
+    Limits,
+    Outcome,
+    require_permission,
+    run_programs,
+)
 from .confinement import require_confinement
 from .report import EvaluationReport
 from .suites import (
@@ -370,7 +377,9 @@ def execute_code(
     passed = np.array([outcome.status == "passed" for outcome in outcomes], dtype=float)
     error = float(passed.std(ddof=1) / np.sqrt(len(passed))) if len(passed) > 1 else None
     found.add(task.name, {"pass@1": float(passed.mean())}, {"pass@1": error})
-    found.notes.append(f"{task.name}: {_isolation(outcomes)}; {LIMITATION}")
+    forgeable = sum(outcome.forgeable for outcome in outcomes)
+    trust = f"in {forgeable} of {len(outcomes)}, {LIMITATION}" if forgeable else BESIDE
+    found.notes.append(f"{task.name}: {_isolation(outcomes)}; {trust}")
 
 
 def _isolation(outcomes: list[Outcome]) -> str:

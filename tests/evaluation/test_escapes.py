@@ -199,6 +199,7 @@ ESCAPES = {
     "/sys": "os.listdir('/sys')",
     "writing beside the tmpfs": "open('/new', 'w')",
     "writing into the interpreter": "open(os.__file__, 'a')",
+    "writing among the packages": "open(os.__file__[:-5] + 'site-packages/x', 'w')",
     "a device": "os.mknod('/tmp/disk', 0o60666, os.makedev(8, 0))",
     "becoming root": "os.setuid(0) if os.getuid() else None; os.chown('/tmp', 0, 0)",
     "root's file rights": "os.chmod('/usr/lib', 0o777)",
@@ -221,6 +222,8 @@ def test_an_escape_is_held_by_the_kernel(user: str, body: str) -> None:
 def test_what_is_allowed_is_not_held(user: str) -> None:
     """The escapes fail because they are refused, not because nothing works."""
     assert straight(user, "open('x', 'w').write('x'); socket.socketpair()") == "ESCAPED"
+    packages = "import glob; print(glob.glob(os.__file__[:-5] + 'site-packages/*'))"
+    assert straight(user, packages).splitlines() == ["[]", "ESCAPED"]
     told = straight(user, "print(os.getuid(), os.getgroups(), sorted(os.listdir('/')))")
     assert told.endswith("ESCAPED")
 

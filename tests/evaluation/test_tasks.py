@@ -15,7 +15,7 @@ import cocurve_lab as cl
 from cocurve_lab.base.records import read_objects
 from cocurve_lab.evaluation import confinement as confining
 from cocurve_lab.evaluation import suites, tasks
-from cocurve_lab.evaluation.code_execution import LIMITATION, run_programs
+from cocurve_lab.evaluation.code_execution import BESIDE, Limits, run_programs
 from cocurve_lab.evaluation.task_files import (
     LocalTask,
     humaneval,
@@ -203,7 +203,7 @@ def test_pass_at_1_is_the_share_of_programs_that_run() -> None:
     assert scores.values == {"humaneval": {"pass@1": pytest.approx(1 / 3)}}
     assert scores.errors["humaneval"]["pass@1"] == pytest.approx(1 / 3)
     assert "network" in scores.notes[0]
-    assert LIMITATION in scores.notes[0]
+    assert BESIDE in scores.notes[0]
 
 
 def test_without_bubblewrap_no_program_runs_and_the_report_says_so(
@@ -281,13 +281,25 @@ def test_real_files_are_understood() -> None:
 @real
 @confined
 @pytest.mark.slow
-def test_canonical_solutions_pass() -> None:
-    rows = read_objects(ASSETS / "HumanEval.jsonl.gz")
-    task = humaneval(rows)
-    assert task.program is not None
+@pytest.mark.parametrize(
+    ("file", "make", "solution", "together"),
+    [
+        ("HumanEval.jsonl.gz", humaneval, "canonical_solution", 0),
+        ("mbpp.jsonl", mbpp, "code", 1),  # one test makes objects of a class of the solution
+    ],
+    ids=["HumanEval", "MBPP"],
+)
+def test_canonical_solutions_pass(file: str, make: Any, solution: str, together: int) -> None:
+    rows = read_objects(ASSETS / file)
+    task = make(rows)
+    if make is mbpp:
+        rows = [row for row in rows if 11 <= row["task_id"] <= 510]
     programs = [
-        task.program(record, row["canonical_solution"])
-        for record, row in zip(task.records, rows, strict=True)
+        task.program(record, row[solution]) for record, row in zip(task.records, rows, strict=True)
     ]
-    found = run_programs(programs, allow_code_execution=True, workers=2, progress=False)
+    limits = Limits(seconds=60)
+    found = run_programs(
+        programs, allow_code_execution=True, workers=2, progress=False, limits=limits
+    )
     assert [outcome.detail for outcome in found if outcome.status != "passed"] == []
+    assert sum(outcome.forgeable for outcome in found) == together
