@@ -37,7 +37,8 @@ from .storage import fingerprint, seal_json, unseal_json
 log = logging.getLogger(__name__)
 
 FORMAT, VERSION = "cocurve-study", 1
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with these a text begins like a formula
+# how a text begins that a spreadsheet may take for a formula: a sign, also a wide one, after blanks
+_FORMULA = re.compile(r"[\t\r]|[\s\x00-\x1f\u200b-\u200f\u2060\ufeff]*[-=+@＝＋－＠]")
 
 Row = dict[str, Any]
 Table = list[Row]  # one flat dict per observation; `shown` makes it readable
@@ -329,8 +330,15 @@ def plus_minus(value: float | None, error: float | None = None) -> str:
 
 def as_markdown(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     """Lay out rows of cells under a head as a Markdown table, a line each."""
-    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (head, *rows)]
+    table = ([" ".join(str(c).splitlines()).replace("|", "\\|") for c in r] for r in (head, *rows))
+    lines = [f"| {' | '.join(cells)} |" for cells in table]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+def as_markdown_text(value: object) -> str:
+    """Write a text as one line of Markdown that shows it as it is: no tag, link or emphasis."""
+    shown = "".join(c if c.isprintable() else " " for c in str(value))
+    return re.sub(r"([\\`*_\[\]<>&|~$#]|:(?=//))", r"\\\1", " ".join(shown.split()))
 
 
 # Files for spreadsheets ---------------------------------------------------------------------------
@@ -351,4 +359,4 @@ def as_csv(table: Table) -> str:
 
 
 def _no_formula(cell: Any) -> Any:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+    return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell

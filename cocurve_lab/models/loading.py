@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterable
@@ -15,7 +17,19 @@ import torch
 
 from ..base.errors import ArchitectureError, CocurveError, FileFormatError, InputError, shown
 from ..base.files import require_regular_files
-from ..base.schema import reading
+from ..base.schema import (
+    COUNT,
+    FLAG,
+    NUMBER,
+    SHARE,
+    Field,
+    Schema,
+    is_count,
+    is_number,
+    nullable,
+    reading,
+    require_fields,
+)
 from ..base.seams import extension, require_extension
 from .architectures import describe
 from .identity import DEMO, MANIFEST, demo_folder, is_demo, is_pruned, require_sealed
@@ -242,6 +256,7 @@ def load_model(
         raise foreign_weight(str(model_id), min(unexpected))
     for name, weight in model.named_parameters():
         require_finite(weight, name, str(model_id))
+    require_generation(model.generation_config, source)
     describe(model)
     keep_score_cap(model)
     model.cocurve_dtype = shapes.config.dtype
@@ -252,6 +267,55 @@ def load_model(
             weight.data = weight.data.clone()
     source_of(model)  # what is wrong with offloaded weights is said now
     return model.eval().requires_grad_(False), tokenizer
+
+
+def require_generation(config: Any, place: str | os.PathLike[str]) -> None:
+    """Raise FileFormatError unless a model's generation settings have their types and ranges."""
+    remedy = "Correct it in generation_config.json, or remove that file."
+    with reading(f"the generation configuration of {place}", remedy):
+        require_fields(config.to_dict(), _GENERATION, others=True)
+        for name, value in config.to_dict().items():
+            if name != "stop_strings" and not _is_setting(value):
+                raise FileFormatError(
+                    f"{name} is {shown(value)}, which is no setting. Give a number or a name"
+                )
+
+
+def _is_setting(value: Any) -> bool:
+    """Whether a value is a number, a name without line ends or signs, or consists of such."""
+    if isinstance(value, str):
+        return re.fullmatch(r"[\w./ -]*", value) is not None and len(value.splitlines()) <= 1
+    if isinstance(value, (list, tuple, dict)):
+        return all(map(_is_setting, [*value, *(value.values() if isinstance(value, dict) else ())]))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _is_id(value: Any) -> bool:
+    return value == -1 or is_count(value)  # -1 stands for none
+
+
+_FACTOR = Field("a number above 0", lambda value: is_number(value) and value > 0)
+_IDS = Field("token ids", lambda value: all(map(_is_id, value if type(value) is list else [value])))
+_GENERATION: Schema = {
+    name: nullable(field)._replace(optional=True)
+    for field, names in {
+        Field("a number from 0", lambda value: is_number(value) and value >= 0): ("temperature",),
+        SHARE: ("top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "penalty_alpha"),
+        _FACTOR: ("repetition_penalty", "encoder_repetition_penalty"),
+        NUMBER: ("length_penalty", "diversity_penalty", "guidance_scale"),
+        COUNT: (
+            "top_k",
+            "max_length",
+            "max_new_tokens",
+            "min_length",
+            "min_new_tokens",
+            "num_beams",
+        ),
+        FLAG: ("do_sample", "use_cache"),
+        _IDS: ("bos_token_id", "eos_token_id", "pad_token_id"),
+    }.items()
+    for name in names
+}
 
 
 def require_accelerate(what: str) -> None:

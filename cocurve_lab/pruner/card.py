@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError, MismatchError
-from ..base.tables import as_markdown, spread
+from ..base.tables import as_markdown, as_markdown_text, spread
 from ..models.families import ALL_KINDS, UNIT_KINDS
 from ..models.identity import DEMO
 from .manifest import KNOWN
@@ -95,6 +95,7 @@ def model_card(manifest: Mapping[str, Any], facts: CardFacts, *, has_tokenizer: 
         layers=_layers(manifest),
         # whatever a manifest holds goes into code as a literal, because it may be anybody's
         repr=repr,
+        text=as_markdown_text,
         json=json.dumps,
         arguments=_arguments,
     )
@@ -154,4 +155,5 @@ def _layers(manifest: Mapping[str, Any]) -> str:
 def _arguments(values: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
     """Values as the keyword arguments of a call; a key that is no name is omitted."""
     wanted = (name for name in (values if names is None else names) if name.isidentifier())
-    return ", ".join(f"{name}={values[name]!r}" for name in wanted)
+    # a backtick would end the code; repr puts it into a string, where it may be escaped
+    return ", ".join(f"{name}={values[name]!r}" for name in wanted).replace("`", r"\x60")

@@ -30,7 +30,7 @@ from ..models.identity import (
     weight_marks,
 )
 from ..models.load_errors import require_no_adapter
-from ..models.loading import keep_score_cap, pick_device, read_dtype
+from ..models.loading import keep_score_cap, pick_device, read_dtype, require_generation
 from ..models.runtime import transient_bars
 from ..models.weights import (
     StoredWeights,
@@ -263,6 +263,7 @@ def open_pruned(folder: str | os.PathLike[str], *, mapped: bool = False) -> PreT
     if settings.exists():
         with rejecting(f"{settings} cannot be read"):
             model.generation_config = GenerationConfig.from_pretrained(folder)
+        require_generation(model.generation_config, folder)
     manifest: Any = model.cocurve_manifest
     sums = manifest.get("weights")
     try:

@@ -32,7 +32,7 @@ from ...models.identity import (
 )
 from ...models.layers import held
 from ...models.load_errors import require_place
-from ...models.loading import place_of, read_dtype, shapes_only
+from ...models.loading import place_of, read_dtype, require_generation, shapes_only
 from ...models.weights import (
     StoredWeights,
     reader_of,
@@ -114,6 +114,7 @@ def open_model(
     default = torch.float32 if is_demo(place) else model.config.dtype or weights.dtype
     with suppress(OSError):  # there is none: the one made of the configuration stays
         model.generation_config = GenerationConfig.from_pretrained(place, **options)
+    require_generation(model.generation_config, place)
     return with_stored(model.to(default if dtype is None else read_dtype(dtype)), weights)
 
 
