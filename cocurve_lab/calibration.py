@@ -13,7 +13,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
@@ -26,6 +26,7 @@ from .base.errors import InputError, MismatchError, one_line, shown
 from .base.records import TABLES, kind_of, read_records, read_text
 from .base.seams import extension
 from .base.storage import fingerprint
+from .base.text_windows import WINDOW, record, share_seen, windows
 from .models.identity import demo_folder, is_demo
 
 if TYPE_CHECKING:
@@ -51,6 +52,13 @@ class HasProvenance(Protocol):
     def provenance(self) -> dict[str, Any]: ...
 
 
+class HasText(Protocol):
+    """An object that keeps the record of its text, such as a plan."""
+
+    @property
+    def text_windows(self) -> str | None: ...
+
+
 @dataclass(frozen=True, eq=False)
 class CalibrationSet:
     """Rows of token ids and their scored positions: C and T(x) of eq. (risk).
@@ -62,6 +70,8 @@ class CalibrationSet:
         seed: the seed that positions and document order were drawn with; None for explicit rows.
         begun_both_ways: where `bos` or `eos` is not the tokenizer's, the ids [T] of the first row
             and [T'] of the same text with its own: a build compares the two. Else empty.
+        unseen: the caller's word that H and plans without a record of their text have not seen this
+            one; see `assume_unseen`.
     """
 
     input_ids: Tensor
@@ -69,6 +79,7 @@ class CalibrationSet:
     source: str = "explicit"
     seed: int | None = None
     begun_both_ways: tuple[Tensor, ...] = ()
+    unseen: bool = False
 
     def __post_init__(self) -> None:
         ids = _integers(self.input_ids, "input_ids")
@@ -227,7 +238,7 @@ class CalibrationSet:
         """Return the rows `start:stop` as a new set."""
         begun = self.begun_both_ways if start == 0 else ()
         ids, positions = self.input_ids[start:stop], self.scored[start:stop]
-        return CalibrationSet(ids, positions, self.source, self.seed, begun)
+        return CalibrationSet(ids, positions, self.source, self.seed, begun, self.unseen)
 
     def split(self, *, held_out: int = 0, test: int = 0) -> tuple[CalibrationSet, ...]:
         """Split into disjoint parts: calibration, held-out, test. A part of 0 rows is omitted.
@@ -251,7 +262,7 @@ class CalibrationSet:
 
     @cached_property
     def row_fingerprints(self) -> list[str]:
-        """SHA-256 of each row's tokens [N]; overlap between sets is found by it."""
+        """SHA-256 of each row's tokens [N]."""
         return [fingerprint(row.numpy()) for row in self.input_ids]
 
     @cached_property
@@ -259,12 +270,26 @@ class CalibrationSet:
         """SHA-256 of the tokens and positions."""
         return fingerprint(self.input_ids.numpy(), self.scored.numpy())
 
-    def require_disjoint(self, other: CalibrationSet | HasProvenance) -> None:
-        """Raise MismatchError if a row of this set is also in `other`, or in the text of that H."""
-        if isinstance(other, CalibrationSet):
-            theirs = other.row_fingerprints
-        else:
-            theirs = other.provenance.get("row_fingerprints", [])
+    @cached_property
+    def text_windows(self) -> str:
+        """The record of the text (base/text_windows.py); overlap between sets is found by it."""
+        return record(windows(self.input_ids.numpy()))
+
+    def assume_unseen(self) -> CalibrationSet:
+        """Say that H and plans which do not record their text have not seen this one."""
+        return replace(self, unseen=True)
+
+    def require_disjoint(self, other: CalibrationSet | HasProvenance | HasText) -> CalibrationSet:
+        """Return this set, with the share of it that `other` has seen, if any, in its source.
+
+        Raises:
+            MismatchError: `other`, a set, H or plan, has seen too much of this text
+                (base/text_windows.py), or does not record its text.
+        """
+        facts: dict[str, Any] = getattr(other, "provenance", {})
+        known: str | None = getattr(other, "text_windows", facts.get("text_windows"))
+        whole = other.row_fingerprints if isinstance(other, CalibrationSet) else None
+        theirs = facts.get("row_fingerprints", []) if whole is None else whole
         shared = set(self.row_fingerprints) & set(theirs)
         if shared:
             row = next(i for i, mark in enumerate(self.row_fingerprints) if mark in shared)
@@ -272,6 +297,27 @@ class CalibrationSet:
                 f"{len(shared)} rows are in both sets (the first is row {row}), so a measurement "
                 "on them is not held out. Use text that H was not built on."
             )
+        if known is None:
+            if theirs:  # a file of an earlier version
+                return self._noting("compared with the rows of H as wholes only")
+            if not self.unseen:
+                raise MismatchError(
+                    "the text of an H or a plan is not recorded, so whether it has seen the rows "
+                    f"from {self.source} is unknown. If you know that it has not, pass "
+                    "rows.assume_unseen()."
+                )
+            return self._noting("assumed to be unseen")
+        share, seen = share_seen(windows(self.input_ids.numpy()), known)
+        if seen:
+            raise MismatchError(
+                f"{share:.1%} of the windows of {WINDOW} tokens, or most of a row, of the rows "
+                f"from {self.source} are in the other text, so a measurement on them is not held "
+                "out. Use text that H was not built on."
+            )
+        return self._noting(f"{share:.2%} of it seen before") if share else self
+
+    def _noting(self, fact: str) -> CalibrationSet:
+        return self if fact in self.source else replace(self, source=f"{self.source} ({fact})")
 
     def __repr__(self) -> str:
         scored = self.positions_per_sequence

@@ -52,6 +52,7 @@ _IN_PYTHON = {  # what the library's messages name, and the option of a verb
     r"\btop_r\b": "--top-r",
     r"\bffn_groups\b": "--ffn-groups",
     r"\ballow_code_execution(=True)?": "--allow-code-execution",
+    r"rows\.assume_unseen\(\)": "--assume-unseen",
     r"CalibrationSet\.from_file\(path, tokenizer\)": "--calibration FILE (evaluate: --text FILE)",
     r"data=FOLDER, or --data": "--data",
     r'suite="(\w+)"': r"--suite \1",

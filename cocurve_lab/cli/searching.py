@@ -65,6 +65,7 @@ class Search(Verb):
     text: Rows = rows_of("calibration", 128, "text of the rows of H", "C4 from the hub")
     rows: int = flag("of them, the rows to search on (32)", 32)
     held_out: int = flag("rows to judge on (16)", 16)
+    assume_unseen: bool = flag("they are not in the text of H or the plan, if it is not recorded")
     refit: bool = flag("refit every plan before it is judged")
     refit_rows: int | None = flag("rows of the refit, after --rows; default: all that are left")
     search_seed: int = flag("seed of the swaps (0)", 0)
@@ -87,6 +88,7 @@ class Search(Verb):
         calibration, held_out = self.text.calibration_and_held_out(
             self.model.place, tokenizer, self.held_out
         )
+        held_out = held_out.assume_unseen() if self.assume_unseen else held_out
         rows = calibration.rows(0, min(self.rows, len(calibration)))
         refit, checkpoint = self._refit_and_file(model, calibration, rows)
         try:

@@ -17,6 +17,7 @@ import numpy as np
 from ..base.arguments import as_int
 from ..base.errors import InputError, MismatchError
 from ..base.storage import require_settings
+from ..base.text_windows import joined
 from ..models.units import UnitSet
 from .settings import MAY_BE_ABSENT, MERGE_KEYS, Shard, as_shard, settings_of
 
@@ -100,6 +101,7 @@ def sum_builds(parts: Sequence[Buildable]) -> dict[str, Any]:
     sums = {name: _sum_groups([part.grouped[name] for part in parts]) for name in _in_all(parts)}
     provenance = facts[0] | {
         "row_fingerprints": rows,
+        "text_windows": joined(each.get("text_windows") for each in facts),
         "num_sequences": len(rows),
         "sequences_done": len(rows),
         "calibration_fingerprint": None,  # there is no single calibration set any more
@@ -218,6 +220,7 @@ def _assemble(parts: list[Buildable]) -> dict[str, Any]:
         "complete": True,
         "sequences_done": len(ordered),
         "row_fingerprints": [row for row, *_ in ordered],
+        "text_windows": joined(part.provenance.get("text_windows") for part in parts),
         "sequence_seconds": [seconds for _, seconds, _ in ordered],
         "seconds": sum(part.provenance["seconds"] for part in parts),
         "device": sorted({str(part.provenance["device"]) for part in parts}),

@@ -38,6 +38,7 @@ from ..base.schema import (
     require_fields,
 )
 from ..base.seams import is_offered
+from ..base.text_windows import is_record
 from ..models.units import Unit, UnitSet
 
 FULL_VOCABULARY, BFLOAT16 = "full vocabulary", "bfloat16"
@@ -278,6 +279,7 @@ STORED_SETTINGS: Schema = {
         "the number of a shard and how many there are, or null", or_none(_is_shard), True
     ),
 }
+WINDOWS = Field("a record of the text, or null", is_record)
 _PROVENANCE: Schema = optional(
     {
         **STORED_SETTINGS,
@@ -290,6 +292,7 @@ _PROVENANCE: Schema = optional(
         "sequences_done": COUNT,
         "complete": FLAG,
         "row_fingerprints": TEXTS,
+        "text_windows": WINDOWS,
         "calibration_source": TEXT,
         "seed": Field("a whole number, or null", or_none(lambda value: type(value) is int)),
         "seconds": SECONDS,

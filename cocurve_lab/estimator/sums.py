@@ -18,6 +18,7 @@ from ..base.errors import InputError
 from ..base.interrupts import uninterrupted
 from ..base.progress import Progress, open_bar
 from ..base.tables import fold
+from ..base.text_windows import record, windows
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
 from ..models.identity import model_device, model_name
@@ -125,6 +126,7 @@ class GroupSums:
             "sequences_done": self.done,
             "complete": self.done == len(calibration),
             "row_fingerprints": [rows[number] for number in numbers[: self.done]],
+            "text_windows": record(windows(calibration.input_ids[numbers[: self.done]].numpy())),
             "calibration_source": calibration.source,
             "seed": calibration.seed,
             "seconds": sum(self.seconds),

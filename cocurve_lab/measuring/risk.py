@@ -200,7 +200,7 @@ def measure_plans(
     if not selections:
         raise InputError("measure_plans got no plan. Give at least one Selection.")
     if calibrated_on is not None:
-        held_out.require_disjoint(calibrated_on)
+        held_out = held_out.require_disjoint(calibrated_on)
     own: Any = {"what": "a plan", "other_weights": other_weights}
     # plans made by hand are nobody's
     selections = [s if s.origin is None else belonging(model, s, **own) for s in selections]

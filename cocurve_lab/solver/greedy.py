@@ -72,8 +72,7 @@ class Greedy(PartialPlan):
         units = curvature.units
         super().__init__(Rules(units, guards, ratio, include, exclude, portions=portions))
         self.curvature, self.guards = curvature, guards
-        self.target = self.budget.needed
-        self.half = curvature.saliency / 2
+        self.target, self.half = self.budget.needed, curvature.saliency / 2
         costs = self.budget.costs
         self.divisors = np.where(costs > 0, costs, 1).astype(np.float64)  # cost 0: forced or never
         if not per_cost:
@@ -203,8 +202,7 @@ class Greedy(PartialPlan):
         """The plan of the last run; NumericalError if it misses the target without a stall."""
         if not self.stalled:
             self.budget.require_reached(self.order)
-        units, target = self.curvature.units, self.budget.target
-        ratio = self.budget.share
+        units, target, ratio = self.curvature.units, self.budget.target, self.budget.share
         if target is not None and not target.in_parameters:
             ratio = int(units.costs[self.order].sum()) / units.total_cost if self.order else 0.0
         return Selection(
@@ -217,6 +215,7 @@ class Greedy(PartialPlan):
             guards=self.guards,
             curvature_fingerprint=self.curvature.fingerprint,
             origin=self.curvature.origin,
+            text_windows=self.curvature.provenance.get("text_windows"),
             forced=len(self.rules.forced),
             target=target,
             surrogate=self.curvature.surrogate,

@@ -35,6 +35,7 @@ from ..base.schema import (
     told,
 )
 from ..base.storage import SUM, unseal_json
+from ..curvature.settings import WINDOWS
 from ..models.families import ALL_KINDS, UNIT_KINDS
 from .targets import ratio_budget
 
@@ -65,6 +66,7 @@ _FIELDS: Schema = {
     "curvature_fingerprint": nullable(TEXT),
     "forced": COUNT,
     **optional({"target": OBJECT, "uniform": UNIFORM, "surrogate": _WORDS, "origin": OBJECT}),
+    "text_windows": WINDOWS._replace(optional=True),
     "stages": Field("a list of shares", list_of(SHARE.fits), True),
 }
 _GUARDS: Schema = optional(
@@ -104,7 +106,7 @@ def to_plain(plan: Any) -> dict[str, Any]:
         "stages": list(plan.stages),
     }
     rare: dict[str, Any] = {"target": None, "uniform": False, "surrogate": "H", "stages": []}
-    rare["origin"] = None
+    rare |= {"origin": None, "text_windows": None}
     return {k: v for k, v in content.items() if k not in rare or v != rare[k]}
 
 

@@ -42,8 +42,8 @@ class Selection(Folded):
         interaction_strength: the lambda that made the plan; None where none did.
         guards: the guards under which the plan was made.
         gains: output gain of kept FFN units, by index; empty if there are none.
-        curvature_fingerprint: fingerprint of the H on which the plan was solved.
         origin: the record of its model (base/origin.py); None where it is not known.
+        curvature_fingerprint, text_windows: those of the H on which the plan was solved.
         forced: how many leading units were forced (`include`) rather than chosen.
         target: the target, if one was given instead of a ratio. `requested_ratio` is then the share
             of parameters it implies, or the realized share for a target in other costs.
@@ -65,6 +65,7 @@ class Selection(Folded):
     gains: Mapping[int, float] = field(default_factory=dict)
     curvature_fingerprint: str | None = None
     origin: Mapping[str, Any] | None = None
+    text_windows: str | None = None
     forced: int = 0
     target: Target | None = None
     uniform: bool | tuple[Kind, ...] = False
@@ -112,6 +113,7 @@ class Selection(Folded):
             edge_terms=np.tril(block, -1).sum(axis=1),
             curvature_fingerprint=curvature.fingerprint,
             origin=curvature.origin,
+            text_windows=curvature.provenance.get("text_windows"),
         )
 
     # Ratios -------------------------------------------------------------------------------------
@@ -245,8 +247,7 @@ class Selection(Folded):
     def fingerprint(self) -> str:
         """SHA-256 of the plan's effect on a model: units, pruned set and gains."""
         # not the order, the guards or lambda: plans that do the same to a model are measured once
-        gains = sorted(self.gains.items())
-        return fingerprint(self.units.fingerprint, sorted(self.pruned), gains)
+        return fingerprint(self.units.fingerprint, sorted(self.pruned), sorted(self.gains.items()))
 
     # Files --------------------------------------------------------------------------------------
 

@@ -87,17 +87,20 @@ def with_random_shifts(
     return with_shifts(random_curvature(units), Shifts(values, p, sequences, sequences % 4))
 
 
+NO_TEXT = {"text_windows": ""}  # the record of an H that no text made
+
+
 def gram_curvature(units: UnitSet, features: np.ndarray, groups: int | None = None) -> Curvature:
     """H = features features^T / positions, whole or in groups (eq. gram)."""
     if groups is None:
-        return Curvature(features @ features.T / features.shape[1], units)
+        return Curvature(features @ features.T / features.shape[1], units, NO_TEXT)
     parts = np.array_split(features, groups, axis=1)
     return Curvature.from_groups(
         units,
         np.stack([part @ part.T for part in parts]),
         np.array([part.shape[1] for part in parts]),
         np.stack([0.5 * (part**2).sum(axis=1) for part in parts]),
-        {"row_fingerprints": [f"row {i}" for i in range(groups)]},
+        NO_TEXT | {"row_fingerprints": [f"row {i}" for i in range(groups)]},
     )
 
 

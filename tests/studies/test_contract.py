@@ -357,7 +357,7 @@ ONE_GROUP = cl.Curvature.from_groups(
     UNITS, H.group_grams.sum(axis=0)[None], H.group_positions.sum()[None], None, {}
 )
 SEEN = BUILT_ON.rows(0, 2)
-INDEFINITE = cl.Curvature(2 - np.eye(len(UNITS)), UNITS)
+INDEFINITE = cl.Curvature(2 - np.eye(len(UNITS)), UNITS, {"text_windows": ""})
 LEAKY = {"leaky": redundancy.Subject(MODEL, BUILT_ON, SEEN, GROUPS)}
 
 

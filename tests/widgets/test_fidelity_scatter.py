@@ -512,7 +512,10 @@ def test_without_a_model_it_shows_what_is_known() -> None:
 
 def test_a_matrix_alone_has_no_gray_points() -> None:
     bare = cl.Curvature(CURVATURE.matrix, UNITS)
-    scatter = FidelityScatter(bare, MODEL, HELD_OUT, session=Session(bare))
+    with pytest.raises(cl.MismatchError):
+        FidelityScatter(bare, MODEL, HELD_OUT, session=Session(bare))
+    unseen = HELD_OUT.assume_unseen()
+    scatter = FidelityScatter(bare, MODEL, unseen, session=Session(bare))
     assert scatter.points == []
     assert "no gray points" in scatter.controls.caption.value
     assert "r unknown" in scatter.controls.caption.value

@@ -71,7 +71,7 @@ class Damage:
         cache: str | os.PathLike[str] | None = None,
     ) -> None:
         session.require_model()
-        held_out.require_disjoint(session.curvature)
+        held_out = held_out.require_disjoint(session.curvature)
         if questions:
             session.require_tokenizer()
         self.session, self.held_out, self._cache = session, held_out, cache

@@ -104,7 +104,7 @@ class FidelityScatter(Instrument, W.VBox):
     ) -> None:
         self._require_known(controls)
         if calibration is not None:
-            calibration.require_disjoint(curvature)
+            calibration = calibration.require_disjoint(curvature)
         session = Session.bind(curvature, session, model, tokenizer)
         self.curvature, self.calibration = curvature, calibration
         super().__init__(session, **controls)

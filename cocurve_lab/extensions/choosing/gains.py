@@ -153,7 +153,7 @@ def choose_gains(
         raise InputError(
             f"ridges {ridges!r} with clips {clips!r} gives nothing to try. Give at least one each."
         )
-    require_text(curvature, held_out, report_on)
+    held_out, report_on = require_text(curvature, held_out, report_on)
     own: Any = {"other_weights": other_weights}
     curvature = belonging(model, curvature, what="H", **own)
     plain = belonging(model, selection.with_gains({}), **own)

@@ -52,6 +52,7 @@ class Neighbors:
         most: the most units to take out in one draw.
         random_share: share of the draws that are random although there is a surrogate.
         scales: measured parts that draws may move as a whole, each scale as often as units.
+        seen: the record of the text that drawn plans are chosen on.
     """
 
     def __init__(
@@ -64,9 +65,10 @@ class Neighbors:
         most: int = 3,
         random_share: float = 0.5,
         scales: Sequence[Interactions] = (),
+        seen: str | None = None,
     ) -> None:
         units, target = start.units, start.target
-        self.start, self.most, self.random_share = start, most, random_share
+        self.start, self.most, self.random_share, self.seen = start, most, random_share, seen
         budget = (
             ratio_budget(units, start.requested_ratio) if target is None else target.budget(units)
         )
@@ -124,6 +126,7 @@ class Neighbors:
             forced=start.forced,
             target=start.target,
             uniform=start.uniform,
+            text_windows=self.seen,
             **own,
         )
         if start.target is None or start.target.in_parameters:

@@ -231,13 +231,17 @@ class Candidate(Contender):
 
 def require_text(
     curvature: Curvature, held_out: CalibrationSet, report_on: CalibrationSet | None
-) -> None:
-    """Raise unless there are two rows to choose on and no row serves two purposes."""
+) -> tuple[CalibrationSet, CalibrationSet | None]:
+    """Raise unless there are two rows to choose on and no text serves two purposes.
+
+    Returns both sets; their sources name the share that H has seen.
+    """
     require_pairs(held_out, "held_out")
-    held_out.require_disjoint(curvature)
+    held_out = held_out.require_disjoint(curvature)
     if report_on is not None:
-        report_on.require_disjoint(curvature)
+        report_on = report_on.require_disjoint(curvature)
         report_on.require_disjoint(held_out)
+    return held_out, report_on
 
 
 def race_plans(

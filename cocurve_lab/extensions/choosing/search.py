@@ -21,6 +21,7 @@ from ...base.arguments import as_float, as_int, as_list, require_type
 from ...base.errors import InputError
 from ...base.progress import Progress, open_bar
 from ...base.tables import Folded, spread
+from ...base.text_windows import joined
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...measuring.risk import Meter, PlanTable
@@ -187,6 +188,7 @@ class PlanSearch(Folded):
         return (
             f"PlanSearch: KL {self.kl:.5f}{spread(self.standard_error)} nats per token"
             f"{' after repair' * self.repaired} on {rows} held-out rows ({found})\n"
+            f"  held out: {self.held_out.source}\n"
             f"  start {row['start_kl']:.5f}, difference {row['difference']:+.5f}"
             f"{spread(row['difference_error'])}; {self.selection.realized_ratio:.2%} removed\n"
             f"  on the rows of the search {row['search_kl']:.5f}, start "
@@ -256,8 +258,8 @@ def search_plan(
         model: the dense model.
         selection: the start, without gains.
         rows: the rows to search on, at least two. H may have seen them.
-        held_out: the rows to judge on, at least two; neither the search nor the surrogate may have
-            seen them.
+        held_out: the rows to judge on, at least two. Neither the search nor the surrogate nor the
+            plan may have seen them; the source in `.held_out` states a share that they have.
         evaluations: budget of row evaluations on `rows`: one plan on one row. The start takes one
             per row, and so does a plan that replaces it. The comparison on `held_out` is not
             counted: at most 1 + `finalists` plans on each of its rows.
@@ -376,16 +378,24 @@ class _Search:
             self.surrogate = belonging(self.model, self.surrogate, what="H", **own)
             for start in self.starts:
                 require_plan_of(start, self.surrogate, self.other_weights)
-            self.held_out.require_disjoint(self.surrogate)
+            self._compare(self.surrogate)
         self.scales = as_list(self.scales, "scales")
         for found in self.scales:
             require_type(found, Interactions, "a scale")
             require_source(self.model, found.curvature.origin, what="a scale", **own)
             self.starts[0].units.require_same(found.units, mine="the plan", theirs="a scale")
-            self.held_out.require_disjoint(found.curvature)
+            self._compare(found.curvature)
+        known = {self.surrogate.fingerprint} if self.surrogate is not None else set()
+        for start in self.starts:  # a plan without H has seen no text that it knows of
+            if start.curvature_fingerprint not in {None, *known}:
+                self._compare(start)
         self.rows = len(self.text)
         self.rng = np.random.default_rng(self.options.seed)
         self.lines = [_Line(start, self._near(start)) for start in self.starts]
+
+    def _compare(self, other: Curvature | Selection) -> None:
+        """Require that `other` has not seen the held-out rows, whose source names the share."""
+        self.held_out = self.held_out.require_disjoint(other)
 
     def run(self) -> SearchFront:
         """Search, then compare the starts and the finalists on the held-out rows."""
@@ -399,6 +409,8 @@ class _Search:
 
     def _near(self, start: Selection) -> Neighbors:
         options = self.options
+        known = start.curvature_fingerprint is not None
+        seen = [*[start.text_windows] * known, self.text.text_windows]
         return Neighbors(
             start,
             options.exclude,
@@ -406,6 +418,7 @@ class _Search:
             most=options.swaps,
             random_share=options.random_share,
             scales=self.scales,
+            seen=joined(seen),
         )
 
     def _meter(

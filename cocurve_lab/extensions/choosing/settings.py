@@ -193,7 +193,7 @@ def choose_interaction_strength(
         MismatchError: rows are shared between calibration (as far as the curvature knows its rows),
             `held_out` and `report_on`.
     """
-    require_text(curvature, held_out, report_on)
+    held_out, report_on = require_text(curvature, held_out, report_on)
     curvature = belonging(model, curvature, what="H", other_weights=other_weights)
     ends = {f"lambda {end}": _solve(curvature, ratio, float(end), guards) for end in (0, 1)}
     if isinstance(candidates, str):
@@ -250,7 +250,7 @@ def choose_guards(
         A GuardsChoice: `.best` is the plan, `.guards` its guards. Combinations that give no plan
         are listed in `.infeasible` with the reason.
     """
-    require_text(curvature, held_out, report_on)
+    held_out, report_on = require_text(curvature, held_out, report_on)
     curvature = belonging(model, curvature, what="H", other_weights=other_weights)
     make = make or partial(solve_greedy, curvature, ratio, float(interaction_strength))
     grid = guards_grid(layer_caps, protections)

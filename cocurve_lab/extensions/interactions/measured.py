@@ -42,6 +42,7 @@ from ...base.schema import (
     require_fields,
 )
 from ...base.storage import dump_npz, load_npz
+from ...base.text_windows import joined
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...measuring.plan_memory import model_settings
@@ -144,7 +145,7 @@ class Interactions:
             key: self.provenance[key]
             for key in (
                 *("model_name", "model_fingerprint", "checkpoint", "model_dtype"),
-                *("row_fingerprints", "calibration_source"),
+                *("row_fingerprints", "calibration_source", "text_windows"),
             )
             if key in self.provenance
         }
@@ -246,6 +247,7 @@ class Interactions:
             interaction_strength=selection.interaction_strength,
             curvature_fingerprint=self.curvature.fingerprint,
             origin=self.curvature.origin,
+            text_windows=self.provenance.get("text_windows"),
             surrogate=MEASURED,
         )
 
@@ -268,7 +270,11 @@ class Interactions:
             first,
             alone=np.concatenate([each.alone for each in found]),
             together=np.concatenate([each.together for each in found]),
-            provenance=first.provenance | {"row_fingerprints": marks},
+            provenance=first.provenance
+            | {
+                "row_fingerprints": marks,
+                "text_windows": joined(each.provenance.get("text_windows") for each in found),
+            },
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -368,6 +374,7 @@ def measure_interactions(
         "parts": kind,
         "calibration_source": text.source,
         "row_fingerprints": text.row_fingerprints,
+        "text_windows": text.text_windows,
         "positions_per_sequence": text.positions_per_sequence,
     }
     return Interactions(units, groups, tuple(chosen), alone, together, provenance)

@@ -33,7 +33,7 @@ def of_groups(curvature: Curvature, groups: Iterable[int]) -> Curvature:
     return Curvature(
         grams[chosen].sum(axis=0) / positions[chosen].sum(),
         curvature.units,
-        curvature.provenance | changes | {"calibration_fingerprint": None},
+        curvature.provenance | changes | dict.fromkeys(("calibration_fingerprint", "text_windows")),
         grams[chosen],
         positions[chosen],
         None if risks is None else risks[chosen],
