@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PALETTE = ("#0072B2", "#E69F00", "#D55E00", "#009E73", "#56B4E9", "#CC79A7", "#808080")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
 # one color has one meaning in figures and instruments: kind of a unit, bridge, sign of an edge
-COLORS: dict[str, str] = dict[str, str](zip(ALL_KINDS, (*PALETTE[:2], PALETTE[5]), strict=True)) | {
+COLORS: dict[str, str] = dict[str, str](zip(ALL_KINDS, (*PALETTE[:2], "#8C564B"), strict=True)) | {
     "bridge": "#D55E00",
     "positive": "#8E5BB5",
     "negative": "#009E73",

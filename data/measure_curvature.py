@@ -25,6 +25,8 @@ from cocurve_lab.measuring.answers import AnswerOptions
 
 STRENGTHS = (0.0, 0.25, 0.5, 1.0)
 RANDOM_PLANS = 10
+PROMPTS = ("59 + 19 =", "Which one is a metal, a dog or gold? It is", "Name: Kit. Food:")
+REPLY = 8  # tokens of an answer to them
 QUESTIONS = 20  # of each ability, asked of every plan on the page
 PAIRS = 40  # strongest edges |H_uv| whose pairs are measured for the page
 
@@ -135,16 +137,32 @@ def export_page(
     )
     names = answers.capabilities
     session = Session(curvature)
-    for plan, kl, error, right in zip(
-        plans, table.mean.tolist(), table.standard_error.tolist(), answers.right, strict=True
+    session.prompts = PROMPTS
+    for plan, kl, error, rows, right, said in zip(
+        plans,
+        table.mean.tolist(),
+        table.standard_error.tolist(),
+        table.kl.tolist(),
+        answers.right,
+        replies(model, tokenizer, plans),
+        strict=True,
     ):
         found = {name: (int(right[answers.of(name)].sum()), QUESTIONS) for name in names}
-        session.add_measured(
-            Measured(plan, kl, error, table.source, abilities=found, rows=len(held_out))
-        )
+        facts = {"abilities": found, "rows": len(rows), "by_row": tuple(rows), "replies": said}
+        session.add_measured(Measured(plan, kl, error, table.source, **facts))
     session.add_measured(*measured_pairs(options, model, curvature, held_out))
     title = "Co-pruning curvature of the demo model"
     export_html(curvature, options.page, title=title, session=session)
+
+
+def replies(model: Any, tokenizer: Any, plans: list[cl.Selection]) -> list[tuple[str, ...]]:
+    """The first words of the answers of every plan to the prompts."""
+    found = []
+    for plan in plans:
+        with cl.ablate(model, plan):
+            said = [cl.continue_text(model, tokenizer, prompt, REPLY) for prompt in PROMPTS]
+        found.append(tuple(said))
+    return found
 
 
 def measured_pairs(

@@ -500,7 +500,10 @@ def page(options: argparse.Namespace) -> None:
 
     curvature = read_curvature(options.out / KEPT_TEXTS["c4"])
     title = "Co-pruning curvature of SmolLM2-135M"
-    export_html(curvature, PAGE, title=title, session=Session(curvature))
+    scales = {
+        parts: Interactions.load(options.out / f"{parts}.npz") for parts in ("layers", "blocks")
+    }
+    export_html(curvature, PAGE, title=title, session=Session(curvature), scales=scales)
 
 
 def answers(

@@ -46,6 +46,12 @@ def root(visit: Visit) -> Any:
     return visit.page.locator(".cocurve")
 
 
+def unfold(root: Any) -> None:
+    """Show what is behind "More"."""
+    if not root.get_by_label("protect first layers").is_visible():
+        root.locator(".cc-more > summary").click()
+
+
 def plan(root: Any) -> str:
     return str(root.get_attribute("data-pruned"))
 
@@ -63,7 +69,7 @@ def enter(root: Any, label: str, value: str) -> None:
 
 
 def pixels(root: Any) -> list[str]:
-    """The three pictures as data addresses."""
+    """The pictures as data addresses."""
     canvases = root.locator("canvas[role=img]")
     return list(canvases.evaluate_all("all => all.map(c => c.toDataURL())"))
 
@@ -84,9 +90,8 @@ def test_after_run_all_it_stands_as_the_text_above_says(ran: Ran) -> None:
     root = visit.page.locator(".cocurve")
     eventually(root.count, lambda count: count == 1)
     # the numbers stand on the first screen, above what clicks and prompts add
-    facts = root.locator(".cc-facts tr", has_text="measured KL")
-    facts = eventually(facts.bounding_box, lambda box: box is not None)  # it is drawn anew
-    assert facts["y"] + facts["height"] - root.bounding_box()["y"] < 780
+    rows = root.locator(".cc-four").bounding_box()
+    assert rows["y"] + rows["height"] - root.bounding_box()["y"] < 780
     assert len(ran.curvature.units) == 160
     require_shown(visit, 0)
 
@@ -125,8 +130,7 @@ def test_the_ratio_by_mouse_ends_in_the_kernel_where_the_page_shows_it(
 
 
 def test_guards_and_typed_values_are_the_same_in_page_and_kernel(visit: Visit, root: Any) -> None:
-    if not root.get_by_label("protect first layers").is_visible():
-        root.locator(".cc-more summary").click()
+    unfold(root)
     changes(root, lambda: enter(root, "protect first layers", "2"))
     visit.becomes("explorer.protect_first", "2")
     visit.set("explorer", ratio=0.5)
@@ -162,6 +166,7 @@ def test_setting_from_code_is_the_same_as_dragging(visit: Visit, root: Any) -> N
     changes(root, lambda: visit.set("explorer", ratio=0.15))
     slider = root.get_by_label("ratio, share of cost to remove")
     eventually(slider.input_value, lambda value: float(value) == pytest.approx(0.15))
+    unfold(root)
     for name in ("CSV", "JSON", "PNG"):
         with visit.page.expect_download() as download:
             root.get_by_role("button", name=name, exact=True).click()
@@ -182,9 +187,10 @@ def test_the_kernel_decides_and_the_page_says_when_its_plan_was_another_one(
 
 def test_a_plan_is_pinned_swapped_and_unpinned(visit: Visit, root: Any) -> None:
     present = plan(root)
+    unfold(root)
     root.get_by_role("button", name="Pin B as A").click()
     visit.becomes("explorer.pinned.interaction_strength", "1.0")
-    root.locator(".cc-facts", has_text="remove the same units").wait_for()
+    root.locator(".cc-details", has_text="remove the same units").wait_for()
     changes(root, lambda: visit.set("explorer", interaction_strength=0.0))
     left = set(str(root.get_attribute("data-left")).split())
     assert left == set(present.split()) - set(plan(root).split()) != set()
@@ -196,49 +202,37 @@ def test_a_plan_is_pinned_swapped_and_unpinned(visit: Visit, root: Any) -> None:
     visit.becomes("explorer.pinned is None", "True")
 
 
-def test_the_tour_moves_the_controls_of_the_kernel(visit: Visit, root: Any) -> None:
-    # without motion a step is there at once, and a slow machine is not overtaken by the next one
-    visit.page.emulate_media(reduced_motion="reduce")
-    before = visit.ask("explorer._key()")
-    root.get_by_role("button", name="Tour (60 seconds)").click()
-    visit.becomes("explorer.tour_step, explorer.interaction_strength", "(1, 0.0)")
-    root.get_by_role("button", name="Next").click()
-    visit.becomes("explorer.tour_step, explorer.interaction_strength", "(2, 1.0)")
-    visit.set("explorer", tour_step=5)  # from code
-    visit.becomes("explorer.layer_cap", "0.6")
-    visit.page.keyboard.press("Escape")
-    visit.becomes("explorer.tour_step, explorer._key()", f"(None, {before})")
-
-
 def test_damage_is_measured_when_the_hand_rests(visit: Visit, root: Any) -> None:
-    rows = root.locator(".cc-damage", has_text="Measured damage").locator("tbody tr")
+    rows = root.locator(".cc-four tbody tr")
 
-    def cells(row: int) -> list[str]:
-        return list(rows.nth(row).locator("td").all_text_contents())
+    def cell(row: int) -> str:
+        """Of plan B."""
+        return str(rows.nth(row).locator("td").nth(2).text_content())
 
     enter(root, "ratio in percent, typed", "45")
     visit.becomes("round(explorer.ratio, 3)", "0.45")
-    eventually(lambda: cells(rows.count() - 1)[3], lambda text: text == "2 rows, just now")
+    eventually(lambda: cell(0), lambda text: "2 of 16 rows, just now" in text)
     found = float(visit.ask("explorer.damage.of(explorer.selection).risk"))
-    assert float(cells(0)[3].split(" ± ")[0]) == pytest.approx(found, rel=0.01)
+    assert float(cell(0).split(" ± ")[0]) == pytest.approx(found, rel=0.01)
     assert found > 0
-    # right answers of the dense model, A and B to the same questions
-    asked = eventually(
-        lambda: [text.split(" of ") for text in cells(1)[1:4]],
-        lambda all_: all(len(pair) == 2 for pair in all_) and len({n for _, n in all_}) == 1,
+    eventually(lambda: cell(2), lambda text: " of " in text)
+    unfold(root)
+    abilities = set(json.loads(visit.ask(ABILITIES)[1:-1]))
+    names = root.locator(".cc-details td:first-child")
+    eventually(
+        names.all_text_contents, lambda all_: {f"right: {name}" for name in abilities} <= set(all_)
     )
-    assert int(asked[0][1]) >= 2
-    assert {cells(row)[0] for row in range(1, 6)} == set(json.loads(visit.ask(ABILITIES)[1:-1]))
     root.get_by_label("measure automatically").uncheck()
     visit.becomes("explorer.live", "False")
     visit.set("explorer", ratio=0.52)
-    eventually(lambda: cells(0)[3], lambda text: text == "–")  # nothing measures it
+    eventually(lambda: cell(0), lambda text: "off" in text)  # nothing measures it
     root.get_by_label("measure automatically").check()
-    eventually(lambda: cells(0)[3], lambda text: text not in "…–")
+    eventually(lambda: cell(0), lambda text: "just now" in text)
 
 
 def test_a_plan_is_made_and_an_edge_measured_by_clicks(visit: Visit, root: Any) -> None:
     page, unit_map = visit.page, root.locator("canvas[role=img]").first
+    unfold(root)
     root.get_by_label("a click on a unit").select_option("remove")
     root.get_by_role("button", name="Start empty").click()
     visit.becomes("explorer.pinned.pruned", "()")
@@ -248,7 +242,7 @@ def test_a_plan_is_made_and_an_edge_measured_by_clicks(visit: Visit, root: Any) 
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")  # the same by keyboard
     visit.becomes("explorer.pinned.pruned", "(0, 1)")
-    root.locator("h4", has_text="your plan (A)").wait_for()
+    root.locator(".cc-four thead", has_text="A: your plan").wait_for()
     visit.becomes("explorer.damage.of(explorer.pinned) is not None", "True")
     root.get_by_role("button", name="Same budget for B").click()
     visit.becomes("explorer.ratio == round(explorer.pinned.realized_ratio, 4)", "True")
@@ -258,17 +252,16 @@ def test_a_plan_is_made_and_an_edge_measured_by_clicks(visit: Visit, root: Any) 
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     visit.becomes("explorer.pair", "[0, 1]")
-    panel = root.locator(".cc-damage", has_text="Two units and their edge")
-    edge = panel.locator("tbody tr").last.locator("td")
-    texts = eventually(edge.all_text_contents, lambda texts: "±" in texts[2])
+    panel = root.locator(".cc-edge")
+    text = str(eventually(panel.text_content, lambda text: "being" not in text and "±" in text))
     found = float(visit.ask("explorer._damage['edge']['difference']"))
-    shown = texts[2].split(" ± ")[0].replace("−", "-")
+    shown = text.split(", measured ")[1].split(" ± ")[0].replace("−", "-")
     assert float(shown) == pytest.approx(found, rel=0.01)
 
-    panel = root.locator(".cc-damage", has_text="Next token")
-    assert "soup" not in str(panel.locator("tbody tr").first.text_content())
-    enter(panel, "prompt", "Name: Kit. Food:")
-    eventually(panel.locator("tbody tr").first.text_content, lambda text: "“ soup”" in str(text))
+    said = root.locator(".cc-says").first
+    assert "soup" not in str(said.text_content())
+    enter(root, "prompt", "Name: Kit. Food:")
+    eventually(said.text_content, lambda text: "“ soup”" in str(text))
 
 
 def test_a_dark_theme_changes_every_picture(visit: Visit, root: Any) -> None:
@@ -294,6 +287,7 @@ def test_a_kernel_that_is_gone_is_told(visit: Visit, root: Any) -> None:
     enter(root, "lambda, typed", "0.3")
     root.locator(".cc-facts", has_text="does not answer").wait_for()
     assert "by this page" in str(root.locator(".cc-status").text_content())
+    unfold(root)
     with visit.page.expect_download():
         root.get_by_role("button", name="JSON", exact=True).click()
     visit.require_clean()

@@ -56,21 +56,21 @@ def test_a_link_reopens_what_was_shown(lab: Lab, tmp_path: Path) -> None:
             ]
             facts += [str(field(bridges, label).is_checked()) for label in ("ego view", "cross")]
             facts += plan.locator(".cc-numbers thead th").all_text_contents()
-            titles = (plan.locator(".cc-card h4"), heat.locator("h4"), heat.locator(".cc-card h4"))
+            titles = (heat.locator("h4"), heat.locator(".cc-card h4"))
             return facts + [title.first.text_content() for title in titles]
 
-        plan.locator(".cc-facts td").first.wait_for()
+        plan.locator(".cc-numbers td").first.wait_for()
         assert address() == ""  # as it opens
         opening = state()
         enter(plan, "lambda, typed", "0.5")
+        plan.locator(".cc-more > summary").click()
         page.get_by_role("button", name="Pin B as A").click()
         enter(plan, "ratio in percent, typed", "35")
-        plan.locator(".cc-more summary").click()
         enter(plan, "protect first layers", "0")
         field(plan, "layer cap").select_option("factor")
         plan.locator("canvas[role=img]").first.click(position={"x": 90, "y": 10})
         enter(bridges, "threshold as number", "0.2")
-        bridges.locator(".cc-more summary").click()
+        bridges.locator(".cc-more > summary").click()
         for root, values in ((bridges, FILTERS), (heat, MAP)):
             for label, value in values.items():
                 control = field(root, label)
@@ -92,9 +92,10 @@ def test_a_link_reopens_what_was_shown(lab: Lab, tmp_path: Path) -> None:
 
         page.goto("about:blank")
         page.goto(link)
-        plan.locator(".cc-facts td").first.wait_for()
+        plan.locator(".cc-numbers td").first.wait_for()
         eventually(state, lambda now: now == shown)
 
+        plan.locator(".cc-more > summary").click()
         page.get_by_role("button", name="Swap").click()  # plan A came with its controls
         percent = field(plan, "ratio in percent, typed")
         eventually(percent.input_value, lambda value: value == "20")
@@ -103,5 +104,5 @@ def test_a_link_reopens_what_was_shown(lab: Lab, tmp_path: Path) -> None:
 
         page.goto("about:blank")
         page.goto(path.as_uri() + UNSAFE)
-        plan.locator(".cc-facts td").first.wait_for()
+        plan.locator(".cc-numbers td").first.wait_for()
         eventually(state, lambda now: now == opening)

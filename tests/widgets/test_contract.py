@@ -66,8 +66,6 @@ BAD = [  # a value that a control refuses
     *[(LambdaExplorer, "layer_cap", value) for value in (0.0, 1.2)],
     (LambdaExplorer, "protect_first", 7),
     *[(LambdaExplorer, "kinds", value) for value in ([], ["heads"])],
-    (LambdaExplorer, "axis", "log"),
-    *[(LambdaExplorer, "tour_step", value) for value in (0, 6)],
     *[(LambdaExplorer, "pair", value) for value in ([1, 1], [1, 2, 3], [99], [-1])],
     (LambdaExplorer, "surrogate", "additive KL"),  # this H has no sketch of shifts
     *[(BridgeExplorer, "threshold", value) for value in (1.5, float("nan"), "much")],

@@ -54,13 +54,18 @@ def test_the_page_of_the_real_model_is_of_this_front_end_and_what_is_kept() -> N
     curvature = kept_curvature("smollm2")
     assert curvature is not None
     marks = data_of(page)["lambda"]["_marks"]["measured"]
-    assert len(marks) == len({(m["plan"], m["text"]) for m in marks}) > 70
+    assert len(marks) == len({m["plan"] for m in marks}) > 200
     plan = cl.solve_greedy(curvature, 0.2, 0.0)
     known = kept_plans(curvature)
     assert known is not None
     (kept, *_) = [k for k in known.plans if k.selection.fingerprint == plan.fingerprint]
-    found = sorted(m["risk"] for m in marks if m["plan"] == plan_mark(plan.pruned))
-    assert found == pytest.approx(sorted(values.mean() for values in kept.kl.values()))
+    (found,) = (m for m in marks if m["plan"] == plan_mark(plan.pruned))
+    assert found["risk"] == pytest.approx(kept.kl["c4"].mean())
+    assert found["by_row"] == pytest.approx(kept.kl["c4"].tolist(), rel=1e-4)
+    assert (found["replies"], found["abilities"]) == (
+        list(kept.replies),
+        {name: list(pair) for name, pair in kept.right.items()},
+    )
 
 
 def test_the_shipped_page_is_of_this_front_end_and_this_model() -> None:
@@ -177,7 +182,7 @@ def test_the_page_solves_offline_as_python_does(lab: Lab, tmp_path: Path, size: 
             plan = cl.solve_greedy(seen, percent / 100, strength, guards)
             wanted = " ".join(map(str, plan.pruned))
             expect(root).to_have_attribute("data-pruned", wanted)
-        root.locator(".cc-more summary").click()
+        root.locator(".cc-more > summary").click()
         cap = root.get_by_label("layer cap", exact=True)
         cap.select_option("share")
         enter(root, "size of the cap", 0.1)
@@ -216,17 +221,17 @@ def test_damage_plans_by_hand_and_pairs_need_no_kernel(lab: Lab, tmp_path: Path)
         session.add_measured(Measured(plan, risk, 0.01, "a text", rows=64, edge=edge))
     with lab.page(export_html(SMALL, tmp_path / "page.html", session=session)) as page:
         root, keyboard = page.locator(".cocurve").first, page.keyboard
-        damage = root.locator(".cc-damage", has_text="Measured damage")
-        rows = damage.locator("tbody tr")
-        kl, right = (rows.nth(k).locator("td") for k in (0, 1))
-        expect(kl.nth(3)).to_have_text("–")  # nobody measured at 20 %, and nobody will
-        damage.get_by_role("button", name="30 %").click()
+        rows = root.locator(".cc-four tbody tr")
+        kl, right = (rows.nth(k).locator("td") for k in (0, 2))
+        expect(kl.nth(2)).to_contain_text("off")  # nobody measured at 20 %: the nearest plan
+        expect(kl.nth(2)).to_have_class("cc-stand-in")
+        root.get_by_label("ratio, share of cost to remove").press("ArrowRight")  # the next measured
         last = len(plans) - 1
-        expect(kl.nth(3)).to_have_text(f"{0.1 * last:.3f} ± 0.010")
-        expect(right.nth(1)).to_have_text("20 of 20")
-        expect(right.nth(3)).to_have_text(f"{20 - last} of 20")
-        expect(rows.last).to_contain_text("64 rows, earlier")
-        expect(damage.get_by_label("measure automatically")).to_be_hidden()
+        expect(kl.nth(2)).to_have_text(f"{0.1 * last:.3f} ± 0.010kept, 64 rows")
+        expect(right.nth(0)).to_contain_text("20 of 20")
+        expect(right.nth(2)).to_contain_text(f"{20 - last} of 20")
+        root.locator(".cc-more > summary").click()
+        expect(root.get_by_label("measure automatically")).to_be_hidden()
 
         unit_map = root.locator("canvas[role=img]").first
         clicks = root.get_by_label("a click on a unit")
@@ -240,23 +245,24 @@ def test_damage_plans_by_hand_and_pairs_need_no_kernel(lab: Lab, tmp_path: Path)
         clicks.select_option("remove")
         root.get_by_role("button", name="Start empty").click()
         take_two()
-        expect(root.locator(".cc-numbers")).to_contain_text("A: your plan")
-        predicted = numbers(root, ".cc-numbers tbody", "predicted", 1)
+        expect(root.locator(".cc-four thead")).to_contain_text("A: your plan")
+        predicted = numbers(root, ".cc-four tbody", "predicted", 1)
         assert predicted == pytest.approx(SMALL.risk([0, 1]), rel=5e-3)
 
         clicks.select_option("pair")
         keyboard.press("Escape")
         take_two()
-        pair = root.locator(".cc-damage", has_text="Two units")
-        edge = numbers(pair, "tbody", "edge: together", 1)
-        assert edge == pytest.approx(SMALL.matrix[0, 1], rel=5e-3)
-        expect(pair).to_contain_text("needs a kernel")
-        names = " and ".join(SMALL.units[u].name for u in (2, 9))
-        pair.get_by_label("pairs measured before").select_option(names)
-        expect(pair.locator("tbody tr").last.locator("td").nth(2)).to_have_text("+0.400 ± 0.050")
-        expect(pair).to_contain_text("Together they cost more than alone")
-        eventually(lambda: page.evaluate("location.hash"), lambda text: "pair=2,9" in text)
-        expect(root.locator(".cc-damage", has_text="Next token")).to_be_hidden()
+        edge = root.locator(".cc-edge")
+        expect(edge).to_contain_text(f"{SMALL.units[0].name} and {SMALL.units[1].name}")
+        label = str(edge.locator("svg").get_attribute("aria-label"))
+        found = re.search(r"edge: together − sum: predicted (−?[\d.e-]+)", label)
+        assert found is not None
+        said = float(found[1].replace("−", "-"))
+        assert said == pytest.approx(SMALL.matrix[0, 1], rel=5e-3)
+        expect(edge).to_contain_text("not measured")
+        page.evaluate("() => { location.hash += '&pair=2,9'; }")
+        expect(edge).to_contain_text("measured +0.400 ± 0.050")
+        expect(edge).to_contain_text("Together they cost more than alone")
 
 
 @in_browser
@@ -276,7 +282,7 @@ def test_map_and_bridges_follow_the_plan_and_a_brush_is_seen_everywhere(
         heat.get_by_role("button", name="◀ step").click()
         expect(heat).to_contain_text(f"plan: {count - 1} of {count} units removed")
 
-        legend = plan.locator(".cc-legend", has_text="removed only by B").get_by_text("brushed")
+        legend = plan.locator(".cc-legend", has_text="only in B").get_by_text("brushed")
         expect(legend).to_be_hidden()
         unit_map = plan.locator("canvas[role=img]").first
         before = unit_map.evaluate("canvas => canvas.toDataURL()")

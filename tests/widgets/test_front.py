@@ -55,7 +55,7 @@ def controls(ratio: float, strength: float, guards: cl.Guards) -> dict[str, Any]
         "factor": guards.layer_cap_factor,
         "first": guards.protect_first,
         "last": guards.protect_last,
-        "kinds": [("attention", "ffn").index(kind) for kind in guards.kinds],
+        "kinds": [k for k, kind in enumerate(("attention", "ffn")) if kind in guards.kinds],
     }
 
 

@@ -140,24 +140,9 @@ def test_where_greedy_stalls_at_lambda_zero_no_plan_is_compared() -> None:
     assert explorer.selection is not None
     with pytest.raises(cl.InfeasibleError, match="stalls"):
         cl.solve_greedy(curvature, 0.5, 0.0, cl.Guards(layer_cap=0.5))
-    assert explorer._view["differs"] is None
+    assert explorer._ends["diagonal"] is None
     assert explorer.error == ""
     explorer.close()
-
-
-def test_curves_end_where_greedy_ends_and_hold_the_plan(explorer: LambdaExplorer) -> None:
-    explorer.ratio, explorer.interaction_strength = 0.25, 0.6
-    plan = explorer.selection
-    curve = explorer._view["curve"]
-    totals = np.add(curve["node"], curve["edge"])
-    at = int(np.argmin(np.abs(np.array(curve["ratio"]) - plan.realized_ratio)))
-    assert curve["ratio"][at] == pytest.approx(plan.realized_ratio, rel=1e-5)
-    assert totals[at] == pytest.approx(plan.predicted_risk, rel=1e-4)
-    zero, one = explorer._ends["curves"]
-    assert (zero["strength"], one["strength"]) == (0, 1)
-    assert explorer._view["node"] == pytest.approx(plan.node_risk)
-    diagonal = set(cl.solve_greedy(CURVATURE, 0.25, 0.0).pruned)
-    assert explorer._view["differs"] == len(diagonal ^ set(plan.pruned))
 
 
 def test_flips_come_from_the_worker_and_are_the_exact_path(explorer: LambdaExplorer) -> None:
@@ -281,6 +266,21 @@ def test_measured_plans_are_marked_and_told(explorer: LambdaExplorer) -> None:
     assert explorer._marks["gate"]["strength"] == cl.redundancy_gate(CURVATURE).recommended
 
 
+def test_of_a_plan_kept_on_several_texts_the_page_gets_one_with_its_rows_and_words(
+    explorer: LambdaExplorer,
+) -> None:
+    plan, session = explorer.selection, explorer.session
+    session.prompts = ("What?",)
+    for text in ("manual", "C4"):  # told last, so it shows
+        found = Measured(plan, 0.2, 0.1, text, rows=2, by_row=(0.1, 0.3), replies=("this",))
+        session.add_measured(found)
+    session.add_measured(Measured(plan, 0.4, 0.1, "now", measured_at=5.0))
+    kept, now = explorer._marks["measured"]
+    assert (kept["text"], kept["by_row"], kept["replies"]) == ("C4", [0.1, 0.3], ["this"])
+    assert (now["text"], now["at"], now["by_row"]) == ("now", 5.0, [])
+    assert explorer._marks["prompts"] == ["What?"]
+
+
 def test_an_undecided_gate_has_no_mark_and_says_why() -> None:
     rough = random_curvature(make_units(6, 3, 8), seed=5, groups=4)
     explorer, gate = LambdaExplorer(rough), cl.redundancy_gate(rough)
@@ -388,10 +388,6 @@ def test_the_additive_kl_is_solved_on_one_half_and_priced_on_the_other(
         assert view["key"] == list(additive._key())
         assert view["key"][-1] == "additive KL"
         assert view["node"] + view["edge"] == pytest.approx(price)
-        curve = view["curve"]
-        reached = [n + e for n, e in zip(curve["node"], curve["edge"], strict=True)]
-        steps = np.searchsorted(curve["ratio"], plan.realized_ratio - 1e-5)
-        assert reached[steps] == pytest.approx(price, rel=1e-4)
         assert f"{price:.4g} nats per token at positions it was not solved on" in additive.status
 
 

@@ -24,7 +24,7 @@ def page(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     file = tmp_path_factory.mktemp("page") / "page.html"
     export_html(random_curvature(make_units(6, 3, 8), seed=5), file)
     with lab.page(file) as page:
-        page.locator(".cc-facts td").first.wait_for()
+        page.locator(".cc-numbers td").first.wait_for()
         yield page
 
 
@@ -76,8 +76,13 @@ def test_a_planted_fault_is_found(page: Any, planted: str, fault: str | None) ->
 @in_browser
 def test_the_first_screen_has_what_matters(page: Any) -> None:
     root = page.locator(".cocurve").first
-    names = ("canvas[aria-label^='Map of units']", "canvas[aria-label^='Predicted risk']")
-    parts = [root.locator(name) for name in (*names, ".cc-numbers")]
+    names = (
+        "canvas[aria-label^='Map of units']",
+        ".cc-chart[role=group]",
+        ".cc-four",
+        "input[type=range]",
+    )
+    parts = [root.locator(name).first for name in names]
     box = page.get_by_label("lambda, typed")
     box.fill("0.00005555")  # where the plans of a large model change
     box.press("Enter")
@@ -137,7 +142,7 @@ def test_bridges_and_map_are_seen_at_once(
 ) -> None:
     file = export_html(random_curvature(make_units(8, 4, 16), seed=4), tmp_path / "page.html")
     with lab.page(file, viewport={"width": width, "height": height}) as page:
-        page.locator(".cc-facts td").first.wait_for()
+        page.locator(".cc-numbers td").first.wait_for()
         _, bridges, heat = page.locator(".cocurve").all()
         graph, plane = bridges.locator("canvas[role=img]").all()[:2]
         cells = heat.locator("canvas")

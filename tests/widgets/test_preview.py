@@ -140,8 +140,8 @@ def test_the_page_shows_note_hatching_and_no_gate(lab: Lab, tmp_path: Path) -> N
     found = {}
     for name in ("preview", "real"):
         with lab.page(tmp_path / f"{name}.html") as page:
-            page.locator(".cc-facts td").first.wait_for()
-            page.locator(".cc-sliders input[type=range]").first.press("End")  # lambda 1, hatched
+            page.locator(".cc-numbers td").first.wait_for()
+            page.get_by_label("lambda, weight of the edges").press("End")  # lambda 1, hatched
             if name == "preview":
                 page.get_by_text("Not to be trusted").first.wait_for()
             found[name] = page.evaluate(LOOK)
@@ -149,33 +149,28 @@ def test_the_page_shows_note_hatching_and_no_gate(lab: Lab, tmp_path: Path) -> N
     assert preview["notes"] == [preview_note(hidden)] * 3  # plans, map and bridges
     assert "above 0.5" in preview["legend"]
     assert "no gate mark" in preview["legend"]
-    assert "gate (no mark)" in preview["strip"]
+    assert preview["gates"] == 0
     assert "Not to be trusted" in preview["status"]
     assert "not to be trusted" in preview["slider"]
     assert all("preview" in label for label in preview["labels"])
-    assert 0.2 < preview["inked"] < 0.9  # lines, not an area
-    assert real["inked"] == 0
+    assert preview["doubted"] == 1
+    assert real["doubted"] == 0
     assert (real["notes"], real["legend"]) == ([], "")
-    assert "gate (triangle)" in real["strip"]
+    assert real["gates"] == 1
     assert "preview" not in json.dumps(real)
 
 
 LOOK = """() => {
   const roots = [...document.querySelectorAll('.cocurve')];
-  const strip = document.querySelector('.cc-sliders canvas');
-  const pen = strip.getContext('2d');
-  // below the flips, above the labels, right of lambda 0.5, left of a gate mark at 1
-  const left = Math.round(0.95 * strip.width);
-  const ink = pen.getImageData(left, 10, Math.round(0.02 * strip.width), 8).data;
-  const legend = document.querySelector('.cc-sliders .cc-legend:not(.cc-key)');
+  const legend = document.querySelector('.cc-hatch').closest('.cc-legend');
   return {
     notes: [...document.querySelectorAll('.cc-preview')].map(note => note.textContent),
     legend: legend.hidden ? '' : legend.textContent,
-    strip: strip.title,
+    gates: document.querySelectorAll('.cc-gate').length,
+    doubted: document.querySelectorAll('.cc-doubt rect').length,
     status: document.querySelector('.cc-status').textContent,
-    slider: document.querySelector('input[type=range]').getAttribute('aria-valuetext'),
+    slider: document.querySelector('.cc-along input[type=range]').getAttribute('aria-valuetext'),
     labels: [...roots.map(root => root.getAttribute('aria-label')),
       ...[...document.querySelectorAll('canvas[role=img]')].map(c => c.getAttribute('aria-label'))],
-    inked: ink.filter((value, i) => i % 4 === 3 && value > 40).length / (ink.length / 4),
   };
 }"""

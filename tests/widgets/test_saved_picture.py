@@ -74,7 +74,7 @@ def opened(tab: Any, address: str) -> list[Any]:
     page, file = tab
     page.goto("about:blank")
     page.goto(file.as_uri() + address)
-    page.locator(".cocurve .cc-facts td").first.wait_for()
+    page.locator(".cocurve .cc-numbers td").first.wait_for()
     return list(page.locator(".cocurve").all())
 
 
@@ -82,6 +82,9 @@ def saved(root: Any) -> list[str]:
     """Press PNG; the texts of the file that no picture of the page has: heading, words, legend."""
     page = root.page
     page.evaluate("() => { drawn.length = 0; }")
+    more = root.locator(".cc-more > summary")
+    if not root.get_by_role("button", name="PNG", exact=True).is_visible():
+        more.click()
     with page.expect_download() as download:
         root.get_by_role("button", name="PNG", exact=True).click()
     data = Path(download.value.path()).read_bytes()
@@ -111,22 +114,21 @@ def test_the_picture_of_a_plan_names_model_plan_and_colors(tab: Any) -> None:
         tab, "#interaction_strength=0.5&ratio=0.3&protect_first=0&protect_last=2&kinds=ffn"
     )
     plan = cl.solve_greedy(NAMED, 0.3, 0.5, cl.Guards(protect_last=2, kinds=("ffn",)))
-    title, words, strokes, *legend = saved(root)
+    title, words, finding, *legend = saved(root)
     assert title == "Pruning plan by lambda"
     assert words == (
         "tiny, 66 units: ratio 30.0 %, lambda 0.5, last 2 layers whole, ffn only; predicted risk "
         f"{show(plan.predicted_risk)} nats per token."
     )
-    assert strokes.startswith("Curves: Predicted risk by ratio, solid: total, dashed: units alone")
-    assert strokes.endswith("Bars: Removed share of each layer, plan B.")
-    assert "A: diagonal, lambda 0" in legend
-    assert "B: present, lambda 0.5" in legend
+    assert finding == "At 30 % no plan of these guards is measured."
+    assert "A: λ 0" in legend
+    assert "B: λ 0.5" in legend
 
     root.get_by_role("button", name="Pin B as A").click()
     enter(root, "lambda, typed", "1")
     _, words, *rest = saved(root)
     assert "ratio 30.0 %, lambda 1, last 2 layers whole" in words
-    assert "A: pinned, lambda 0.5, 30.0 %" in rest
+    assert "A: pinned, λ 0.5, 30 %" in rest
 
     enter(root, "ratio in percent, typed", "60")
     _, words, *rest = saved(root)

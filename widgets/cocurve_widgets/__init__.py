@@ -6,7 +6,6 @@ another.
     session.py             the plan, unit and measured plans that instruments share; their thread
     instrument.py          the base of all instruments: errors, linking, code, files
     glossary.py            the words explained on hover, from front/glossary.js
-    tour.py                the tour: five steps that move the controls of LambdaExplorer
     packing.py             H as the browser receives it
     still.py               what stays of an instrument in a saved notebook
     build_monitor.py       BuildMonitor: progress of a build (notebook 01)

@@ -108,9 +108,9 @@ class Damage:
             return replace(kept, abilities=right or kept.abilities)
         if not len(values):
             return None
-        when = self._when.get(plan.fingerprint)
+        when, rows = self._when.get(plan.fingerprint), tuple(values.tolist())
         mean, error = float(values.mean()), _error(values)
-        return MeasuredPlan(plan, mean, error, self.text, right, len(values), when)
+        return MeasuredPlan(plan, mean, error, self.text, right, len(rows), when, by_row=rows)
 
     def paired(self, plan: cl.Selection, other: cl.Selection) -> Difference | None:
         """KL of `plan` less that of `other`, its standard error, and the rows both know.
@@ -346,6 +346,8 @@ def plain(record: MeasuredPlan) -> dict[str, Any]:
         "abilities": dict(record.abilities),
         "rows": record.rows,
         "at": record.measured_at,
+        "by_row": [float(f"{kl:.5g}") for kl in record.by_row],
+        "replies": list(record.replies),
         "edge": None
         if record.edge is None
         else {

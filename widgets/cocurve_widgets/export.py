@@ -6,8 +6,10 @@ import base64
 import html
 import json
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cocurve_lab as cl
 from cocurve_lab.base.atomic import write_atomically
@@ -18,6 +20,9 @@ from .instrument import counted, front, matrix_name, named_matrix
 from .lambda_explorer import MODULES as LAMBDA_MODULES
 from .lambda_explorer import LambdaExplorer
 from .session import Session
+
+if TYPE_CHECKING:
+    from cocurve_lab.extensions.interactions.measured import Interactions
 
 MODULES = (
     *(*LAMBDA_MODULES, "bridge_parts.js", "bridge.js"),
@@ -36,24 +41,20 @@ script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
 <style>
 :root {{ color-scheme: light dark; }}
 body {{ margin: 0 auto; max-width: 1800px; padding: 8px; font: 14px/1.5 system-ui, sans-serif; }}
-header {{ padding: 0 12px; max-width: 75em; }}
-h1 {{ font-size: 22px; margin: 4px 0; }}
-header p, header ol {{ margin: 4px 0; }}
-header ol {{ padding-left: 1.6em; }}
+header, footer {{ padding: 0 12px; max-width: 85em; }}
+h1 {{ display: inline; font-size: 20px; margin-right: 8px; }}
+header p {{ margin: 2px 0; }}
 {css}
 </style>
 </head>
 <body>
-<header><h1>{title}</h1>
-<p>Each cell of the map below is a part of a language model, an attention head or a block of FFN
-channels, and the colored ones are removed to make the model smaller. Which of them go
-<em>together</em> matters: removing two can cost more than the sum of both, or less, and the first
-slider says how much that counts in the choice.</p>
-<ol><li>Drag “weight of the edges” to the left: every cell of its bar is another plan.</li>
-<li>Watch the colors of A and B: parts that only one of the two plans removes.</li>
-<li>Compare “predicted KL” with “measured KL”, then drag “share to remove” to the right.</li></ol>
-<p><small>{about}</small></p></header>
+<header><h1>{title}</h1> <span id="scale"></span>
+<p>Each cell of the map is a part of a language model: an attention head or a block of FFN
+channels. The solid ones are removed. Which of them go <em>together</em> matters: removing two can
+cost more than the sum of both, or less. Drag λ to say how much that counts in the choice, and see
+what it costs.</p></header>
 <main><div id="lambda"></div><div id="bridge"></div><div id="map"></div></main>
+<footer><small>{about}</small></footer>
 <script type="application/json" id="cocurve-data">{data}</script>
 <script type="module">
 {script}
@@ -69,6 +70,7 @@ def export_html(
     *,
     title: str | None = None,
     session: Session | None = None,
+    scales: Mapping[str, Interactions] | None = None,
 ) -> Path:
     """Write both explorers and the map of H into one HTML file, which works without a kernel.
 
@@ -80,21 +82,16 @@ def export_html(
         path: file to write; an existing one is replaced once the new one is complete.
         title: heading; by default the model's name. "(preview)" is added where H is one.
         session: its measured plans are shown under the slider; by default there are none.
+        scales: measured interactions of the same model's larger parts, by name ("layers"); the page
+            then has a switch between them and the units.
 
     Returns:
         The path.
     """
     own = Session(curvature) if session is None else session
-    plan = LambdaExplorer(curvature, session=own)
-    bridge = BridgeExplorer(curvature, session=own)
-    heat = CurvatureMap(curvature, session=own)
-    try:
-        drawn = heat.state()
-        del drawn["pairs"]  # the page makes them from H
-        states = {"lambda": plan.state(), "bridge": bridge.state(), "map": drawn}
-    finally:
-        for instrument in (plan, bridge, heat):
-            instrument.close()
+    states = _states(own)
+    if scales:
+        states["scales"] = {name: _at_scale(parts, own) for name, parts in scales.items()}
     name = curvature.provenance.get("model_name", "a model")
     kind = matrix_name(curvature).removesuffix(" of H")
     heading = title or f"Co-pruning curvature of {name}"
@@ -108,6 +105,44 @@ def export_html(
     )
     write_atomically(path := Path(path), text.encode())
     return path
+
+
+def _states(session: Session, **controls: float) -> dict[str, Any]:
+    """What the three instruments on a session open with."""
+    plan = LambdaExplorer(session.curvature, session=session, **controls)
+    bridge = BridgeExplorer(session.curvature, session=session)
+    heat = CurvatureMap(session.curvature, session=session)
+    try:
+        drawn = heat.state()
+        del drawn["pairs"]  # the page makes them from H
+        return {"lambda": plan.state(), "bridge": bridge.state(), "map": drawn}
+    finally:
+        for instrument in (plan, bridge, heat):
+            instrument.close()
+
+
+def _at_scale(interactions: Interactions, session: Session) -> dict[str, Any]:
+    """The same of larger parts, with what was measured of plans that are made of whole ones.
+
+    Ratios are shares of the parts; the first is 20 % of the model.
+    """
+    curvature = interactions.curvature
+    units = curvature.units
+    alone = (cl.Selection.from_pruned(units, [k], curvature) for k in range(len(units)))
+    parts = [frozenset(interactions.expand(plan).pruned) for plan in alone]
+    found, part_of = Session(curvature), session.curvature.units.total_cost / units.total_cost
+    found.prompts = session.prompts
+    for record in session.measured:
+        plan, pruned = record.selection, frozenset(record.selection.pruned)
+        inside = [k for k, part in enumerate(parts) if part <= pruned]
+        if frozenset().union(*(parts[k] for k in inside)) == pruned:
+            ratio = plan.requested_ratio * part_of
+            facts = {"requested_ratio": ratio} if inside and ratio < 1 else {}
+            same = cl.Selection.from_pruned(
+                units, inside, curvature, interaction_strength=plan.interaction_strength, **facts
+            )
+            found.add_measured(replace(record, selection=same))
+    return _states(found, ratio=min(0.6, 0.2 * part_of))
 
 
 def _about(curvature: cl.Curvature) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from traitlets import Bool, Dict, Enum, Float, Int, List, TraitError, Unicode, validate
+from traitlets import Bool, Dict, Float, Int, List, TraitError, Unicode, validate
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.surrogates.additive import ADDITIVE_KL
@@ -32,7 +32,6 @@ from .session import (
     observers,
 )
 from .solving import EachStep, Solving, solving, surrogates_of
-from .tour import Tour
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -40,17 +39,9 @@ if TYPE_CHECKING:
     from cocurve_lab.measuring.generation import Question
 
 MODULES = (
-    *(*KIT, "solver.js", "axis.js", "plan_pictures.js", "unit_map.js", "unit_card.js"),
-    *(
-        "path_search.js",
-        "compare.js",
-        "damage.js",
-        "by_hand.js",
-        "columns.js",
-        "lambda_controls.js",
-        "tour.js",
-    ),
-    "lambda.js",
+    *(*KIT, "solver.js", "axis.js", "compare.js", "measured.js", "chart.js"),
+    *("unit_map.js", "unit_card.js", "path_search.js", "numbers.js", "by_hand.js", "edge.js"),
+    *("lambda_controls.js", "lambda_chart.js", "lambda.js"),
 )
 MOST_RATIO = 0.6  # curves and the ratio slider end here
 PLAIN_TEXT = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
@@ -66,7 +57,7 @@ CONTROLS = (
 )
 
 
-class LambdaExplorer(Tour, ByHand, Explorer):
+class LambdaExplorer(ByHand, Explorer):
     """The pruning plan, solved again while lambda, the ratio or a guard is dragged.
 
     Up to 1,200 units the browser solves on the H it received. The kernel solves when somebody reads
@@ -98,9 +89,6 @@ class LambdaExplorer(Tour, ByHand, Explorer):
         pinned: plan A, which the present plan B is compared with (a Selection); None, as at first,
             compares with the diagonal plan (lambda 0) of the present ratio and guards.
         mode, pair, prompt: clicking units, measuring pairs, next tokens (see by_hand.py).
-        axis: scale of the lambda slider. "plans" gives each distinct plan the same width, as soon
-            as they are known (see `flips_stale`); "lengths" gives it that of its stretch of
-            lambda, but no less than a smallest one. "linear" and "logarithmic" suit a large model.
         live: whether A and B are measured by themselves, where there is a model and text.
         damage: measures them (a Damage); `damage.of(plan)` is what is known of a plan. None without
             a model and text.
@@ -121,7 +109,6 @@ class LambdaExplorer(Tour, ByHand, Explorer):
     protect_last = Int(0).tag(sync=True)
     kinds = List(default_value=list(cl.KINDS)).tag(sync=True)
     surrogate = Unicode().tag(sync=True)
-    axis = Enum(("plans", "lengths", "linear", "logarithmic"), "plans").tag(sync=True)
     selection = Owed(cl.Selection, allow_none=True)
     flips = List(Float()).tag(sync=True)
     flips_stale = Bool(True).tag(sync=True)
@@ -134,7 +121,7 @@ class LambdaExplorer(Tour, ByHand, Explorer):
     _marks = Dict().tag(sync=True)  # gate, measured plans, and up to where H is trusted
     _pin = Dict().tag(sync=True)  # plan A for the page; empty for the diagonal plan
     _damage = Dict().tag(sync=True)  # what is known so far of the dense model, A and B
-    _ends = Dict().tag(sync=True)  # curves of lambda 0 and 1, and the largest possible ratio
+    _ends = Dict().tag(sync=True)  # the diagonal plan, and the largest possible ratio
 
     def __init__(
         self,
@@ -363,9 +350,6 @@ class LambdaExplorer(Tour, ByHand, Explorer):
             return
         order, controls = list(plan.pruned), self._controls_of(plan)
         made = dict(zip(CONTROLS, controls, strict=True)) if controls else None
-        run = plan if controls else None  # a longer one may take seconds
-        if controls and self._on.at_once and plan.surrogate == self.surrogate:
-            run = self._longest(controls[0], plan.guards, plan.requested_ratio)
         self._pin = {
             "order": order,
             **self._on.parts(order),
@@ -373,7 +357,6 @@ class LambdaExplorer(Tour, ByHand, Explorer):
             "ratio": plan.requested_ratio,
             "controls": made,
             "hand": plan is self._own,
-            "curve": None if run is None else self._on.curve(run),
         }
         self._watch()
 
@@ -443,7 +426,7 @@ class LambdaExplorer(Tour, ByHand, Explorer):
         self._find_plan(self._key(), token)
 
     def _find_plan(self, key: tuple[Any, ...], token: CancelToken | None = None) -> None:
-        """Solve, and show the plan and then its curves, as long as the controls stay."""
+        """Solve, and show the plan, as long as the controls stay."""
         begun = time.perf_counter()
         on, strength = self._on, self.interaction_strength
         check = None if token is None else token.check
@@ -456,28 +439,21 @@ class LambdaExplorer(Tour, ByHand, Explorer):
         except cl.InfeasibleError as problem:
             error = str(problem)
         seconds = time.perf_counter() - begun
-        current = self._ends_of == key[1:]
-        if token is not None and plan is not None and current:
-            with self.lock:  # its curve takes longer
-                if key == self._solved:
-                    self._show_plan(plan, error, plan, seconds)
-        ends = () if current else [self._longest(at, each_step=check) for at in (0.0, 1.0)]
-        run = self._longest(strength, each_step=check)
+        if self._ends_of != key[1:]:
+            self._longest(0.0, check)  # remembered, so that the lock is not held for it
         with self.lock:
             if key != self._solved or (token is not None and token.cancelled):
                 return
-            if ends:
+            if self._ends_of != key[1:]:
                 self._ends_of = key[1:]
-                self._show_ends(*ends)
-            self._show_plan(plan, error, run, seconds)
+                self._show_ends()
+            self._show_plan(plan, error, seconds)
         self._watch()
 
-    def _show_plan(
-        self, plan: cl.Selection | None, error: str, run: cl.Selection, seconds: float
-    ) -> None:
-        """Tell the page and the session of a plan; `run` is the one that its curve shows."""
+    def _show_plan(self, plan: cl.Selection | None, error: str, seconds: float) -> None:
+        """Tell the page and the session of a plan."""
         with self.hold_sync():
-            order = list((run if plan is None else plan).pruned)
+            order = [] if plan is None else list(plan.pruned)
             parts = {"node": None, "edge": None} if plan is None else self._on.parts(order)
             self.error, self._seconds = error, seconds
             self._view = {
@@ -485,8 +461,6 @@ class LambdaExplorer(Tour, ByHand, Explorer):
                 "order": order,
                 "feasible": plan is not None,
                 **parts,
-                "differs": None if plan is None else self._differs(plan),
-                "curve": self._on.curve(run),
             }
             self.selection = plan
             self.status = self._sentence()
@@ -495,37 +469,19 @@ class LambdaExplorer(Tour, ByHand, Explorer):
             if plan is not None and not self._adopting:
                 self.session.selection = plan
 
-    def _show_ends(self, zero: cl.Selection, one: cl.Selection) -> None:
-        """Tell the page what depends on ratio and guards but not on lambda: the ends."""
+    def _show_ends(self) -> None:
+        """Tell the page what depends on ratio and guards but not on lambda."""
         guards = self.guards
         diagonal = self._diagonal()
         order = None if diagonal is None else list(diagonal.pruned)
         self._ends = {
             "diagonal": None if order is None else {"order": order, **self._on.parts(order)},
             "reachable": reachable_ratio(self.curvature.units, guards, self.ratio),
-            "cap": guards.cap_at(self.ratio),
-            "stalled": {str(s): run.realized_ratio for s, run in ((0, zero), (1, one))},
-            "curves": [{"strength": s, **self._on.curve(run)} for s, run in ((0, zero), (1, one))],
         }
 
-    def _differs(self, plan: cl.Selection) -> int | None:
-        """Number of units that either this plan or the diagonal one removes, but not both.
-
-        None where greedy stalls at lambda 0, so that there is no diagonal plan.
-        """
-        diagonal = self._diagonal()
-        return None if diagonal is None else len(set(plan.pruned) ^ set(diagonal.pruned))
-
-    def _longest(
-        self,
-        strength: float,
-        guards: cl.Guards | None = None,
-        ratio: float | None = None,
-        each_step: EachStep = None,
-    ) -> cl.Selection:
-        """Greedy up to a ratio of 0.6 or as far as it gets, with the cap that holds at `ratio`."""
-        guards = self.guards if guards is None else guards
-        ratio = self.ratio if ratio is None else ratio
+    def _longest(self, strength: float, each_step: EachStep = None) -> cl.Selection:
+        """Greedy up to a ratio of 0.6 or as far as it gets, with the cap of the ratio."""
+        guards, ratio = self.guards, self.ratio
         cap = guards.cap_at(ratio)
         fixed = replace(guards, layer_cap=cap if 0 < cap < 1 else None, layer_cap_factor=None)
         upto = max(MOST_RATIO, ratio) if cap else 0.0  # a multiple of ratio 0 allows nothing
@@ -615,10 +571,15 @@ class LambdaExplorer(Tour, ByHand, Explorer):
 
     @guarded
     def _mark(self, _: Any = None) -> None:
+        records = self.session.measured
+        fresh = [r for r in records if r.measured_at is not None]
+        # a plan that was kept on several texts is shown on the last of them
+        kept = {r.selection.fingerprint: r for r in records if r.measured_at is None}
         self._marks = {
             "trusted": TRUSTED_STRENGTH if self.curvature.is_preview else None,
             "gate": self._gate_mark(),
-            "measured": [plain(record) for record in self.session.measured],
+            "measured": [plain(record) for record in (*kept.values(), *fresh)],
+            "prompts": list(self.session.prompts),
         }
         if self._solved:
             self.status = self._sentence()
@@ -687,7 +648,7 @@ class LambdaExplorer(Tour, ByHand, Explorer):
 
     def state(self) -> dict[str, Any]:
         """The initial state of the front end, for a page without a kernel."""
-        shown = ("axis", "mode", "pair", "selected_unit", "brushed", "status", "error", "preview")
+        shown = ("mode", "pair", "selected_unit", "brushed", "status", "error", "preview")
         names = (*CONTROLS, *shown, "model_name", "matrix_name", "_marks", "_pin")
         problem = pack_problem(self.curvature, most_units=len(self.curvature.units))
         return {name: getattr(self, name) for name in names} | {

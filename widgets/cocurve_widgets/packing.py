@@ -47,37 +47,12 @@ def pack_problem(curvature: cl.Curvature, most_units: int = MOST_UNITS) -> dict[
     }
 
 
-def plan_mark(pruned: Iterable[int]) -> int:
-    """A number that tells plans apart: equal for equal sets of units, as in front/compare.js."""
-    mark = 1
-    for unit in sorted(pruned):
-        mark = (mark * 1_000_003 + int(unit) + 1) % 2_147_483_647  # below 2^53: exact in a browser
-    return mark
-
-
-def curve(run: cl.Selection, most: int = 120) -> dict[str, list[float]]:
-    """The curve of risk over ratio along a removal order: ratio, node part, edge part.
-
-    Greedy under fixed guards is nested, so every prefix is the plan of its own ratio.
-
-    Args:
-        run: a plan with its removal order (`cocurve_lab.solver.greedy.longest`).
-        most: at most so many points; risks in nats per token, 6 digits.
-    """
-    assert run.node_terms is not None
-    assert run.edge_terms is not None
-    steps = np.arange(1, len(run) + 1)
-    every = max(1, -(-len(run) // most))
-    keep = np.concatenate([[0], steps[(steps % every == 0) | (steps == len(run))]])
-    columns = {
-        "ratio": run.units.costs[list(run.pruned)] / run.units.total_cost,
-        "node": run.node_terms,
-        "edge": run.edge_terms,
-    }
-    return {
-        name: [float(f"{x:.6g}") for x in np.concatenate([[0.0], np.cumsum(values)])[keep]]
-        for name, values in columns.items()
-    }
+def plan_mark(pruned: Iterable[int]) -> str:
+    """A set of units as text: a bit for each up to the last, in base 64; as in measured.js."""
+    units = list(pruned)
+    bits = np.zeros(max(units, default=-1) + 1, np.uint8)
+    bits[units] = 1
+    return base64.b64encode(np.packbits(bits, bitorder="little").tobytes()).decode()
 
 
 def pair_rows(curvature: cl.Curvature, pairs: np.ndarray) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from traitlets import All, HasTraits, Instance, Int, List, TraitError, Tuple, va
 
 import cocurve_lab as cl
 from cocurve_lab.base.arguments import require_type
-from cocurve_lab.extensions.pretrained.kept import kept_plans
+from cocurve_lab.extensions.pretrained.kept import KeptPlans, kept_plans
 from cocurve_lab.models.units import units_like
 
 if TYPE_CHECKING:
@@ -150,6 +150,8 @@ class MeasuredPlan:
         measured_at: when, in seconds since 1970; None where that was not kept.
         edge: of a plan of two units, the KL beyond that of each alone, and its standard error over
             the rows; None for other plans, and where the units alone were not measured.
+        by_row: KL of each row, nats per token; empty where it was not kept.
+        replies: the first words of its answers to the session's `prompts`; empty for none.
     """
 
     selection: cl.Selection
@@ -160,6 +162,8 @@ class MeasuredPlan:
     rows: int | None = None
     measured_at: float | None = None
     edge: tuple[float, float] | None = None
+    by_row: tuple[float, ...] = ()
+    replies: tuple[str, ...] = ()
 
 
 Measured = MeasuredPlan  # the name that notebooks use
@@ -209,6 +213,7 @@ class Session(HasTraits):
         selected_unit: index of the unit all views mark; None for none.
         brushed: indices of the units brushed in any view, ascending.
         measured: every measured plan so far, a tuple of Measured; replaced, never changed in place.
+        prompts: the questions of `MeasuredPlan.replies`.
         curvature, model, tokenizer: H and its model; model and tokenizer may be None.
         worker: the Mailbox, whose thread does slow work.
         lock: held by callbacks of its instruments, never while a model runs.
@@ -236,13 +241,17 @@ class Session(HasTraits):
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         self.curvature, self.tokenizer = curvature, tokenizer
+        self.prompts: tuple[str, ...] = ()
         self._debtor: Callable[[], Any] | None = None
         super().__init__()
         self.model: PreTrainedModel | None = None
         self.worker = Mailbox()
         # one for all its instruments: with one each, two that follow each other could deadlock
         self.lock = threading.RLock()
-        self.add_measured(*_kept(curvature))
+        kept = kept_plans(curvature)
+        if kept is not None:
+            self.prompts = kept.prompts
+            self.add_measured(*_kept(kept))
         if model is not None:
             self.attach(model, tokenizer)
 
@@ -351,11 +360,8 @@ class Session(HasTraits):
         return f"Session on {self.curvature!r}, {model}, plans measured: {len(self.measured)}"
 
 
-def _kept(curvature: cl.Curvature) -> Iterator[Measured]:
-    """What was measured once and ships with the model of a kept H; nothing for any other H."""
-    kept = kept_plans(curvature)
-    if kept is None:
-        return
+def _kept(kept: KeptPlans) -> Iterator[Measured]:
+    """What was measured once and ships with the model of a kept H."""
     for name, facts in reversed(kept.texts.items()):  # the first text is told last, so it shows
         kl = {frozenset(plan.selection.pruned): plan.kl.get(name) for plan in kept.plans}
         for plan in kept.plans:
@@ -366,9 +372,9 @@ def _kept(curvature: cl.Curvature) -> Iterator[Measured]:
             if len(alone) == 2 and alone[0] is not None and alone[1] is not None:
                 edge = _mean_and_error(rows - alone[0] - alone[1])
             source = f"{facts['source']}, {len(rows)} rows (kept)"
-            yield Measured(
-                plan.selection, *_mean_and_error(rows), source, plan.right, len(rows), edge=edge
-            )
+            facts_of = {"by_row": tuple(rows.tolist()), "replies": plan.replies, "edge": edge}
+            found = plan.selection, *_mean_and_error(rows), source, plan.right, len(rows)
+            yield Measured(*found, **facts_of)
 
 
 def _mean_and_error(rows: np.ndarray) -> tuple[float, float]:

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import brief
 from cocurve_lab.extensions.surrogates.additive import ADDITIVE_KL
 from cocurve_lab.solver.path import LambdaPath
 from cocurve_lab.solver.solve import longest
-
-from .packing import curve
 
 _MOST_KEPT = 64  # removal orders and paths, a few kB each
 
@@ -66,10 +61,6 @@ class Solving(ABC):
     @abstractmethod
     def parts(self, order: list[int]) -> dict[str, float]:
         """What single units cost, and the rest of what the plan costs, nats per token."""
-
-    def curve(self, run: cl.Selection) -> dict[str, list[float]]:
-        """Both parts along a removal order, as `packing.curve` gives them."""
-        return curve(run)
 
     @abstractmethod
     def price(self, plan: cl.Selection) -> str:
@@ -143,14 +134,6 @@ class OnAdditiveKL(Solving):
     def parts(self, order: list[int]) -> dict[str, float]:
         node = float(self.singles[order].sum())
         return {"node": node, "edge": self.additive.predict(order, "price") - node}
-
-    def curve(self, run: cl.Selection) -> dict[str, list[float]]:
-        return self.keep(("curve", run.pruned), lambda: self._curve(run))
-
-    def _curve(self, run: cl.Selection) -> dict[str, list[float]]:
-        node = self.singles[list(run.pruned)]
-        edge = np.diff(self.additive.along(run, "price")) - node
-        return curve(replace(run, node_terms=node, edge_terms=edge))
 
     def price(self, plan: cl.Selection) -> str:
         found = self.additive.predict(plan, "price")

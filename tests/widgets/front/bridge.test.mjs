@@ -3,10 +3,10 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { COLORS, fateText } from "../../../widgets/cocurve_widgets/front/kit.js";
+import { COLORS, fateText, logAxis } from "../../../widgets/cocurve_widgets/front/kit.js";
 
 const parts = await import("../../../widgets/cocurve_widgets/front/bridge_parts.js");
-const { comparedPlans, fitLine, graphLayout, hitUnit, logAxis, placeGraph, readEdges, shareBelow,
+const { comparedPlans, fitLine, graphLayout, hitUnit, placeGraph, readEdges, shareBelow,
   stepUnit, strokeEdges, tickText, unitsInside, visibleEdges } = parts;
 
 // two layers of 2 attention units and 3 FFN groups; layer 1 lost its second attention unit

@@ -4,7 +4,8 @@ import test from "node:test";
 
 import { edgeText, measuredPairs, ownPlan, pairRows, pairWith, toggled, tokenText,
 } from "../../../widgets/cocurve_widgets/front/by_hand.js";
-import { markOf } from "../../../widgets/cocurve_widgets/front/compare.js";
+import { markOf } from "../../../widgets/cocurve_widgets/front/measured.js";
+import { pairsInTurn, strongestPair } from "../../../widgets/cocurve_widgets/front/edge.js";
 import { unpack } from "../../../widgets/cocurve_widgets/front/solver.js";
 
 const [{ packed, cases }] = JSON.parse(readFileSync(process.env.COCURVE_FIXTURES, "utf8"));
@@ -55,14 +56,30 @@ test("an edge measured before needs no kernel, and tells its pair", () => {
     of([1, 2], 0.5, { units: [1, 2], difference: 0.2, error: 0.05 })] };
   const last = pairRows(problem, [2, 1], known, {}).rows[4];
   assert.deepEqual([last.measured, last.error], [0.2, 0.05]);
-  assert.deepEqual(measuredPairs(known), [[1, 2]]);
+  assert.deepEqual(measuredPairs(known).map((edge) => edge.units), [[1, 2]]);
   assert.deepEqual(measuredPairs({}), []);
+});
+
+test("pairs come in turn: surest first, one that H has right, one that it has wrong", () => {
+  const row = (u, v) => problem.matrix[u * problem.size + v];
+  const edge = (u, v, size, right) => of_([u, v], { units: [u, v], error: 0.01,
+    difference: size * Math.sign(row(u, v)) * (right ? 1 : -1) });
+  const of_ = (order, found) => ({ plan: markOf(order), edge: found });
+  const known = { measured: [edge(0, 1, 0.02, true), edge(0, 2, 0.2, false), edge(0, 3, 0.1, true),
+    edge(1, 2, 0.3, true)] };
+  assert.deepEqual(pairsInTurn(problem, known), [[1, 2], [0, 2], [0, 3], [0, 1]]);
+  assert.deepEqual(pairsInTurn(problem, {}), []);
+  const [u, v] = strongestPair(problem);
+  const all = Array.from({ length: problem.size }, (_, k) => k);
+  assert.ok(all.every((x) => all.every((y) => x === y || Math.abs(row(x, y)) <= Math.abs(row(u, v)))));
+  assert.equal(strongestPair({ matrix: null }), null);
 });
 
 test("an edge within its error says so", () => {
   assert.match(edgeText({ measured: 0.1, error: 0.06 }), /cannot be told from 0/);
   assert.match(edgeText({ measured: 0.1, error: 0.01 }), /more than alone/);
-  assert.match(edgeText({ measured: -0.1, error: 0.01 }), /less than alone/);
+  assert.match(edgeText({ predicted: -0.2, measured: -0.1, error: 0.01 }), /less than alone.*same harm\.$/);
+  assert.match(edgeText({ predicted: 0.2, measured: -0.1, error: 0.01 }), /H has the other sign\.$/);
   assert.equal(edgeText({ measured: null }), "");
 });
 

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { named, stemOf, toCsv, wrapped } from "../../../widgets/cocurve_widgets/front/kit.js";
-import { untrusted } from "../../../widgets/cocurve_widgets/front/plan_pictures.js";
+import { untrusted } from "../../../widgets/cocurve_widgets/front/measured.js";
 
 const model = (matrix) => ({ get: (name) => (name === "matrix_name" ? matrix : undefined) });
 

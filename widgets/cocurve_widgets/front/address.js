@@ -49,7 +49,7 @@ function readers(units, layers) {
     layer_cap: orNone(between(1e-6, 1)), layer_cap_factor: orNone(between(1e-6, 100)),
     protect_first: whole(0, layers), protect_last: whole(0, layers),
     kinds: some(["attention", "ffn"], 1),
-    axis: oneOf("plans", "lengths", "linear", "logarithmic"), selected_unit: orNone(unit),
+    selected_unit: orNone(unit),
     mode: oneOf("mark", "remove", "pair"), pair: atMost(2, different(unit)) };
   const bridge = { threshold: between(0, 1), edges_of: oneOf("bridges", "all"),
     sign: oneOf("both", "positive", "negative"), blocks: some(["attention", "cross", "ffn"]), ego: bool,
@@ -126,14 +126,15 @@ export function pinOf(problem, { units, ...controls }) {
     cap: controls.layer_cap, factor: controls.layer_cap_factor, first: controls.protect_first,
     last: controls.protect_last, kinds: controls.kinds.map((kind) => ["attention", "ffn"].indexOf(kind)) });
   return !view.feasible ? {} : { order: view.order, node: view.node, edge: view.edge, controls,
-    strength: controls.interaction_strength, ratio: controls.ratio, curve: view.curves.at(-1) };
+    strength: controls.interaction_strength, ratio: controls.ratio };
 }
 
 /**
  * Keep the address and the models {plan, bridge, map} equal from now on; first take over what the
- * address says. The instruments must be there, since the plan sets the step of the map.
+ * address says. The instruments must be there, since the plan sets the step of the map. An address
+ * of another scale opens the page again.
  */
-export function keepAddress(models, problem) {
+export function keepAddress(models, problem, scale = "") {
   const size = [problem.size, problem.numLayers];
   const known = readers(...size);
   const opening = Object.fromEntries(Object.entries(known).map(([place, traits]) => [place,
@@ -142,6 +143,7 @@ export function keepAddress(models, problem) {
 
   function take() {
     clearTimeout(timer); // what was to be written is of before
+    if ((new URLSearchParams(location.hash.slice(1)).get("scale") ?? "") !== scale) return void location.reload();
     const asked = readAddress(location.hash, ...size);
     const set = (model, traits) => {
       for (const [name, value] of Object.entries(traits)) model.set(name, value);
@@ -155,7 +157,7 @@ export function keepAddress(models, problem) {
     set(models.map, { ...map, playing: false, step: Math.min(step ?? most, most) });
   }
   function write() {
-    const text = writeAddress(models, opening, ...size);
+    const text = [scale && `scale=${scale}`, writeAddress(models, opening, ...size)].filter(Boolean).join("&");
     if (text === location.hash.slice(1)) return;
     try {
       history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);

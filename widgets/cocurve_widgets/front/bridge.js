@@ -4,7 +4,7 @@ import { COLORS, Cleaner, GONE, assign, button, counted, drawUpwards, fateText, 
   h, labeled, menu, named, oddMatrix, palette, percent, picture, receiveFiles, redrawing, refill, show,
   stretch, table, typed, typedNumber, unbroken, unitCount } from "./kit.js";
 import { comparedPlans, drawFlow, drawGraphAxes, drawLegend, drawMark, fitLine,
-  graphLayout, hitUnit, logAxis, pictureWords, placeGraph, readEdges, shareBelow, shownText,
+  graphLayout, hitUnit, pictureWords, placeGraph, readEdges, shareBelow, shownText,
   stepUnit, strokeEdges, tickText, unitsInside, visibleEdges } from "./bridge_parts.js";
 
 const MOST_RATIO = 60; // percent

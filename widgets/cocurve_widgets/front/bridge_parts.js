@@ -1,6 +1,6 @@
 // The parts of the bridge explorer that need no model: layout, filters, axes, marks, edges.
 
-import { COLORS, count, counted, decades, drawRules, drawUpwards, show, ticks, unitCount } from "./kit.js";
+import { COLORS, count, counted, drawRules, drawUpwards, show, unitCount } from "./kit.js";
 
 const BLOCK_NAMES = ["ffn", "cross", "attention"]; // by the number of attention ends
 const PATH = 40; // edges stroked at once
@@ -92,25 +92,6 @@ export function stepUnit(layout, unit, key) {
     if (ahead && distance < nearest) [best, nearest] = [u, distance];
   });
   return best;
-}
-
-/** Log axis from pixel start to end; values of 0 get a strip of their own before it. */
-export function logAxis(values, start, end) {
-  const live = values.filter((v) => v > 0);
-  const zeros = live.length < values.length;
-  let [low, high] = live.length ? [Math.min(...live), Math.max(...live)] : [0.1, 1];
-  const room = Math.max(1.25, (high / low) ** 0.04);
-  [low, high] = [low / room, high * room];
-  const strip = zeros ? 22 * Math.sign(end - start) : 0;
-  const scale = (end - start - strip) / Math.log(high / low);
-  const at = (v) => (v > 0 ? start + strip + scale * Math.log(v / low) : start + strip / 2);
-  const inRange = (v) => v >= low && v <= high;
-  let marks = decades(low, high);
-  if (marks.length > 7) marks = marks.filter((_, i) => i % 2 === 0);
-  if (marks.length < 3) marks = decades(low / 10, high).flatMap((d) => [d, 2 * d, 5 * d]);
-  if (!marks.some(inRange)) marks = ticks(low, high, 3);
-  marks = marks.filter(inRange);
-  return { at, marks, zeros, first: start + strip };
 }
 
 /** Least-squares line of log connectivity on log saliency: value at a saliency; null if none. */

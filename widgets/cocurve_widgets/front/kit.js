@@ -7,6 +7,7 @@ import { TERMS, term } from "./glossary.js";
 export const COLORS = {
   attention: "#0072B2", // kind of a unit
   ffn: "#E69F00",
+  expert: "#8C564B",
   bridge: "#D55E00",
   positive: "#8E5BB5", // sign of an edge
   negative: "#009E73",
@@ -216,20 +217,6 @@ export function stemOf(model, name) {
   return odd ? `${name}_${odd}` : name;
 }
 
-/** A fill of diagonal lines in one color. */
-export function hatch(context, color) {
-  const tile = document.createElement("canvas");
-  tile.width = tile.height = 6;
-  const pen = tile.getContext("2d");
-  Object.assign(pen, { strokeStyle: color, lineWidth: 1.4 });
-  for (const shift of [-6, 0, 6]) { // the corners belong to the neighbors' lines
-    pen.moveTo(shift - 1, 7);
-    pen.lineTo(shift + 7, -1);
-  }
-  pen.stroke();
-  return context.createPattern(tile, "repeat");
-}
-
 /** The lines of a text, each at most `width` by `measure(line)`; a longer word is a line. */
 export function wrapped(text, width, measure) {
   const lines = [];
@@ -310,6 +297,25 @@ export function decades(low, high) {
   return found;
 }
 
+/** Log axis from pixel start to end; values of 0 get a strip of their own before it. */
+export function logAxis(values, start, end) {
+  const live = values.filter((v) => v > 0);
+  const zeros = live.length < values.length;
+  let [low, high] = live.length ? [Math.min(...live), Math.max(...live)] : [0.1, 1];
+  const room = Math.max(1.25, (high / low) ** 0.04);
+  [low, high] = [low / room, high * room];
+  const strip = zeros ? 22 * Math.sign(end - start) : 0;
+  const scale = (end - start - strip) / Math.log(high / low);
+  const at = (v) => (v > 0 ? start + strip + scale * Math.log(v / low) : start + strip / 2);
+  const inRange = (v) => v >= low && v <= high;
+  let marks = decades(low, high);
+  if (marks.length > 7) marks = marks.filter((_, i) => i % 2 === 0);
+  if (marks.length < 3) marks = decades(low / 10, high).flatMap((d) => [d, 2 * d, 5 * d]);
+  if (marks.filter(inRange).length < 2) marks = ticks(low, high, 3);
+  marks = marks.filter(inRange);
+  return { at, marks, zeros, first: start + strip };
+}
+
 /** Download a file; content is text or bytes. */
 export function offer(name, content, type) {
   const url = URL.createObjectURL(new Blob([content], { type }));
@@ -367,10 +373,10 @@ export function frame(model, el, cleaner, options) {
     options.gexf && button("GEXF", "save the graph, for Gephi and similar programs", options.gexf));
   const words = (options.words ?? Object.keys(TERMS)).map((word) => term(word));
   const root = h("div", { class: "cocurve", role: "region", "aria-label": title },
-    h("div", { class: "cc-head" }, h("h3", {}, title), h("span", { class: "cc-words" }, ...words)),
+    h("h3", {}, title),
     preview ? h("p", { class: "cc-preview", role: "note",
       style: `border-left-color:${COLORS.bridge}` }, preview) : null,
-    controls, body, error, status, files);
+    controls, body, error, status, h("p", { class: "cc-words" }, ...words), files);
   root.refreshTable = () => {
     if (kinds) kinds.value = model.get("table_of");
     if (!twin.open) return;
@@ -407,11 +413,25 @@ export function receiveFiles(model, cleaner, name) {
 
 const SHEET = 1000; // width of a saved picture, CSS pixels
 
-function savePicture(options, name, root, lines) {
+/** An SVG as a canvas. */
+async function drawn(chart, scale) {
+  const canvas = document.createElement("canvas");
+  const [width, height] = ["width", "height"].map((side) => Number(chart.getAttribute(side)));
+  Object.assign(canvas, { width: width * scale, height: height * scale });
+  const image = new Image(width, height);
+  image.src = `data:image/svg+xml,${encodeURIComponent(new XMLSerializer().serializeToString(chart))}`;
+  await image.decode();
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  return canvas;
+}
+
+async function savePicture(options, name, root, lines) {
+  const scale = Math.max(2, window.devicePixelRatio || 1);
+  const here = options.canvases().filter((one) => one?.isConnected);
+  const charts = await Promise.all(here.map((one) => (one instanceof SVGElement ? drawn(one, scale) : one)));
   saving = true;
   options.redraw?.();
-  const scale = scaleOf();
-  const shown = options.canvases().filter((canvas) => canvas.width > 0 && canvas.isConnected);
+  const shown = charts.filter((canvas) => canvas.width > 0);
   const sheet = composed(shown, { lines, legend: options.legend?.() ?? [], scale }, palette(root));
   saving = false;
   options.redraw?.();

@@ -1,23 +1,19 @@
-// The lambda explorer: the layer x unit map of plan B against plan A, budgets, risk curves, the card.
+// The lambda explorer: the layer x unit map of plan B against plan A, the chart of lambda, four rows.
 
-import { PATHS, axisOf, neighbor, planAt } from "./axis.js";
+import { axisOf, linearAxis, neighbor, planAt } from "./axis.js";
 import { handPanels, ownPlan, pairWith, toggled } from "./by_hand.js";
-import { placeColumns } from "./columns.js";
-import { difference, drawComparison, measurementOf } from "./compare.js";
-import { COLORS, Cleaner, GONE, SILENCE, assign, button, counted, frame, h, named, offer, palette, patch,
+import { difference } from "./compare.js";
+import { COLORS, Cleaner, GONE, SILENCE, assign, button, counted, frame, h, named, offer, palette,
   percent, picture, receiveFiles, show, stemOf, typed, unitCount, watch } from "./kit.js";
-import { damagePanel, knownOf, pairedOf } from "./damage.js";
+import { edgePanel } from "./edge.js";
+import { chartPanel } from "./lambda_chart.js";
 import { CONTROLS, guardWords, labelOf, lambdaControls } from "./lambda_controls.js";
+import { keptRatios, knownOf, measurementOf, share, untrusted } from "./measured.js";
+import { numbersPanel, shownOf } from "./numbers.js";
 import { pathSearch } from "./path_search.js";
-import { capAt, inTheWay, nameOf, symmetricDifference, unpack, viewOf } from "./solver.js";
-import { KINDS, measuredAt, paintBudget, paintCurves, paintReach, paintStrip, pathMarks,
-  untrusted } from "./plan_pictures.js";
-import { addTour } from "./tour.js";
+import { inTheWay, nameOf, symmetricDifference, unpack, viewOf } from "./solver.js";
 import { drawCard } from "./unit_card.js";
-import { Fading, paintMap, unitGrid } from "./unit_map.js";
-
-const STROKES = "solid: total, dashed: units alone (node), dotted: edges";
-const PATIENCE = 600; // ms for a new path; until then the axis of the old one stays, to be calm
+import { Fading, KINDS, paintMap, unitGrid } from "./unit_map.js";
 
 /** Units that join or leave the plan at the flips just below and just above a lambda. */
 export function aboutToFlip(breaks, changes, strength) {
@@ -40,80 +36,75 @@ export function renderLambda({ model, el }) {
   let hovered = null;
   let note = "";
   let flip = { breaks: [], changes: [], stale: true };
-  let axis = axisOf("linear", []);
+  let axis = linearAxis;
   let held = false; // while the hand is on the slider, the axis must not move under it
-  let late = 0; // when the wait for a path ends
 
   const request = receiveFiles(model, cleaner, "plan");
   const drawn = (label) => picture(named(model, label));
   const map = drawn("Map of units by layer: which are pruned, kept, or about to flip");
-  const budget = drawn("Share of each layer's attention and FFN cost that is removed");
-  const curves = drawn("Predicted risk against ratio, with node and edge parts");
-  const strip = h("canvas", { class: "cc-picture", "aria-hidden": "true" });
-  const reach = h("canvas", { class: "cc-picture", "aria-hidden": "true" });
+  const charts = chartPanel(problem, { put, slide });
   const ui = frame(model, el, cleaner, {
     title: "Pruning plan by lambda",
     name: "plan",
     table: tableOf,
-    canvases: () => [map, curves, budget],
+    canvases: () => [map, ...charts.pictures()],
     // in a notebook the kernel sends the file, which Selection.from_json reads
     json: () => (alone() ? ownJson() : request(".json", ownJson)),
-    caption: () => [captionOf(), `Curves: ${curveTitle.textContent}, ${STROKES}. ` +
-      `Bars: ${whose.textContent}.`],
-    legend: () => [[COLORS.attention, "attention, removed by both"],
-      [COLORS.ffn, "FFN, removed by both"], [COLORS.b, `B: ${planB()?.name ?? "no plan"}`],
-      [COLORS.a, `A: ${planA()?.name ?? "no plan"}`], [palette(ui.root).kept, "kept"]],
+    caption: () => [captionOf(), charts.finding.textContent],
+    legend: () => [[palette(ui.root).text, "removed; outlined: kept; +: only in B, −: only in A"],
+      [COLORS.b, `B: ${planB()?.name ?? "no plan"}`], [COLORS.a, `A: ${planA()?.name ?? "no plan"}`]],
     redraw: () => paint(),
   });
 
   // Controls and places ------------------------------------------------------------------------
 
-  const key = h("p", { class: "cc-legend cc-key" });
   const doubt = h("p", { class: "cc-legend", hidden: true },
     h("span", {}, h("i", { class: "cc-swatch cc-hatch" }), h("span", {})));
-  const bar = lambdaControls(problem, { lambda: strip, key, doubt, reach }, { put, go,
-    slide,
+  const bar = lambdaControls(problem, { put, go, slide, ratios: () => keptRatios(model.get("_marks") || {}),
     hold: (on) => {
       held = on;
       if (!on) paint();
     },
-    arrows: () => PATHS.includes(axis.kind) });
-  ui.controls.classList.remove("cc-controls");
-  ui.controls.append(bar.bar, bar.more);
+    arrows: () => !axis.linear });
+  ui.controls.remove();
 
-  const facts = h("div", { class: "cc-facts" });
-  const card = h("div", { class: "cc-card", "aria-live": "polite" });
-  const swatch = (color, text, style) => h("span", {}, patch(color, style), text);
-  const both = [swatch(COLORS.attention, "attention, removed by both"),
-    swatch(COLORS.ffn, "FFN, removed by both")];
-  const onlyB = swatch(COLORS.b, "removed only by B");
-  const onlyA = swatch("var(--cc-kept)", "only by A", `box-shadow:inset 0 0 0 3px ${COLORS.a}`);
-  const brushMark = swatch("var(--cc-kept)", "brushed", "outline:2px dashed var(--cc-text);outline-offset:-2px");
-  const legend = h("div", { class: "cc-legend" }, ...both, onlyB, onlyA,
-    swatch("var(--cc-kept)", "kept"), brushMark,
-    swatch("linear-gradient(225deg, var(--cc-text) 35%, var(--cc-kept) 35%)",
-      "changes at the next or previous plan"));
-  const lines = h("div", { class: "cc-legend" });
+  const card = h("div", { class: "cc-card", popover: "manual", "aria-live": "polite" });
+  const swatch = (text, style, sign = "") => h("span", {}, h("i", { class: "cc-swatch cc-unit", style }, sign), text);
+  const dark = "var(--cc-text)";
+  const solid = `background:${dark};color:var(--cc-back)`;
+  const [only, others] = [swatch("", solid, "+"), swatch("", "", "−")];
+  const brushMark = swatch("brushed", "border:2px dashed var(--cc-accent)");
+  const legend = h("div", { class: "cc-legend" },
+    problem.kinds.includes(0) ? swatch("attention, removed", solid) : "",
+    swatch("FFN, removed", `background:linear-gradient(135deg, ${dark} 44%, var(--cc-back) 44% 56%, ${dark} 56%)`),
+    only, others, swatch("kept", ""), brushMark,
+    swatch("changes next", "background:linear-gradient(225deg, var(--cc-text) 35%, transparent 35%)"));
   const title = (text) => h("h4", {}, text);
   const act = (text, hint, pin) => button(text, hint, () => repin(pin));
   const buttons = {
-    pin: act("Pin B as A", "compare with the present plan from now on", "pin"),
-    swap: act("Swap", "show plan A, and compare with the present one", "swap"),
+    pin: act("Pin B as A", "compare with the current plan from now on", "pin"),
+    swap: act("Swap", "show plan A, and compare with the current one", "swap"),
     unpin: act("Unpin", "compare with the diagonal plan (lambda 0) again", "unpin"),
   };
-  const versus = h("div", {}, h("div", { class: "cc-row cc-versus" }, title("Plan A against plan B"),
-    ...Object.values(buttons)), facts);
-  const whose = title("");
-  const shares = h("div", {}, whose, budget);
   const hand = handPanels(problem, { put, clear: () => editPlan(null) });
-  const mapColumn = h("div", { class: "cc-column" }, title("Units by layer"), hand.modes, map, legend,
-    shares);
-  const curveTitle = title("");
-  const hands = h("div", {}, hand.pair, hand.next);
-  const curveColumn = h("div", { class: "cc-column" }, curveTitle, curves, lines, hands);
-  const damage = damagePanel(put);
-  const sideColumn = h("div", { class: "cc-column" }, versus, damage.panel, card);
-  ui.body.append(mapColumn, curveColumn, sideColumn);
+  const edge = edgePanel(problem, put);
+  const numbers = numbersPanel();
+  const live = h("input", { type: "checkbox", onchange: () => put({ live: live.checked }) });
+  const choice = h("label", { title: "KL and right answers of A and B are measured as soon as the hand rests" },
+    live, " measure automatically");
+  const facts = h("div", { class: "cc-facts" });
+  const guardsNow = h("span", {});
+  const more = h("details", { class: "cc-more" }, h("summary", {}, "More", guardsNow),
+    h("div", { class: "cc-folded" },
+      h("div", {}, title("Guards"), bar.guards, title("Plan A against plan B"),
+        h("div", { class: "cc-row cc-versus" }, ...Object.values(buttons), choice), numbers.details),
+      h("div", {}, title("By hand"), hand.modes, hand.prompt),
+      ui.root.querySelector(".cc-files")));
+  const mapColumn = h("div", {}, bar.share, title("Units by layer"), map, legend, edge.panel, card);
+  const chartColumn = h("div", {}, bar.strength, charts.title, charts.chart, doubt, charts.finding, charts.others,
+    numbers.rows, facts);
+  ui.body.classList.add("cc-screen");
+  ui.body.append(chartColumn, mapColumn, more);
 
   function put(values) {
     assign(model, values);
@@ -132,22 +123,25 @@ export function renderLambda({ model, el }) {
   }
 
   function controls() {
-    const [strength, share, cap, factor, f, l, chosen] = CONTROLS.map((name) => model.get(name));
-    return { strength, ratio: share, cap, factor, first: f, last: l,
+    const [strength, ratio, cap, factor, f, l, chosen] = CONTROLS.map((name) => model.get(name));
+    return { strength, ratio, cap, factor, first: f, last: l,
       kinds: chosen.map((kind) => KINDS.indexOf(kind)) };
   }
   function showControls() {
     const now = controls();
     const marks = model.get("_marks") || {};
     chooseAxis();
+    live.checked = Boolean(model.get("live"));
+    choice.hidden = alone() || !(model.get("_damage") || {}).text;
     const far = untrusted(marks, now.strength);
     doubt.hidden = !untrusted(marks, Infinity);
     doubt.title = marks.gate?.reason ?? "";
     doubt.firstChild.lastChild.textContent =
       `preview: not to be trusted above ${marks.trusted}; no gate mark, since the gate needs the real H`;
-    bar.show(now, { place: axis.place(now.strength), axisName: model.get("axis") ?? "plans",
-      words: `${planText(now.strength)}${far ? ", not to be trusted on a preview" : ""}`,
-      guarded: guardWords(now), chosen: model.get("kinds"), solvedOn: surrogate() });
+    guardsNow.textContent = `: ${guardWords(now)}`;
+    bar.show(now, { place: axis.place(now.strength),
+      words: `${flip.stale ? "" : `, plan ${planAt(flip.breaks, now.strength) + 1} of ${flip.breaks.length + 1}`}${far ? ", not to be trusted on a preview" : ""}`,
+      chosen: model.get("kinds"), solvedOn: surrogate(), most: view?.reachable ?? 1 });
   }
 
   // A against B --------------------------------------------------------------------------------
@@ -155,19 +149,21 @@ export function renderLambda({ model, el }) {
   /** Plan A: the pinned one, or the diagonal plan of the present ratio and guards; null for none. */
   function planA() {
     const pin = model.get("_pin") ?? {};
-    const plan = pin.order ? pin : view.a && { ...view.a, strength: 0, curve: view.curves[0],
+    const plan = pin.order ? pin : view.a && { ...view.a, strength: 0,
       ratio: model.get("ratio"), controls: { ...present(), interaction_strength: 0 } };
     if (!plan) return null;
-    const name = pin.hand ? "your plan" : pin.order ? `pinned${made(plan)}` : "diagonal, lambda 0";
-    return { ...plan, ...sizes(plan.order), name };
+    const name = pin.hand ? "your plan" : pin.order ? `pinned${made(plan)}` : "λ 0";
+    return told({ ...plan, ...sizes(plan.order), name });
   }
   function planB() {
-    return view.feasible ? { order: view.order, node: view.node, edge: view.edge, ...sizes(view.order),
-      name: `present, lambda ${show(rounded(model.get("interaction_strength")))}` } : null;
+    return view.feasible ? told({ order: view.order, node: view.node, edge: view.edge, ...sizes(view.order),
+      strength: model.get("interaction_strength"), name: `λ ${show(rounded(model.get("interaction_strength")))}` }) : null;
   }
+  const told = (plan) => ({ ...plan, shown: shownOf(plan, known(), model.get("_damage") || {}) });
+  const known = () => knownOf(model.get("_marks") || {}, model.get("_damage") || {});
   const rounded = (x) => Number(x.toPrecision(3));
   const made = ({ strength, ratio }) => (strength === null ? ""
-    : `, lambda ${show(rounded(strength))}, ${percent(ratio)}`);
+    : `, λ ${show(rounded(strength))}, ${share(ratio)}`);
   const present = () => Object.fromEntries(CONTROLS.map((name) => [name, model.get(name)]));
   function sizes(order) {
     const removed = order.reduce((sum, u) => sum + problem.costs[u], 0);
@@ -180,8 +176,7 @@ export function renderLambda({ model, el }) {
     }
     const [a, b] = [planA(), planB()];
     const pinned = what === "unpin" ? {} : b && { order: b.order, node: b.node, edge: b.edge,
-      strength: model.get("interaction_strength"), ratio: model.get("ratio"), controls: present(),
-      curve: view.curves.at(-1) };
+      strength: model.get("interaction_strength"), ratio: model.get("ratio"), controls: present() };
     if (!pinned) return;
     model.set("_pin", pinned);
     put(what === "swap" && a?.controls ? a.controls : {});
@@ -201,21 +196,9 @@ export function renderLambda({ model, el }) {
     if (model.get("mode") === "pair") put({ pair: pairWith(model.get("pair") ?? [], u) });
   }
 
-  /** The axis asked for; that of the plans only once their path is known, else a linear one. */
+  /** The axis of the plans; while their path is computed or the hand is on it, it stays as it was. */
   function chooseAxis() {
-    const wanted = model.get("axis") ?? "plans";
-    if (!flip.stale) late = 0;
-    else if (!late) {
-      late = performance.now() + PATIENCE;
-      const timer = setTimeout(() => flip.stale && paint(), PATIENCE + 20);
-      cleaner.add(() => clearTimeout(timer));
-    }
-    if (held) return;
-    if (!PATHS.includes(wanted) || !flip.stale) axis = axisOf(wanted, flip.breaks);
-    else if (axis.kind !== wanted || performance.now() >= late) axis = axisOf("linear", flip.breaks);
-  }
-  function planText(strength) {
-    return flip.stale ? "" : `, plan ${planAt(flip.breaks, strength) + 1} of ${flip.breaks.length + 1}`;
+    if (!held && !flip.stale) axis = axisOf(flip.breaks);
   }
 
   // Solving ------------------------------------------------------------------------------------
@@ -257,11 +240,10 @@ export function renderLambda({ model, el }) {
   function fromKernel() {
     const sent = model.get("_view");
     const ends = model.get("_ends");
-    if (!sent || !sent.order || !ends.curves) return null;
+    if (!sent || !sent.order || ends.reachable === undefined) return null;
     const removed = sent.order.reduce((sum, u) => sum + problem.costs[u], 0);
     return { ...sent, removed, realized: removed / problem.total, reachable: ends.reachable,
-      a: ends.diagonal, stalled: null, stale: !answer(),
-      curves: [...ends.curves, { strength: sent.key[0], ...sent.curve }] };
+      a: ends.diagonal, stalled: null, stale: !answer() };
   }
   /** Compare the plan drawn at once with the kernel's, which decides. */
   function confirm() {
@@ -278,10 +260,10 @@ export function renderLambda({ model, el }) {
     return paint();
   }
   function speak(milliseconds) {
-    const share = (x) => percent(x, 2);
-    const both = view.stalled === null ? "" : ` and greedy stops at ${share(view.stalled)}`;
-    model.set("error", view.feasible ? "" : `The ratio ${share(model.get("ratio"))} is out of reach: ` +
-      `the guards leave at most ${share(view.reachable)}${both}. Lower the ratio, or loosen ` +
+    const said = (x) => percent(x, 2);
+    const both = view.stalled === null ? "" : ` and greedy stops at ${said(view.stalled)}`;
+    model.set("error", view.feasible ? "" : `The ratio ${said(model.get("ratio"))} is out of reach: ` +
+      `the guards leave at most ${said(view.reachable)}${both}. Lower the ratio, or loosen ` +
       `${inTheWay(problem, controls()).map(labelOf).join(" or ") || "the guards"}.`);
     const found = view.feasible && measurementOf(model.get("_marks") || {}, view.order);
     const risk = view.feasible ? `Predicted risk ${show(view.node + view.edge)} nats per token, ` +
@@ -301,53 +283,51 @@ export function renderLambda({ model, el }) {
     flip = found;
     if (!found.stale) paint();
   });
+  const kernelPath = () => ({ breaks: model.get("flips"), changes: model.get("_changes"),
+    stale: model.get("flips_stale") });
   function takeFlips() {
-    flip = { breaks: model.get("flips"), changes: model.get("_changes"), stale: model.get("flips_stale") };
+    flip = kernelPath();
     paint();
   }
 
   // Painting -----------------------------------------------------------------------------------
 
   const grid = unitGrid(problem);
-  const fading = new Fading(() => paint());
+  let fade = () => undefined; // draws the map again, as it is
+  const fading = new Fading(() => fade());
   let paints = 0;
 
   function paint() {
     showControls();
     if (!view) return;
     const colors = palette(ui.root);
-    const [mapWidth, curveWidth] = placeColumns(ui.body, [mapColumn, curveColumn, sideColumn], shares,
-      hands);
     const now = controls();
     const [a, b] = [planA(), planB()];
-    grid.place(mapWidth);
+    grid.place(mapColumn.clientWidth || 500);
     const gone = new Map(b ? b.order.map((u, k) => [u, k]) : []);
     const turning = flip.stale ? new Set() : aboutToFlip(flip.breaks, flip.changes, now.strength);
-    const scene = { problem, colors, geometry: grid.geometry, gone, flip, axis, view,
-      ratio: now.ratio, strength: now.strength, cap: capAt(now, now.ratio),
-      path: view.feasible ? pathMarks(flip, view.order, now.strength) : [],
-      marks: model.get("_marks") || {} };
-    paintMap(map, grid, { problem, colors, inA: a && new Set(a.order), inB: gone, turning, fading,
+    const inA = a && new Set(a.order);
+    const [own, other] = a?.hand ? ["A", "B"] : ["B", "A"]; // what the reader made is solid
+    [[only, own], [others, other]].forEach(([entry, name]) => {
+      entry.lastChild.textContent = `only in ${name}${a?.hand && name === "A" ? ", yours" : ""}`;
+    });
+    fade = () => paintMap(map, grid, { problem, colors, inA: a?.hand ? new Set(gone.keys()) : inA,
+      inB: a?.hand ? inA : gone, turning, fading,
       brushed: model.get("brushed") ?? [],
       marked: [model.get("selected_unit"), hovered, ...(model.get("pair") ?? [])] });
-    paintBudget(budget, a?.hand ? { ...scene, gone: new Set(a.order) } : scene);
-    whose.textContent = `Removed share of each layer, ${a?.hand ? "your plan (A)" : "plan B"}`;
-    const thin = (strength) => [a?.strength, now.strength].includes(strength);
-    const drawn = [!thin(1) && { curve: view.curves[1], color: colors.muted, thin: true },
-      a && (a.curve ? { curve: a.curve, color: COLORS.a } : { plan: a, color: COLORS.a }),
-      { curve: view.curves[2], color: COLORS.b }].filter(Boolean);
-    curveTitle.textContent = `${onMatrix() ? "Predicted risk" : "Additive KL"} by ratio`;
-    paintCurves(curves, { curves: drawn, colors, ratio: now.ratio }, curveWidth);
-    lines.replaceChildren(swatch(COLORS.b, `B${doubtful(now.strength)}`), swatch(COLORS.a, "A"),
-      ...(thin(1) ? [] : [swatch("var(--cc-muted)", `lambda 1${doubtful(1)}`)]),
-      h("span", {}, STROKES));
-    paintStrip(strip, scene, Math.max(120, bar.lambda.clientWidth || 400));
-    paintKey(scene);
-    paintReach(reach, scene, Math.max(120, bar.ratio.clientWidth || 400));
-    paintFacts(a, b, scene.marks);
-    paintDamage(a, b);
+    fade();
+    const marks = model.get("_marks") || {};
+    charts.draw({ a, b, colors, marks, known: known(), now, flip, axis, first: view.a, solvable: solvable(),
+      surrogate: surrogate() }, chartColumn.clientWidth || 600);
+    facts.replaceChildren(note ? h("p", { role: "alert" }, `⚠ ${note}`) : "");
+    buttons.pin.disabled = !b;
+    buttons.swap.disabled = !a?.controls || !b;
+    buttons.unpin.disabled = !model.get("_pin")?.order;
+    [only, others].forEach((entry) => { entry.hidden = !a || !b; });
+    brushMark.hidden = !model.get("brushed")?.length;
+    paintNumbers(a, b);
     paintCard(gone);
-    for (const canvas of [map, budget]) canvas.classList.toggle("cc-stale", !view.feasible || Boolean(view.stale));
+    map.classList.toggle("cc-stale", !view.feasible || Boolean(view.stale));
     ui.root.refreshTable();
     ui.root.dataset.stale = String(Boolean(view.stale));
     ui.root.dataset.paints = String(++paints);
@@ -356,56 +336,35 @@ export function renderLambda({ model, el }) {
     ui.root.dataset.joined = change.joined.join(" ");
     ui.root.dataset.left = change.left.join(" ");
   }
-  const doubtful = (strength) =>
-    (untrusted(model.get("_marks"), strength) ? " (not to be trusted)" : "");
-
-  /** What the strip shows, in words; what it does not show at this ratio is not listed. */
-  function paintKey({ marks, strength, path }) {
-    const here = measuredAt(marks, model.get("ratio"), path);
-    const gate = typeof marks.gate?.strength === "number";
-    const count_ = flip.breaks.length + 1;
-    const plans = flip.stale ? "the plans are being computed"
-      : count_ === 1 ? "a single plan: at this ratio every lambda gives it"
-        : `plan ${planAt(flip.breaks, strength) + 1} of ${count_}: one cell each, lambda at the breaks`;
-    key.replaceChildren(...[h("span", {}, h("i", { class: "cc-swatch cc-cell" }), plans),
-      here.length > 0 && h("span", {}, h("i", { class: "cc-dot" }), "measured KL"),
-      gate && h("span", {}, h("i", { class: "cc-triangle" }), "recommended by the redundancy gate"),
-    ].filter(Boolean));
-    key.title = marks.gate?.reason ?? "";
+  function paintNumbers(a = planA(), b = planB()) {
+    const now = model.get("_damage") || {};
+    numbers.draw({ a, b, known: known(), live: now, layers: problem.layers,
+      measuring: Boolean(model.get("live")) && now.text && !alone() });
+    const facts_ = { chosen: model.get("mode") ?? "mark", units: model.get("pair") ?? [], a, b, live: now,
+      known: known(), strength: model.get("interaction_strength"), colors: palette(ui.root), by: problem.surrogates[0] };
+    hand.draw(facts_);
+    const missing = edge.draw(facts_, Math.max(240, mapColumn.clientWidth));
+    if (missing) model.send({ row: missing[0] });
   }
-  function paintDamage(a = planA(), b = planB()) {
-    const [marks, live] = [model.get("_marks") || {}, model.get("_damage") || {}];
-    damage.draw({ a, b, marks, live, on: Boolean(model.get("live")), alone: alone() });
-    const units = model.get("pair") ?? [];
-    const complete = hand.draw({ chosen: model.get("mode") ?? "mark", units, a, b, live,
-      known: knownOf(marks, live) });
-    if (!complete) model.send({ row: units[0] });
-  }
-  function paintFacts(a, b, marks) {
-    const live = model.get("_damage") || {};
-    drawComparison(facts, { a, b, marks: knownOf(marks, live), paired: pairedOf(live, a, b),
-      layers: problem.layers });
-    if (!b) {
-      facts.append(h("p", {}, `No plan: ${percent(model.get("ratio"))} asked, at most ` +
-        `${percent(view.reachable, 2)} reachable${view.stalled === null ? ""
-          : `, greedy stops at ${percent(view.stalled, 2)}`}.`));
-    }
-    if (note) facts.append(h("p", { role: "alert" }, `⚠ ${note}`));
-    buttons.pin.disabled = !b;
-    buttons.swap.disabled = !a?.controls || !b;
-    buttons.unpin.disabled = !model.get("_pin")?.order;
-    legend.hidden = false;
-    [onlyA, onlyB].forEach((entry) => { entry.hidden = !a || !b; });
-    brushMark.hidden = !model.get("brushed")?.length;
-  }
-
+  /** The card of the unit under the pointer, or of the marked one while the map has the focus. */
   function paintCard(gone) {
-    const u = hovered ?? model.get("selected_unit") ?? null;
+    const u = hovered ?? (document.activeElement === map ? model.get("selected_unit") ?? null : null);
+    if (u === null) {
+      if (card.matches(":popover-open")) card.hidePopover();
+      return;
+    }
     const strength = model.get("interaction_strength");
-    const turns = u !== null && !flip.stale && flipsOf(flip.breaks, flip.changes, strength, u);
+    const turns = !flip.stale && flipsOf(flip.breaks, flip.changes, strength, u);
     const complete = drawCard(card, { problem, order: view.order, strength, u, gone, turns,
       solvedOn: onMatrix() ? null : surrogate() });
     if (!complete) model.send({ row: u });
+    if (!card.matches(":popover-open")) card.showPopover();
+    const [x, y, w, t] = grid.box(u);
+    const home = map.getBoundingClientRect();
+    const [wide, tall] = [card.offsetWidth, card.offsetHeight];
+    const right = home.left + x + w + 10;
+    card.style.left = `${right + wide < innerWidth ? right : Math.max(4, home.left + x - wide - 10)}px`;
+    card.style.top = `${Math.max(4, Math.min(innerHeight - tall - 4, home.top + y + t / 2 - 40))}px`;
   }
   function tableOf() {
     const steps = new Map(view && view.feasible ? view.order.map((u, k) => [u, k]) : []);
@@ -442,6 +401,7 @@ export function renderLambda({ model, el }) {
     hovered = null;
     paint();
   });
+  map.addEventListener("blur", paint);
   map.addEventListener("click", (event) => {
     const u = grid.unitAt(event.offsetX, event.offsetY);
     select(u);
@@ -469,10 +429,10 @@ export function renderLambda({ model, el }) {
   // Following the model ------------------------------------------------------------------------
 
   for (const name of CONTROLS) cleaner.on(model, `change:${name}`, refresh);
-  for (const name of ["selected_unit", "brushed", "_marks", "axis", "_pin", "mode", "pair"]) cleaner.on(model, `change:${name}`, paint);
-  const again = () => view && [paintFacts(planA(), planB(), model.get("_marks") || {}), paintDamage()];
-  for (const name of ["_damage", "live"]) cleaner.on(model, `change:${name}`, again);
-  const aging = setInterval(() => view && paintDamage(), 10_000); // "just now" becomes "20 s ago"
+  for (const name of ["selected_unit", "brushed", "_marks", "_pin", "mode", "pair", "_damage", "live"]) {
+    cleaner.on(model, `change:${name}`, paint);
+  }
+  const aging = setInterval(() => view && paintNumbers(), 10_000); // "just now" becomes "20 s ago"
   cleaner.add(() => clearInterval(aging));
   cleaner.on(model, "change:_view", confirm);
   cleaner.on(model, "change:_ends", () => solvable() || refresh());
@@ -484,12 +444,8 @@ export function renderLambda({ model, el }) {
     }
   });
   watch(ui.root, cleaner, paint);
-  if (!alone()) {
-    flip = { breaks: model.get("flips"), changes: model.get("_changes"), stale: model.get("flips_stale") };
-  }
+  if (!alone()) flip = kernelPath();
   refresh();
   confirm();
-  addTour({ model, cleaner, ui, slide, ends: problem.protected, order: () => (view?.feasible ? view.order : []),
-    parts: { map, curves, card, lambda: bar.bar.firstChild, shares: budget } });
   return cleaner.run;
 }

@@ -1,6 +1,6 @@
-// The controls of the lambda explorer: lambda and the ratio in one bar, the rest behind "More".
+// The controls of the lambda explorer: lambda, the ratio, and the guards, which are folded.
 
-import { button, counted, h, labeled, menu, percent, show, typedNumber } from "./kit.js";
+import { counted, h, labeled, menu, percent, show, typedNumber } from "./kit.js";
 import { MOST } from "./solver.js";
 
 export const STEPS = 1000; // of the lambda slider
@@ -25,10 +25,11 @@ export const guardWords = (now) => [now.cap != null && `layer cap ${now.cap}`,
 
 /**
  * Make the controls. does: put(values) sets traits, slide(place) sets lambda by its place on the
- * axis, hold(whether) tells that the hand is on its slider, go(step) goes to another plan, and
- * arrows() tells whether arrow keys do. Returns the elements, and show(now, facts).
+ * axis, hold(whether) tells that the hand is on its slider, go(step) goes to another plan, arrows()
+ * tells whether arrow keys do, and ratios() gives those the ratio snaps to; with Shift it moves
+ * freely. Returns the elements, and show(now, facts).
  */
-export function lambdaControls(problem, strips, does) {
+export function lambdaControls(problem, does) {
   const { put } = does;
   const lambda = range({ max: STEPS, step: 1, "aria-label": "lambda, weight of the edges",
     oninput: () => does.slide(lambda.value / STEPS), onkeydown: turn,
@@ -36,12 +37,13 @@ export function lambdaControls(problem, strips, does) {
     onpointercancel: () => does.hold(false) });
   const lambdaBox = number({ min: 0, max: 1, step: "any", "aria-label": "lambda, typed",
     onchange: () => take(lambdaBox, (value) => put({ interaction_strength: value })) });
+  let free = false; // while Shift is held, the ratio does not snap
   const ratio = range({ max: MOST, step: 0.001, "aria-label": "ratio, share of cost to remove",
-    oninput: () => put({ ratio: Number(ratio.value) }) });
+    oninput: () => put({ ratio: snapped(Number(ratio.value)) }), onkeydown: hop,
+    onpointerdown: heed, onpointermove: heed,
+    title: "goes to the ratios that were measured; hold Shift to move freely" });
   const ratioBox = number({ min: 0, max: 60, step: 0.1, "aria-label": "ratio in percent, typed",
     onchange: () => take(ratioBox, (value) => put({ ratio: value / 100 })) });
-  const axis = menu([["plans", "one width per plan"], ["lengths", "as wide as its lambdas"],
-    ["linear", "linear"], ["logarithmic", "logarithmic"]], (value) => put({ axis: value }));
   const capMode = menu([["none", "none"], ["share", "share of a layer"], ["factor", "x ratio"]],
     () => {
       if (capMode.value !== "none") capBox.value = capMode.value === "factor" ? 1.5 : 0.4;
@@ -59,30 +61,39 @@ export function lambdaControls(problem, strips, does) {
   const surrogate = menu(problem.surrogates.map((name, k) => [name, k ? name : `${name} (curvature)`]),
     (value) => put({ surrogate: value }));
 
-  const guards = h("p", { class: "cc-legend" });
-  const bar = h("div", { class: "cc-bar" },
-    h("div", { class: "cc-sliders" },
-      labeled("weight of the edges (lambda): 0 ignores them, 1 counts them in full",
-        h("span", { class: "cc-row" }, lambda, lambdaBox,
-          button("◀ plan", "previous plan: the next smaller lambda with another plan", () => does.go(-1)),
-          button("plan ▶", "next plan: the next larger lambda with another plan", () => does.go(1)))),
-      strips.lambda, strips.key, strips.doubt),
-    h("div", { class: "cc-sliders cc-second" },
-      labeled("share to remove (ratio)",
-        h("span", { class: "cc-row" }, ratio, ratioBox, "%")),
-      strips.reach, guards));
-  const more = h("details", { class: "cc-more" }, h("summary", {}, "More"),
-    h("div", { class: "cc-controls" },
-      labeled("scale of lambda", axis),
-      labeled("layer cap", h("span", { class: "cc-row" }, capMode, capBox),
-        "the largest share of a layer's cost that may be removed"),
-      labeled("protect first layers", first), labeled("protect last layers", last),
-      labeled("units", kinds),
-      problem.surrogates.length < 2 ? null : labeled("solved on", surrogate,
-        "the additive KL takes seconds: it is solved on half of the sketch and priced on the rest")));
+  const reach = h("span", {});
+  const slider = (name, words, box, input) => h("div", { class: `cc-slider ${name}` },
+    h("div", { class: "cc-row" }, h("span", {}, ...words), box), input);
+  const strength = slider("cc-along", ["λ, weight of the edges: 0 none, 1 in full"], lambdaBox, lambda);
+  const share_ = slider("", ["share to remove (ratio)", reach], h("span", {}, ratioBox, " %"), ratio);
+  const guards = h("div", { class: "cc-controls" },
+    labeled("layer cap", h("span", { class: "cc-row" }, capMode, capBox),
+      "the largest share of a layer's cost that may be removed"),
+    labeled("protect first layers", first), labeled("protect last layers", last),
+    labeled("units", kinds),
+    problem.surrogates.length < 2 ? null : labeled("solved on", surrogate,
+      "the additive KL takes seconds: it is solved on half of the sketch and priced on the rest"));
 
-  let opened = false; // by us, not by a click
-
+  function heed(event) {
+    free = event.shiftKey;
+  }
+  /** The measured ratio nearest to one, where any were measured. */
+  function snapped(value) {
+    const known = free ? [] : does.ratios();
+    return known.reduce((best, one) => (Math.abs(one - value) < Math.abs(best - value) ? one : best),
+      known[0] ?? value);
+  }
+  /** Arrow keys on the ratio go to the next measured one. */
+  function hop(event) {
+    heed(event);
+    const step = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 }[event.key];
+    const known = does.ratios();
+    if (!step || free || !known.length) return;
+    event.preventDefault();
+    const there = step > 0 ? known.find((one) => one > now_ + 1e-9) : known.findLast((one) => one < now_ - 1e-9);
+    if (there !== undefined) put({ ratio: there });
+  }
+  let now_ = 0; // the ratio shown
   /** Use the typed number, moved into the bounds; letters restore the old one. */
   function take(field, use, round) {
     const value = typedNumber(field, round);
@@ -105,12 +116,13 @@ export function lambdaControls(problem, strips, does) {
     does.go(step);
   }
   /** Show the traits; `place` of lambda on its axis, and `words` about it for screen readers. */
-  function showAll(now, { place, words, guarded: told, axisName, chosen, solvedOn }) {
+  function showAll(now, { place, words, chosen, solvedOn, most }) {
     const write = (input, value) => {
       input.dataset.now = value;
       if (document.activeElement !== input || input.type === "range") input.value = value;
     };
-    axis.value = axisName;
+    now_ = now.ratio;
+    reach.textContent = most < MOST ? `, at most ${percent(most)} under the guards` : "";
     lambda.value = Math.round(place * STEPS);
     lambda.setAttribute("aria-valuetext", `lambda ${show(now.strength)}${words}`);
     write(lambdaBox, Number(now.strength.toPrecision(4)));
@@ -123,14 +135,7 @@ export function lambdaControls(problem, strips, does) {
     write(first, now.first);
     write(last, now.last);
     kinds.value = chosen.join("+");
-    guards.textContent = `Plans with ${told}. “More” loosens or tightens that.`;
     surrogate.value = solvedOn;
-    // guards other than at first must be seen; else the field closes again, unless a hand is in it
-    const guarded = capMode.value !== "none" || chosen.length < 2
-      || [now.first, now.last].some((count) => count !== problem.protected)
-      || solvedOn !== problem.surrogates[0];
-    if (guarded && !more.open) more.open = opened = true;
-    else if (!guarded && opened && !more.contains(document.activeElement)) more.open = opened = false;
   }
-  return { bar, more, lambda, ratio, show: showAll };
+  return { strength, share: share_, guards, lambda, ratio, show: showAll };
 }

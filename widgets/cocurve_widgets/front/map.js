@@ -197,7 +197,7 @@ export function renderMap({ model, el }) {
   }
   function drawPlan() {
     planCard.setAttribute("aria-live", model.get("playing") ? "off" : "polite");
-    planCard.replaceChildren(...planCardOf({ plan: plan(), step: model.get("step"), names, costs }));
+    planCard.replaceChildren(...planCardOf({ plan: plan(), step: model.get("step"), names }));
   }
 
   function drawBrush() {

@@ -1,9 +1,7 @@
-// The cards beside the map of H: the pair under the pointer, and the plan's ledger up to a step.
+// The cards beside the map of H: the pair under the pointer, and the plan up to a step.
 
 import { fateText, h, percent, show, table, unitCount } from "./kit.js";
 import { accountOf } from "./map_parts.js";
-
-const RECENT = 8; // steps listed in the ledger
 
 const hint = (title, text) => [h("h4", {}, title), h("p", { class: "cc-muted" }, text)];
 
@@ -24,8 +22,8 @@ export function pairCardOf({ u, v, names, saliency, plan, edge, rho }) {
     units];
 }
 
-/** The plan after `step` steps: the terms of the last unit, the sums, and the steps before. */
-export function planCardOf({ plan, step, names, costs }) {
+/** The plan after `step` steps: the terms of the last unit, and the sums. */
+export function planCardOf({ plan, step, names }) {
   if (!plan.order?.length) {
     return hint("No plan yet",
       "Choose one in another instrument, or set session.selection, to see it here.");
@@ -34,20 +32,10 @@ export function planCardOf({ plan, step, names, costs }) {
   const title = unit === null ? `Nothing removed, ${unitCount(plan.order.length)} to go`
     : plan.ordered ? `Step ${step} of ${plan.order.length}: ${names[unit]}`
       : `${unitCount(step)} removed`;
-  const score = `score: (½ H_uu + ${show(plan.strength)} · Σ H_uv) per parameter`;
   const own = unit === null || !plan.ordered ? [] : [["½ H_uu", show(ownNode)],
-    ["Σ H_uv with units removed before", show(ownEdge)],
-    ...(plan.strength === null ? []
-      : [[score, show((ownNode + plan.strength * ownEdge) / costs[unit])]])];
-  const steps = Array.from({ length: Math.min(RECENT, step) }, (_, k) => step - k).map((k) => {
-    const name = names[plan.order[k - 1]];
-    return [plan.ordered ? `${k} ${name}` : name, show(plan.node[k - 1]), show(plan.edge[k - 1]),
-      show(accountOf(plan, k).risk)];
-  });
+    ["Σ H_uv with units removed before", show(ownEdge)]];
   return [h("h4", {}, title),
     table(null, [...own, ["predicted risk so far, nats per token", show(sums.risk)],
       ["its node part", show(sums.node)], ["its edge part", show(sums.edge)],
-      ["removed share of the cost", percent(sums.gone, 2)]]),
-    h("h4", {}, plan.ordered ? "Ledger, newest first" : "Removed units, in no order"),
-    table(["unit", "node", "edge", "risk"], steps, { class: "cc-tight" })];
+      ["removed share of the cost", percent(sums.gone, 2)]])];
 }

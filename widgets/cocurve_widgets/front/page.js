@@ -2,6 +2,7 @@
 
 import { keepAddress } from "./address.js";
 import { renderBridge } from "./bridge.js";
+import { menu } from "./kit.js";
 import { renderLambda } from "./lambda.js";
 import { renderMap } from "./map.js";
 import { pairsOf } from "./map_parts.js";
@@ -78,7 +79,18 @@ function mapModel(state, problem, plan) {
 }
 
 function open() {
-  const states = revive(JSON.parse(document.getElementById("cocurve-data").textContent));
+  const all = revive(JSON.parse(document.getElementById("cocurve-data").textContent));
+  const asked = new URLSearchParams(location.hash.slice(1)).get("scale");
+  const scale = Object.hasOwn(all.scales ?? {}, asked ?? "") ? asked : "";
+  const states = scale ? all.scales[scale] : all;
+  if (all.scales) {
+    const names = [["", "units"], ...Object.keys(all.scales).map((name) => [name, name])];
+    const choice = menu(names, (name) => {
+      location.hash = name && `scale=${name}`;
+    }, { "aria-label": "what is removed" });
+    choice.value = scale;
+    document.getElementById("scale").append(choice);
+  }
   const [plan, bridges] = [localModel(states.lambda), localModel(states.bridge)];
   const problem = unpack(states.lambda._problem);
   const map = mapModel(states.map, problem, plan);
@@ -87,7 +99,7 @@ function open() {
   renderBridge({ model: bridges, el: document.getElementById("bridge") });
   renderLambda({ model: plan, el: document.getElementById("lambda") });
   renderMap({ model: map, el: document.getElementById("map") });
-  keepAddress({ plan, bridge: bridges, map }, problem);
+  keepAddress({ plan, bridge: bridges, map }, problem, scale);
   for (const root of document.querySelectorAll(".cocurve")) root.classList.add("cc-page");
 }
 

@@ -132,22 +132,6 @@ export function prefix(run, target) {
     stalled: !(spent >= target) };
 }
 
-/** The curve of risk over ratio along a run: ratio, node part, edge part; at most `most` points. */
-export function curveOf(problem, run, most = 120) {
-  const curve = { ratio: [0], node: [0], edge: [0] };
-  const every = Math.max(1, Math.ceil(run.order.length / most));
-  let [node, edge] = [0, 0];
-  run.order.forEach((u, k) => {
-    node += problem.half[u];
-    edge += run.edges[k];
-    if ((k + 1) % every && k + 1 < run.order.length) return;
-    curve.ratio.push(run.spent[k] / problem.total);
-    curve.node.push(node);
-    curve.edge.push(edge);
-  });
-  return curve;
-}
-
 /** The largest share of the cost that any plan can remove under the rules (subset sums). */
 export function reachable(problem, rules) {
   let most = 0;
@@ -206,16 +190,36 @@ export function viewOf(problem, controls, memory = {}) {
     realized: plan.spent / problem.total,
     removed: plan.spent,
     ...partsOf(problem, plan),
-    differs: diagonal.stalled ? null : symmetricDifference(plan.order, diagonal.order).length,
     feasible: !plan.stalled,
     reachable: memory.reachable,
     stalled: run.stalled ? (run.spent.at(-1) ?? 0) / problem.total : null,
-    curves: [
-      { strength: 0, ...curveOf(problem, memory.zero) },
-      { strength: 1, ...curveOf(problem, memory.one) },
-      { strength: controls.strength, ...curveOf(problem, run) },
-    ],
   };
+}
+
+/** A maker of plans, which remembers its runs: order(controls), null where greedy stalls before. */
+export function planMaker(problem) {
+  const runs = new Map();
+  return (controls) => {
+    const rules = rulesFor(problem, controls);
+    const key = JSON.stringify([rules.cap, controls.first, controls.last, controls.kinds, controls.strength]);
+    if (!runs.has(key)) {
+      if (runs.size > 99) runs.clear();
+      runs.set(key, greedy(problem, rules, controls.strength, targetCost(problem, MOST)));
+    }
+    const plan = prefix(runs.get(key), targetCost(problem, controls.ratio));
+    return plan.stalled ? null : plan.order;
+  };
+}
+
+/** What H predicts for a set of units, nats per token; null without H. */
+export function riskOf({ matrix, size, half }, order) {
+  if (!matrix) return null;
+  let risk = 0;
+  order.forEach((u, k) => {
+    risk += half[u];
+    for (let j = 0; j < k; j++) risk += matrix[u * size + order[j]];
+  });
+  return risk;
 }
 
 function partsOf(problem, run) {

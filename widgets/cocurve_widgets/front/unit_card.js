@@ -8,17 +8,11 @@ import { ledger, nameOf } from "./solver.js";
  * Fill the card. Returns whether everything was there: on a large model a row of H comes from the
  * kernel first.
  *
- * facts: problem; order and strength of the plan; u, the unit or null; gone, unit -> its step;
+ * facts: problem; order and strength of the plan; u, the unit; gone, unit -> its step;
  * turns, {below, above} with the lambdas at which it changes sides, or false while unknown;
  * solvedOn, the name of the surrogate if the plan was not solved on the matrix, else null.
  */
 export function drawCard(card, { problem, order, strength, u, gone, turns, solvedOn }) {
-  if (u === null) {
-    card.replaceChildren(h("h4", {}, "Unit"), h("p", { class: "cc-muted" },
-      "Point at a unit of the map, or move with the arrow keys, to see what it costs alone, its " +
-      "strongest partners, and the step that removes it."));
-    return true;
-  }
   const found = ledger(problem, order, strength, u);
   if (!found) {
     card.replaceChildren(h("h4", {}, nameOf(problem, u)), h("p", {}, "waiting for the kernel"));

@@ -1,8 +1,8 @@
 // The map of the lambda explorer: every unit a cell, layer across, attention above FFN.
 
-import { COLORS, fit } from "./kit.js";
-import { KINDS, layerLabels } from "./plan_pictures.js";
+import { fit, ticks } from "./kit.js";
 
+export const KINDS = ["attention", "ffn"];
 const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 /** Where the units stand: place(width) first, then box(u), unitAt(x, y) and step(u, key). */
@@ -14,7 +14,7 @@ export function unitGrid(problem) {
 
   grid.place = (width) => {
     const [left, top, gap] = [64, 4, attention && ffn ? 8 : 0];
-    const cell = Math.max(3, Math.min(64, (width - left - 6) / problem.numLayers));
+    const cell = Math.max(3, Math.min(110, (width - left - 6) / problem.numLayers));
     const rows = Math.max(1, attention + ffn);
     const tall = Math.max(5, Math.min(22, Math.max(250, Math.min(430, 0.72 * width)) / rows));
     grid.geometry = { left, top, gap, cell, tall, height: top + (attention + ffn) * tall + gap + 22,
@@ -40,6 +40,18 @@ export function unitGrid(problem) {
       ?? grid.unitAt(x + w / 2 + dx * w, y + t / 2 + dy * jump);
   };
   return grid;
+}
+
+/** Draw layer numbers under a picture whose columns are layers. */
+function layerLabels(pen, { problem, geometry }, y) {
+  pen.textAlign = "center";
+  for (const layer of ticks(0, problem.numLayers - 1, Math.min(12, problem.numLayers))) {
+    if (Number.isInteger(layer)) {
+      pen.fillText(layer, geometry.left + (layer + 0.5) * geometry.cell, y);
+    }
+  }
+  pen.textAlign = "left";
+  pen.fillText("layer", 0, y);
 }
 
 const FADE = 250; // ms
@@ -76,43 +88,53 @@ export class Fading {
 }
 
 /**
- * Draw the map: units that both plans remove in the color of their kind, those of A or B alone in
- * the color of that plan (A's with an empty middle: B keeps them), those about to change with a
- * corner, the brushed ones in a dashed frame, the marked ones in a solid one.
+ * Draw the map without need of color: removed units are solid, those of FFN with a stripe, kept ones
+ * an outline; + is only in the plan `inB`, − only in the other. A corner marks those about to change,
+ * a dashed frame the brushed ones, a solid one the marked ones.
  */
 export function paintMap(canvas, grid, { problem, colors, inA, inB, turning, marked, brushed, fading }) {
   const { geometry, attention, ffn } = grid;
   const pen = fit(canvas, geometry.width, geometry.height);
   const now = performance.now();
   const framed = new Set(brushed);
+  const stroke = (color, width, ...points) => {
+    Object.assign(pen, { strokeStyle: color, lineWidth: width });
+    pen.beginPath();
+    points.forEach(([x, y], k) => (k % 2 ? pen.lineTo(x, y) : pen.moveTo(x, y)));
+    pen.stroke();
+  };
   for (let u = 0; u < problem.size; u++) {
     const [x, y, w, t] = grid.box(u);
     const state = stateOf(u, inA, inB);
-    const fill = { removed: COLORS[KINDS[problem.kinds[u]]], joined: COLORS.b, left: COLORS.a,
-      kept: colors.kept }[state];
-    for (const [color, alpha] of fading.at(u, fill, now)) {
+    const solid = state === "removed" || state === "joined";
+    const ink = solid ? colors.back : colors.text;
+    for (const [color, alpha] of fading.at(u, solid ? colors.text : colors.back, now)) {
       pen.globalAlpha = alpha;
       pen.fillStyle = color;
       pen.fillRect(x + 0.5, y + 0.5, w - 1, t - 1);
     }
     pen.globalAlpha = 1;
-    if (state === "left" && Math.min(w, t) > 6) {
-      pen.fillStyle = colors.kept;
-      pen.fillRect(x + 3, y + 3, w - 6, t - 6);
-    }
+    Object.assign(pen, { strokeStyle: colors.muted, lineWidth: 1 });
+    if (!solid) pen.strokeRect(Math.round(x) + 0.5, Math.round(y) + 0.5, Math.round(w - 1), Math.round(t - 1));
+    const [cx, cy, arm] = [x + w / 2, y + t / 2, Math.min(w, t) * 0.3];
+    if (state === "joined") stroke(ink, 2, [cx - arm, cy], [cx + arm, cy], [cx, cy - arm], [cx, cy + arm]);
+    else if (state === "left") stroke(ink, 2, [cx - arm, cy], [cx + arm, cy]);
+    else if (solid && problem.kinds[u]) stroke(ink, 1.2, [x + 1, y + t - 1], [x + w - 1, y + 1]);
     if (turning.has(u)) {
-      pen.fillStyle = colors.text;
+      const size = Math.min(w, t) * 0.45;
+      pen.fillStyle = ink;
       pen.beginPath();
-      pen.moveTo(x + w - 0.5, y + 0.5);
-      pen.lineTo(x + w - 0.5 - Math.min(w, t) * 0.6, y + 0.5);
-      pen.lineTo(x + w - 0.5, y + 0.5 + Math.min(w, t) * 0.6);
+      pen.moveTo(x + w - 1.5, y + 1.5);
+      pen.lineTo(x + w - 1.5 - size, y + 1.5);
+      pen.lineTo(x + w - 1.5, y + 1.5 + size);
       pen.fill();
     }
     if (marked.includes(u) || framed.has(u)) {
-      pen.strokeStyle = colors.text;
-      pen.lineWidth = 2;
       pen.setLineDash(marked.includes(u) ? [] : [3, 2]);
-      pen.strokeRect(x + 1, y + 1, w - 2, t - 2);
+      for (const [color, width] of [[colors.back, 4], [colors.accent, 2]]) {
+        Object.assign(pen, { strokeStyle: color, lineWidth: width });
+        pen.strokeRect(x + 1, y + 1, w - 2, t - 2);
+      }
       pen.setLineDash([]);
     }
   }

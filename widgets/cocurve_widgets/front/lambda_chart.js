@@ -1,0 +1,91 @@
+// The chart of the lambda explorer: which plans of a ratio are measured, and what they say.
+
+import { planAt } from "./axis.js";
+import { lambdaChart, place, ratioCharts } from "./chart.js";
+import { h } from "./kit.js";
+import { cellsOfPath, keptRatios, mainText, markOf, measuredSteps, strengthsAt, verdict } from "./measured.js";
+import { planMaker, riskOf } from "./solver.js";
+
+const LEFT = 60; // px beside the axis, as the slider's in instrument.css
+
+/**
+ * The parts of the chart, and draw(facts, width). facts: a, b (plans or null), colors, marks, known
+ * (what is measured), now (the controls), flip (the path), axis, first (the plan at lambda 0),
+ * solvable (whether this page can solve), surrogate (its name). does: put(values), slide(place).
+ */
+export function chartPanel(problem, { put, slide }) {
+  const [chart, others] = [h("div", {}), h("div", { class: "cc-others" })];
+  const title = h("h4", { class: "cc-key" });
+  const finding = h("p", { class: "cc-finding", role: "status" });
+  const orderOf = planMaker(problem);
+  const prices = new Map(); // of plans, by their marks
+  let [drawn, panels] = ["", { key: "", list: [] }];
+
+  function priceOf(order) {
+    const mark = markOf(order);
+    if (prices.size > 2000) prices.clear();
+    if (!prices.has(mark)) prices.set(mark, riskOf(problem, order));
+    return prices.get(mark);
+  }
+  /** The plans of a ratio as cells: all of them once the path is known, until then those that were measured. */
+  function cellsAt({ known, now, flip, axis, first, solvable, b }) {
+    const strengths = strengthsAt(known, now.ratio);
+    if (!flip.stale && first && axis.cells.length === flip.breaks.length + 1) {
+      return cellsOfPath(flip, first.order, strengths, axis.cells, solvable ? priceOf : () => null);
+    }
+    const cell = (strength, order, predicted) => ({ from: axis.place(strength), to: axis.place(strength),
+      strength, own: true, order, predicted });
+    if (!solvable) return b ? [cell(now.strength, b.order, b.node + b.edge)] : [];
+    return [...new Set([...strengths, 0, 1])].sort((x, y) => x - y).map((strength) => {
+      const order = orderOf({ ...now, strength });
+      return cell(strength, order, order && priceOf(order));
+    });
+  }
+  /** The measured plans of every ratio under the guards, for the small charts. */
+  function ratiosOf({ marks, known, now, solvable }, text) {
+    const key = JSON.stringify([now.cap, now.factor, now.first, now.last, now.kinds, text, known.measured.length]);
+    if (key !== panels.key) {
+      const ratios = solvable ? keptRatios(marks).filter((ratio) => ratio > 0) : [];
+      const list = ratios.map((ratio) => {
+        const cells = strengthsAt(known, ratio).map((strength) => ({ strength, own: true, predicted: null,
+          order: orderOf({ ...now, ratio, strength }) }));
+        return { ratio, points: measuredSteps(cells, known, text).map(({ strength, risk }) => ({ strength, risk })) };
+      });
+      panels = { key, list: list.filter(({ points }) => points.length) };
+    }
+    return panels.list.map((panel) => ({ ...panel, here: Math.abs(panel.ratio - now.ratio) < 5e-4 }));
+  }
+
+  function draw(facts, wide) {
+    const { a, b, colors, marks, known, now, flip, axis, surrogate } = facts;
+    const text = mainText(known);
+    const cells = cellsAt(facts, text);
+    const names = [a, b].map((plan) => plan && markOf(plan.order));
+    const steps = measuredSteps(cells, known, text).map((step) => {
+      const mark = markOf(step.order);
+      return { ...step, here: mark === names[1], name: ["A", "B"].filter((_, k) => names[k] === mark).join(" ") };
+    });
+    const list = ratiosOf(facts, text);
+    const [width, gate] = [Math.max(240, wide), marks.gate?.strength];
+    const scene = { steps, colors, width, height: width > 560 ? 200 : 170, left: LEFT, right: 8,
+      here: axis.place(now.strength), doubt: typeof marks.trusted === "number" ? axis.place(marks.trusted) : null,
+      gate: typeof gate === "number" ? axis.place(gate) : null, gateText: `redundancy gate: ${marks.gate?.reason ?? ""}`,
+      predicted: cells.filter((cell) => cell.order && cell.predicted !== null)
+        .map(({ from, to, predicted }) => ({ from, to, value: predicted })),
+      label: "KL of the plans by lambda: measured and predicted, nats per token",
+      empty: "no plan of this ratio and these guards is measured" };
+    const key = JSON.stringify([scene, list, flip.stale]);
+    if (key === drawn) return;
+    drawn = key;
+    place(chart, lambdaChart({ ...scene, slide, go: (strength) => put({ interaction_strength: strength }) }));
+    title.replaceChildren("KL by λ (nats)", h("span", {}, h("i", { class: "cc-swatch cc-cell" }), "measured ± error"),
+      h("span", {}, h("i", { class: "cc-dash" }), `predicted by ${surrogate}`),
+      h("span", { class: "cc-muted" }, flip.stale ? "the plans are being computed"
+        : `plan ${planAt(flip.breaks, now.strength) + 1} of ${flip.breaks.length + 1}`));
+    finding.textContent = verdict(steps, now.ratio, surrogate);
+    others.hidden = list.length < 2;
+    if (list.length < 2) return;
+    place(others, ratioCharts({ panels: list, colors, width, height: 70, left: LEFT, choose: (ratio) => put({ ratio }) }));
+  }
+  return { chart, others, title, finding, draw, pictures: () => [chart.firstChild, others.firstChild] };
+}
