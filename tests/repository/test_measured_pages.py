@@ -11,7 +11,7 @@ from helpers.benchmarks import command
 NAMES = (
     "methods",
     "paired",
-    # "refitted",
+    "refitted",
     "edges",
     "strengths",
     "abilities",

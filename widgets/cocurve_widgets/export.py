@@ -107,7 +107,7 @@ def export_html(
     return path
 
 
-def _states(session: Session, **controls: float) -> dict[str, Any]:
+def _states(session: Session, **controls: Any) -> dict[str, Any]:
     """What the three instruments on a session open with."""
     plan = LambdaExplorer(session.curvature, session=session, **controls)
     bridge = BridgeExplorer(session.curvature, session=session)

@@ -372,9 +372,12 @@ def _kept(kept: KeptPlans) -> Iterator[Measured]:
             if len(alone) == 2 and alone[0] is not None and alone[1] is not None:
                 edge = _mean_and_error(rows - alone[0] - alone[1])
             source = f"{facts['source']}, {len(rows)} rows (kept)"
-            facts_of = {"by_row": tuple(rows.tolist()), "replies": plan.replies, "edge": edge}
-            found = plan.selection, *_mean_and_error(rows), source, plan.right, len(rows)
-            yield Measured(*found, **facts_of)
+            yield Measured(
+                *(plan.selection, *_mean_and_error(rows), source, plan.right, len(rows)),
+                edge=edge,
+                by_row=tuple(rows.tolist()),
+                replies=plan.replies,
+            )
 
 
 def _mean_and_error(rows: np.ndarray) -> tuple[float, float]:
