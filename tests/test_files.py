@@ -25,7 +25,7 @@ from cocurve_lab.models.loading import load_tokenizer
 from cocurve_studies.paper.published import reference_metrics
 from helpers.problems import make_units, random_curvature
 from helpers.release import Shape, write_release
-from helpers.tiny_models import CONTEXT, tiny_model, word_tokenizer
+from helpers.tiny_models import CONTEXT, tiny_model, tiny_text, word_tokenizer
 
 REFUSED = (cl.CocurveError, OSError)
 DEEP = b"[" * 100_000
@@ -192,7 +192,7 @@ def test_a_wrong_type_is_named_by_the_public_function(wrong: str, tmp_path: Path
     plan = cl.Selection.from_pruned(units, [1])
     calls: list[tuple[str, Callable[[], Any]]] = [
         ("held_out", lambda: cl.measure_plans(model, [plan], value)),
-        ("model", lambda: cl.pruning_risk(value, plan, value)),
+        ("model", lambda: cl.pruning_risk(value, plan, tiny_text())),
         ("stream", lambda: cl.load_model(tmp_path, stream=value)),
         ("curvature", lambda: cl.solve_greedy(value, 0.2)),
         ("model", lambda: cl.enumerate_units(value)),

@@ -89,12 +89,13 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     Checked are classes, numbers, texts, paths, bools, None, and unions of these.
     """
     signature = inspect.signature(function)
+    single = {x.name for x in signature.parameters.values() if x.kind not in _SEVERAL}
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         for name, value in signature.bind(*args, **kwargs).arguments.items():
             wanted = str(signature.parameters[name].annotation)
-            if not any(_fits(value, kind, function) for kind in wanted.split(" | ")):
+            if name in single and not any(_fits(value, kind, function) for kind in wanted.split(" | ")):
                 found = f"a {type(value).__name__}" if wanted[:1].isupper() else shown(value)
                 wanted = wanted.replace("os.PathLike[str]", "path").replace(" | ", " or ")
                 raise InputError(f"{name} is {found}. Give a {wanted}.")
@@ -108,12 +109,13 @@ def _fits(value: Any, kind: str, function: Any) -> bool:
     if kind in _KINDS:
         return _KINDS[kind](value)
     named = function.__globals__.get(kind)
-    if isinstance(named, type):
+    if isinstance(named, type) and not getattr(named, "_is_protocol", False):
         return isinstance(value, named)
     # imported for type checkers only
     return kind not in _NOUNS or kind in {each.__name__ for each in type(value).__mro__}
 
 
+_SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _NOUNS = {"CalibrationSet", "Curvature", "Guards", "Selection", "UnitSet"}
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "Any": lambda _: True,
