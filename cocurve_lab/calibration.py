@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,7 +65,7 @@ class CalibrationSet:
     """Rows of token ids and their scored positions: C and T(x) of eq. (risk).
 
     Attributes:
-        input_ids: [N, T] int64, without padding, on the CPU.
+        input_ids: [N, T] int64 on the CPU, without padding (but for `recipe="release"`).
         positions: [N, P] int64 in [0, T - 2]; "all" is accepted, and stored as a tensor.
         source: where the text came from.
         seed: the seed that positions and document order were drawn with; None for explicit rows.
@@ -146,9 +147,12 @@ class CalibrationSet:
                 tokenizer's. It may have none if one document fills all rows.
             bos: the token that begins every row; None begins rows as the tokenizer begins a text
                 (many add none), and "" with nothing. `source` then names it.
-            recipe: "release" makes the rows of the authors' release: documents under 32 words or
-                that look like multiple choice are left out, and no end token joins the others.
-                Their rows are padded where it was; these are full.
+            recipe: "release" makes the rows and draws the positions of the authors' release (their
+                seed is 42): documents under 32 words or that look like multiple choice are left
+                out, and a row that held end tokens is padded with them; padding is not scored, and
+                "all" scores as many positions as the shortest row has. Two things may differ:
+                their script packs by Llama 3.1's tokenizer unless told another, and their held-out
+                rows go on within the last document.
         """
         if recipe not in get_args(Recipe):
             raise InputError(f"recipe is {recipe!r}. Choose one of {get_args(Recipe)}.")
@@ -161,15 +165,16 @@ class CalibrationSet:
         if isinstance(documents, (list, tuple)):
             documents = random.Random(seed).sample(documents, len(documents))
         end = tokenizer.eos_token_id if eos is None else _token(tokenizer, eos, "eos")
-        joint = None if end is None else [end]
-        if recipe == "release":
-            documents, source, joint = _released(documents), f"{source}, the release's recipe", []
+        source = f"{source}, the release's recipe" if recipe == "release" else source
         if start:
             source = f"{source}, each row after {tokenizer.decode(start)}"
-        ids = _pack(documents, tokenizer, num_sequences, length, start, joint)
-        positions = draw_positions(num_sequences, length, positions_per_sequence, seed)
+        if recipe == "release":
+            ids, sizes = _pack_as_released(documents, tokenizer, num_sequences, length, start, end)
+            positions = _draw_as_released(sizes, positions_per_sequence, seed)
+        else:
+            ids = _pack(documents, tokenizer, num_sequences, length, start, end)
+            positions = draw_positions(num_sequences, length, positions_per_sequence, seed)
         own = text_start(tokenizer), tokenizer.eos_token_id
-        end = end if joint else own[1]
         both = () if own == (start, end) else _both_ways(ids[0], (start, end), own)
         return cls(ids, positions, source, seed, both)
 
@@ -551,7 +556,7 @@ def _pack(
     rows: int,
     length: int,
     start: list[int],
-    end: list[int] | None,
+    end: int | None,
 ) -> Tensor:
     """Join documents, each before `end`, and cut the first tokens into rows [rows, length].
 
@@ -576,9 +581,52 @@ def _pack(
                 "line), or give one longer document."
             )
         ids = bare_ids(tokenizer, text)
-        tokens += [*ids, *(end or ())]
+        tokens += ids if end is None else [*ids, end]
     cut = torch.tensor(tokens[:needed]).view(rows, -1)
     return torch.cat([torch.tensor([start], dtype=torch.int64).expand(rows, -1), cut], dim=1)
+
+
+def _pack_as_released(
+    documents: Iterable[str],
+    tokenizer: PreTrainedTokenizerBase,
+    rows: int,
+    length: int,
+    start: list[int],
+    end: int | None,
+) -> tuple[Tensor, list[int]]:
+    """Cut rows as the authors' release does; return them and the tokens of each before padding.
+
+    Each chunk of `length` tokens, with the end tokens in it, becomes text without special tokens,
+    which is read again after `start`.
+    """
+    stream, tokens, found = _released(documents), list[int](), list[list[int]]()
+    while len(found) < rows:
+        while len(tokens) < length:
+            text = next(stream, None)
+            if text is None:
+                raise TooLittle(
+                    f"the text has {len(found) * length + len(tokens)} tokens after the release's "
+                    f"recipe, but {rows} rows of {length} need {rows * length}. Give more text, "
+                    "fewer rows, or shorter ones."
+                )
+            tokens += bare_ids(tokenizer, text) + ([] if end is None else [end])
+        text = str(tokenizer.decode(tokens[:length], skip_special_tokens=True)).strip()
+        del tokens[:length]
+        if text:
+            found.append([*start, *bare_ids(tokenizer, text)][:length])
+    ids = torch.full((rows, length), end or 0)
+    for row, own in zip(ids, found, strict=True):
+        row[: len(own)] = torch.tensor(own)
+    return ids, [len(own) for own in found]
+
+
+def _draw_as_released(sizes: list[int], per_row: int | Literal["all"], seed: int) -> Tensor:
+    """Draw positions [N, P] as the authors' release does, each row with a seed of its own."""
+    drawn = draw_positions(len(sizes), min(sizes), per_row, seed)
+    for n, size in enumerate(sizes if per_row != "all" else []):
+        chosen = np.random.default_rng(seed + n).choice(size - 1, drawn.shape[1], replace=False)
+        drawn[n] = torch.from_numpy(np.sort(chosen))
+    return drawn
 
 
 def _both_ways(

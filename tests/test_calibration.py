@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -421,24 +422,38 @@ def test_where_only_the_held_out_rows_lack_text_the_error_says_so(tmp_path: Path
 
 # Recipes and mixes --------------------------------------------------------------------------------
 
+FEW: dict[str, Any] = {"positions_per_sequence": 5}
 LONG = [" ".join(f"w{(11 * d + k) % 90}" for k in range(30 + d % 6)) for d in range(40)]
 
 
-def test_the_release_s_recipe_leaves_out_documents_and_end_tokens() -> None:
+def test_the_release_s_recipe_makes_its_rows_and_positions() -> None:
     asked = [*LONG, LONG[5] + " A. w1", "Choices: " + LONG[5], LONG[5] + "\nA) w2"]
     tokenizer = opening_tokenizer("<unk>")
-    options: dict[str, Any] = {"seq_len": 16, "positions_per_sequence": "all", "recipe": "release"}
-    rows = cl.CalibrationSet.from_texts(iter(asked), tokenizer, 40, **options)
+    options: dict[str, Any] = {"seq_len": 16, "recipe": "release", "seed": 3}
+    rows = cl.CalibrationSet.from_texts(iter(asked), tokenizer, 40, **options, **FEW)
     kept = [text.split() for text in LONG if len(text.split()) >= 32]
     assert 0 < len(kept) < len(LONG)
-    expected = [int(word[1:]) + 2 for text in kept for word in text]
-    assert rows.input_ids[:, 1:].flatten().tolist() == expected[: 40 * 15]
-    assert set(rows.input_ids[:, 0].tolist()) == {1}
+    end = tokenizer.eos_token_id
+    joined = [token for text in kept for token in (*(int(word[1:]) + 2 for word in text), end)]
+    assert len(joined) > 40 * 16
+    for n, (row, drawn) in enumerate(zip(rows.input_ids, rows.scored, strict=True)):
+        chunk = [token for token in joined[16 * n : 16 * n + 16] if token != end]
+        wanted = [1, *chunk][:16]
+        assert row.tolist() == wanted + [end] * (16 - len(wanted))
+        chosen = np.random.default_rng(3 + n).choice(np.arange(len(wanted) - 1), 5, replace=False)
+        assert drawn.tolist() == sorted(chosen)
+    every = cl.CalibrationSet.from_texts(
+        iter(asked), tokenizer, 40, positions_per_sequence="all", **options
+    )
+    shortest = int((rows.input_ids != end).sum(1).min())
+    assert torch.equal(every.input_ids, rows.input_ids)
+    assert every.scored.tolist() == [list(range(shortest - 1))] * 40
     assert "the release's recipe" in rows.source
     wide = [f"w1\u00a0{text}\t\tw2\n\n\n\nw3 " for text in LONG]
     narrow = [f"w1 {text} w2\n\nw3" for text in LONG]
     spaced = (
-        cl.CalibrationSet.from_texts(iter(t), tokenizer, 40, **options) for t in (wide, narrow)
+        cl.CalibrationSet.from_texts(iter(t), tokenizer, 40, **options, **FEW)
+        for t in (wide, narrow)
     )
     assert len({found.fingerprint for found in spaced}) == 1
     with pytest.raises(cl.InputError, match="recipe"):

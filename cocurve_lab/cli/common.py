@@ -311,9 +311,9 @@ class Rows:
     )
 
     recipe: Recipe | None = flag(
-        "release: the rows of the authors' release. Documents under 32 words or that look like "
-        "multiple choice are left out, no end token joins the others, C4 is shuffled, and the "
-        "seed is 42"
+        "release: the rows and positions of the authors' release. Documents under 32 words or that "
+        "look like multiple choice are left out, end tokens become padding, C4 is shuffled, and "
+        "the seed is 42"
     )
 
     @property
