@@ -15,9 +15,9 @@ import cocurve_lab as cl
 from cocurve_lab.cli import DONE, FAILED, main
 from cocurve_lab.extensions.gguf import reading
 from cocurve_lab.models.identity import weight_marks
-from helpers.bpe import byte_level
-from helpers.gguf_files import write_gguf
-from helpers.tiny_models import full_logits
+from helpers.bpe import SIZE, byte_level
+from helpers.gguf_files import write_gguf, write_model
+from helpers.tiny_models import full_logits, tiny_model
 
 pytest.importorskip("gguf")
 TEXT = "Two words:\n\n12 numbers,  3 of them"
@@ -82,6 +82,67 @@ def test_what_it_is_not_for_is_said(file: Path, capsys: pytest.CaptureFixture[st
         with pytest.raises(cl.InputError, match=r"a\.gguf"):
             cl.load_model(file)
     assert "a.gguf" in capsys.readouterr().err
+
+
+ROPE = {"rope_type": "default", "rope_theta": 5000.0}
+READ: dict[str, dict[str, Any]] = {  # with settings that are not the defaults of their class
+    "llama": {"rms_norm_eps": 1e-3},
+    "mistral": {},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"rms_norm_eps": 1e-3},
+    "phi3": {"sliding_window": 7},
+    "gemma2": {"query_pre_attn_scalar": 256},  # which the file does not hold
+    "gemma3_text": {
+        "layers": 6,
+        "layer_types": [*["sliding_attention"] * 5, "full_attention"],
+        "rope_parameters": {
+            "full_attention": ROPE,
+            "sliding_attention": ROPE | {"rope_theta": 300.0},
+        },
+    },
+    "starcoder2": {"sliding_window": None, "norm_epsilon": 1e-3},
+    "stablelm": {
+        "use_parallel_residual": False,
+        "layer_norm_eps": 1e-3,
+        "rope_parameters": ROPE | {"partial_rotary_factor": 0.5},
+    },
+    "nemotron": {"norm_eps": 1e-3, "rope_parameters": ROPE | {"partial_rotary_factor": 1.0}},
+    "gpt2": {},
+}
+
+
+@pytest.mark.parametrize("family", READ)
+def test_each_family_computes_what_the_source_does(family: str, tmp_path: Path) -> None:
+    own = ({} if family == "gpt2" else {"rope_parameters": ROPE}) | READ[family]
+    heads = "mha" if family == "gpt2" else "gqa"
+    model = tiny_model(family, heads, vocab_size=SIZE, **own)
+    write_model(tmp_path / "a.gguf", model)
+    found, _ = cl.load_model(tmp_path / "a.gguf", device="cpu")
+    ids = torch.arange(2, 26)[None]
+    assert (full_logits(found, ids) - full_logits(model, ids)).abs().max() < 1e-5
+    assert len(cl.enumerate_units(found)) == len(cl.enumerate_units(model))
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "named"),
+    [
+        ("gemma", "gemma", "gemma"),  # transformers has no reader for it
+        ("llama", "falcon", "falcon"),  # no family of the lab
+        ("llama", "deci", "folder that it was made from"),
+        ("qwen3", "openelm", "folder that it was made from"),
+    ],
+)
+def test_other_files_are_refused_before_their_weights(
+    family: str, kind: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.gguf"
+    if kind in ("deci", "openelm"):
+        cl.export_gguf(tiny_model(family, tie_word_embeddings=True), None, file)
+    else:
+        write_gguf(file, name=kind)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", pytest.fail)
+    with pytest.raises((cl.InputError, cl.ArchitectureError), match=named):
+        cl.load_model(file, device="cpu")
 
 
 @pytest.mark.parametrize("package", ["gguf", "accelerate"])

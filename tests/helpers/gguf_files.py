@@ -1,4 +1,4 @@
-"""A tiny GGUF file, as llama.cpp's converter writes one."""
+"""Tiny GGUF files, as llama.cpp's converter writes them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import numpy as np
 from .bpe import SIZE, byte_level
 
 
-def write_gguf(path: Path, change: Callable[[Any], Any] = lambda _: None) -> None:
-    """A tiny Llama in Q4_1, with a tokenizer of the kind of SmolLM2's; `change` adds to it."""
+def write_gguf(
+    path: Path, change: Callable[[Any], Any] = lambda _: None, name: str = "llama"
+) -> None:
+    """A tiny Llama in Q4_1, with a tokenizer of the kind of SmolLM2's; `change` adds to it.
+
+    `name` is that of the architecture that it claims to be.
+    """
     from gguf import GGMLQuantizationType, GGUFWriter
     from gguf.quants import quantize
 
-    writer, rng = GGUFWriter(path, "llama"), np.random.default_rng(0)
-    for name, number in {
+    writer, rng = GGUFWriter(path, name), np.random.default_rng(0)
+    for key, number in {
         "block_count": 2, "context_length": 64, "embedding_length": 64, "feed_forward_length": 96,
         "attention.head_count": 4, "attention.head_count_kv": 2, "vocab_size": SIZE,
     }.items():  # fmt: skip
-        writer.add_uint32(f"llama.{name}", number)
+        writer.add_uint32(f"{name}.{key}", number)
     writer.add_layer_norm_rms_eps(1e-5)
-    bpe = json.loads(byte_level("smollm").backend_tokenizer.to_str())["model"]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(sorted(bpe["vocab"], key=bpe["vocab"].get))
-    writer.add_token_merges([" ".join(pair) for pair in bpe["merges"]])
-    writer.add_eos_token_id(0)
+    _add_tokenizer(writer)
     shapes = {"attn_q": (64, 64), "attn_k": (32, 64), "attn_v": (32, 64), "attn_output": (64, 64)}
     shapes |= {"ffn_gate": (96, 64), "ffn_up": (96, 64), "ffn_down": (64, 96)}
     blocks = {f"blk.{i}.{name}": shape for i in range(2) for name, shape in shapes.items()}
@@ -40,6 +40,79 @@ def write_gguf(path: Path, change: Callable[[Any], Any] = lambda _: None) -> Non
     for name in ("output_norm", *(f"blk.{i}.{n}_norm" for i in range(2) for n in ("attn", "ffn"))):
         writer.add_tensor(f"{name}.weight", rng.normal(size=64).astype(np.float32))
     change(writer)
+    _finish(writer)
+
+
+# what llama.cpp's converter writes of a model in transformers, by the family: its name there, and
+# its own keys with the setting that each holds
+_NAMES = {"mistral": "llama", "gemma3_text": "gemma3"}
+_EPSILON = ("norm_epsilon", "norm_eps", "layer_norm_eps", "layer_norm_epsilon")
+_KEYS = {
+    "attention.head_count": ("num_attention_heads",),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "attention.key_length": ("head_dim",),
+    "attention.layer_norm_epsilon": _EPSILON,
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.sliding_window": ("sliding_window",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "block_count": ("num_hidden_layers",),
+    "context_length": ("max_position_embeddings",),
+    "embedding_length": ("hidden_size",),
+    "feed_forward_length": ("intermediate_size", "n_inner"),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "vocab_size": ("vocab_size",),
+}
+
+
+def write_model(path: Path, model: Any) -> None:
+    """A model of `SIZE` tokens in float32, with the tokenizer of `write_gguf`."""
+    from gguf import MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
+
+    config = model.config
+    name = _NAMES.get(config.model_type, config.model_type)
+    writer = GGUFWriter(path, name)
+    for key, settings in _KEYS.items():
+        for number in (getattr(config, setting, None) for setting in settings):
+            if number is not None:
+                add = writer.add_float32 if isinstance(number, float) else writer.add_uint32
+                add(f"{name}.{key}", number)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for kind, key in (("full_attention", "freq_base"), ("sliding_attention", "freq_base_swa")):
+        if theta := rope.get(kind, rope if key == "freq_base" else {}).get("rope_theta"):
+            writer.add_float32(f"{name}.rope.{key}", theta)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
+    _add_tokenizer(writer)
+    if config.pad_token_id is not None:
+        writer.add_pad_token_id(config.pad_token_id)
+    arch = next(arch for arch, title in MODEL_ARCH_NAMES.items() if title == name)
+    names = get_tensor_name_map(arch, config.num_hidden_layers)
+    for weight, numbers in model.state_dict().items():
+        stem, _, end = weight.rpartition(".")
+        array = numbers.numpy()
+        if stem == "lm_head" and config.tie_word_embeddings:
+            continue
+        if name == "llama" and stem.endswith(("q_proj", "k_proj")):  # it rotates neighbors
+            array = array.reshape(-1, 2, head_dim // 2, array.shape[-1]).swapaxes(1, 2)
+            array = array.reshape(numbers.shape)
+        if name in ("gemma2", "gemma3", "nemotron") and "norm" in stem and end == "weight":
+            array = array + 1
+        if name == "gpt2" and array.ndim == 2 and ".h." in stem:
+            array = array.T
+        writer.add_tensor(f"{names.get_name(stem)}.{end}", np.ascontiguousarray(array))
+    _finish(writer)
+
+
+def _add_tokenizer(writer: Any) -> None:
+    bpe = json.loads(byte_level("smollm").backend_tokenizer.to_str())["model"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(sorted(bpe["vocab"], key=bpe["vocab"].get))
+    writer.add_token_merges([" ".join(pair) for pair in bpe["merges"]])
+    writer.add_eos_token_id(0)
+
+
+def _finish(writer: Any) -> None:
     for write in ("header", "kv_data", "tensors"):
         getattr(writer, f"write_{write}_to_file")()
     writer.close()
