@@ -114,14 +114,39 @@ def gguf_in(place: str | os.PathLike[str]) -> Path | None:
     return files[0] if files else None
 
 
-def require_no_adapter(folder: Path) -> None:
-    """Raise InputError if an adapter, alone or beside its base, is in a folder."""
-    if (folder / "adapter_config.json").exists():
+def gguf_at(place: str | os.PathLike[str], name: str, **options: Any) -> Path:
+    """Return a GGUF file of a folder, or of the hub; `options` say where the hub is asked."""
+    from transformers.utils import cached_file
+
+    if Path(place).is_dir():
+        return Path(place, name)
+    try:
+        return Path(str(cached_file(place, name, **options)))
+    except OSError as error:
+        raise explain(place, error, cache=options.get("cache_dir"), part=f"{name} of ") from error
+
+
+def require_no_adapter(place: str | os.PathLike[str], **options: Any) -> None:
+    """Raise InputError if an adapter, alone or beside its base, is in a folder or hub model."""
+    if beside(place, "adapter_config.json", **options) is not None:
+        what = "folder" if Path(place).is_dir() else "model"
         raise InputError(
-            f"the folder {str(folder)!r} holds an adapter, as PEFT saves it. Merge it first: "
+            f"the {what} {str(place)!r} holds an adapter, as PEFT saves it. Merge it first: "
             "PeftModel.from_pretrained(base, folder).merge_and_unload(), save_pretrained to a "
             "new folder, and give that. To use the base alone, move the adapter away."
         )
+
+
+def beside(place: str | os.PathLike[str], name: str, **options: Any) -> Path | None:
+    """Return a small file of a folder or hub model; None if it has none, or the hub fails."""
+    from transformers.utils import cached_file
+
+    if Path(place).is_dir():
+        return file if (file := Path(place, name)).exists() else None
+    try:
+        return Path(str(cached_file(place, name, **options)))
+    except OSError:  # a hub that fails is explained by the load
+        return None
 
 
 def _alike(path: Path) -> str:

@@ -34,10 +34,19 @@ from ..base.seams import extension, require_extension
 from .architectures import describe
 from .identity import DEMO, MANIFEST, demo_folder, is_demo, is_pruned, require_sealed
 from .layers import source_of
-from .load_errors import explain, gguf_in, require_own_files, require_place, require_usable
+from .load_errors import (
+    explain,
+    gguf_at,
+    gguf_in,
+    require_no_adapter,
+    require_own_files,
+    require_place,
+    require_usable,
+)
 from .runtime import device_name, sums_on, transient_bars
 from .weights import (
     foreign_weight,
+    is_wrapped,
     require_finite,
     require_floats,
     require_sound_files,
@@ -187,8 +196,9 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     target, place = pick_device(device), place_of(model_id)
-    if "gguf_file" in options and Path(place).is_dir():
-        place = Path(place, options.pop("gguf_file"))
+    if "gguf_file" in options:
+        place = gguf_at(place, options.pop("gguf_file"), **_picked(options, _PLACE_OPTIONS))
+        options = {name: value for name, value in options.items() if name not in _HUB_OPTIONS}
     source = str(place)
     chosen = pick_dtype(target, dtype, is_demo(source))
     if is_pruned(source):
@@ -204,23 +214,28 @@ def load_model(
     if file is not None:
         if stream or options:
             given = "stream" if stream else next(iter(options))
-            raise InputError(f"{file} is a GGUF file, which {given}= is not for. Leave it out.")
+            raise InputError(
+                f"{file} is a GGUF file, which is dequantized as a whole: {given}= is not for it. "
+                "Load it without, save it with model.save_pretrained(folder), and give that folder."
+            )
+        shapes_only(str(file))  # an unsupported family is rejected before its weights are read
         read = require_extension("gguf model", str(file))
         model = read(file, "float32" if chosen == "auto" else chosen)
         describe(model)
         keep_score_cap(model)
         return model.to(target).requires_grad_(False), load_tokenizer(file)
     options = {"trust_remote_code": False} | options  # if unset, transformers asks on stdin
+    require_no_adapter(source, **_picked(options, _PLACE_OPTIONS))
     # an unsupported family is rejected before gigabytes are downloaded
     shapes = shapes_only(source, **_picked(options, (*_HUB_OPTIONS, "attn_implementation")))
     tokenizer = load_tokenizer(model_id, **options)
     require_own_files(source, **_picked(options, _PLACE_OPTIONS))
-    if Path(source).is_dir():  # of a hub model, the files come with the load
-        try:
-            require_used_scales(source, shapes)
+    try:
+        require_used_scales(source, shapes, **_picked(options, _PLACE_OPTIONS))
+        if Path(source).is_dir():  # of a hub model, the files come with the load
             require_sound_files(source, {name: t.shape for name, t in shapes.state_dict().items()})
-        except FileFormatError as error:
-            raise InputError(str(error)) from error
+    except FileFormatError as error:
+        raise InputError(str(error)) from error
     placing: AbstractContextManager[dict[str, Any]] = nullcontext({})
     if stream:
         require_floats(source, shapes)
@@ -244,16 +259,18 @@ def load_model(
     except Exception as error:  # a damaged file can raise nearly anything
         raise explain(model_id, error, cache=options.get("cache_dir")) from error
     model, missing = loaded[0], sorted(loaded[1]["missing_keys"])
+    unexpected = sorted(loaded[1]["unexpected_keys"])
+    for name in filter(is_wrapped, unexpected):
+        raise InputError(str(foreign_weight(str(model_id), name)))
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise InputError(
             f"the files of {str(model_id)!r} hold no {', '.join(missing[:3])}{more}, for which "
             "transformers would draw random numbers. Get the whole model, and load it again."
         )
-    unexpected = loaded[1]["unexpected_keys"]
     require_used_scales(source, shapes, unexpected)
     if unexpected:  # as when they are read from the disk
-        raise foreign_weight(str(model_id), min(unexpected))
+        raise foreign_weight(str(model_id), unexpected[0])
     for name, weight in model.named_parameters():
         require_finite(weight, name, str(model_id))
     require_generation(model.generation_config, source)

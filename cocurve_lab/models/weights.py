@@ -6,6 +6,7 @@ import copy
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +19,7 @@ from ..base.schema import read_json
 from ..base.storage import fingerprint
 from .architectures import describe
 from .layers import source_of
-from .load_errors import explain, gguf_in, require_own_files
+from .load_errors import beside, explain, gguf_in, require_own_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,6 +34,11 @@ _HALVES = {
     **dict.fromkeys(("down_proj", "w2"), ("down_proj", 0)),
 }
 Part = tuple[int, int] | None
+# names that a trainer, a compiler or an adapter gives to the weights of the model inside
+_WRAPPED = re.compile(
+    r"(^|\.)(base_model\.model|module|_orig_mod|_fsdp_wrapped_module|base_layer|lora_[AB])\."
+)
+_MODELOPT = "hf_quant_config.json"  # where ModelOpt also says what it did
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -103,8 +109,16 @@ def require_shape(stored: Any, name: str, shape: Sequence[int], file: Path) -> N
 
 def quantization(shapes: PreTrainedModel) -> str | None:
     """Return the kind of quantization that the configuration of a model names, if any."""
-    settings = getattr(shapes.config, "quantization_config", None)
-    return str(settings.get("quant_method")) if isinstance(settings, dict) else settings
+    config: Any = shapes.config
+    settings = getattr(config, "quantization_config", None) or getattr(
+        config.get_text_config(decoder=True), "quantization_config", None
+    )
+    if not isinstance(settings, dict):
+        return settings
+    for bits in ("4bit", "8bit"):  # transformers has a kind for each
+        if settings.get(f"load_in_{bits}"):
+            return f"bitsandbytes_{bits}"
+    return str(settings.get("quant_method"))
 
 
 def require_floats(place: str, shapes: PreTrainedModel) -> None:
@@ -118,16 +132,20 @@ def require_floats(place: str, shapes: PreTrainedModel) -> None:
         )
 
 
-def require_used_scales(place: str, shapes: PreTrainedModel, unused: Iterable[str] = ()) -> None:
+def require_used_scales(
+    place: str, shapes: PreTrainedModel, unused: Iterable[str] = (), **options: Any
+) -> None:
     """Raise InputError if weights would be loaded without their scales; `unused` ones were.
 
     Without a quantizer, transformers leaves out scales that the model has no place for, and warns.
-    A folder is judged by its headers, before a load.
+    A folder is judged by its headers before a load, and a model of the hub by its configuration;
+    `options` are those of `open_model`.
     """
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
     found = sorted(f"a scale, {name}" for name in unused if _SCALE.search(name))
-    known = quantization(shapes) in AUTO_QUANTIZER_MAPPING  # and so unpacked
+    method = quantization(shapes)
+    known = method in AUTO_QUANTIZER_MAPPING  # and so unpacked
     if not (found or known) and Path(place).is_dir():
         own = shapes.state_dict()
         for name, stored, _ in _headers(place):
@@ -136,6 +154,14 @@ def require_used_scales(place: str, shapes: PreTrainedModel, unused: Iterable[st
                 found.append(f"{name} as {kind}")
             elif _SCALE.search(name) and name not in own:
                 found.insert(0, f"a scale, {name}")
+    elif not (found or known):
+        file = beside(place, _MODELOPT, **options)
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            if file is not None:
+                content = json.loads(file.read_text(encoding="utf-8"))
+                method = str(content["quantization"]["quant_algo"])
+        if method is not None:
+            found = [f"the method {method!r}"]
     if found:
         raise InputError(
             f"{place} holds quantized weights with {found[0]}, which transformers does not use, so "
@@ -427,10 +453,22 @@ def _own_names(model: Any, wanted: Iterable[str]) -> Callable[[str], tuple[str |
 
 def foreign_weight(place: str, name: str) -> FileFormatError:
     """Make the error for a weight that the model of a configuration does not have."""
-    return FileFormatError(
-        f"the weights of {place} hold {name}, which its configuration does not have. The folder "
-        "mixes two models: download or save the model again."
+    why = (
+        "which its configuration does not have. The folder mixes two models: download or save the "
+        "model again."
     )
+    if is_wrapped(name):
+        why = (
+            "the name inside a trainer's or an adapter's wrapper. Save the model itself: "
+            "merge_and_unload() of an adapter, unwrap_model of accelerate, or model._orig_mod of a "
+            "compiled one, then save_pretrained(folder)."
+        )
+    return FileFormatError(f"the weights of {place} hold {name}, {why}")
+
+
+def is_wrapped(name: str) -> bool:
+    """Return whether a weight is named as inside a trainer, a compiled model or an adapter."""
+    return _WRAPPED.search(name) is not None
 
 
 def require_finite(weight: Tensor, name: str, place: Any) -> None:

@@ -34,6 +34,7 @@ from ..models.loading import keep_score_cap, pick_device, read_dtype, require_ge
 from ..models.runtime import transient_bars
 from ..models.weights import (
     StoredWeights,
+    settle_ties,
     tied_names,
     weight_files,
     with_stored,
@@ -268,7 +269,13 @@ def open_pruned(folder: str | os.PathLike[str], *, mapped: bool = False) -> PreT
     sums = manifest.get("weights")
     try:
         files = weight_files(str(folder))
-        return with_stored(model, StoredWeights(model, files, mapped=mapped, sums=sums))
+        weights = StoredWeights(model, files, mapped=mapped, sums=sums)
+        if weights.separate():  # two weights that the configuration ties: transformers loads both
+            head: Any = model.get_output_embeddings()
+            head.weight = torch.nn.Parameter(torch.empty_like(head.weight), requires_grad=False)
+            settle_ties(model)
+            weights = StoredWeights(model, files, mapped=mapped, sums=sums)
+        return with_stored(model, weights)
     except InputError as error:  # its index leads elsewhere
         raise FileFormatError(str(error)) from None
 

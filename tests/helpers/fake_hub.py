@@ -26,6 +26,11 @@ REFUSALS = {  # a hub answers 401 for what does not exist as well: it does not s
     "gated": (401, "GatedRepo"),
     "missing": (401, "RepoNotFound"),
 }
+OWN: dict[str, dict[str, Any]] = {  # what models with a word in their name say in these files
+    "modelopt": {"hf_quant_config.json": {"quantization": {"quant_algo": "FP8"}}},
+    "unknown": {"config.json": {"quantization_config": {"quant_method": "new"}}},
+    "tuned": {"adapter_config.json": {"peft_type": "LORA"}},
+}
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -63,9 +68,11 @@ class Hub(BaseHTTPRequestHandler):
         if revision not in ("main", COMMIT):
             return self._answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
         file = self.folder / name
-        if not file.exists():
+        own = next((files for word, files in OWN.items() if word in self.path), {}).get(name)
+        if own is None and not file.exists():
             return self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
-        data = file.read_bytes()
+        data = file.read_bytes() if file.exists() else b"{}"
+        data = data if own is None else json.dumps(json.loads(data) | own).encode()
         tag = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'}
         return self._answer(200, data, tag)
 
@@ -148,6 +155,8 @@ def main(folder: Path, cache: Path) -> None:
         found["left"] = sorted(p.name for p in cache.rglob("*") if p.is_file())  # type: ignore[assignment]
         file_download.http_get = get
         found["good"] = attempt("org/good")
+        found["gguf"] = attempt("org/good", gguf_file="a.gguf", revision="main")
+        found |= {name: attempt(f"org/{name}") for name in OWN}
         names = ("org/gated", "org/missing", "org/go od!", "./good", "org/good")
         found["tokenizers"] = {name: attempt_tokenizer(name) for name in names}
     time.sleep = lambda _: None  # the client asks five times, with pauses, for every file

@@ -23,6 +23,7 @@ from cocurve_lab.models.identity import fingerprint_model
 from cocurve_lab.models.load_errors import explain
 from cocurve_lab.models.loading import report_device
 from helpers.bpe import SIZE, byte_level
+from helpers.gguf_files import write_gguf
 from helpers.problems import random_curvature
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
@@ -118,9 +119,11 @@ def test_a_tokenizer_that_disagrees_with_its_file_is_named(tmp_path: Path) -> No
 
 def test_every_way_a_hub_can_fail_is_a_sentence(folder: Path, tmp_path: Path) -> None:
     """A hub of our own serves one model and refuses others; see fake_hub.py."""
+    pytest.importorskip("gguf")
+    write_gguf(folder / "a.gguf")
     script = Path(__file__).parents[1] / "helpers" / "fake_hub.py"
     command = [sys.executable, str(script), str(folder), str(tmp_path / "cache")]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     found = json.loads(run.stdout.splitlines()[-1])
     for name, said in {
         "gated": "'org/gated' is gated.*hf auth login",
@@ -130,9 +133,14 @@ def test_every_way_a_hub_can_fail_is_a_sentence(folder: Path, tmp_path: Path) ->
         "full": "disk filled up.*HF_HOME",
         "full elsewhere": "disk filled up.*/elsewhere; .*cache_dir=",
         "offline": "'org/other' is not in .*cannot be reached",
+        "modelopt": "quantized weights with the method 'FP8'",
+        "unknown": "quantized weights with the method 'new'",
+        "tuned": "adapter.*merge_and_unload",
     }.items():
         assert re.match(f"InputError: .*{said}", found[name]["outcome"]), found[name]
     assert found["full"]["weights"] == 0  # the stand-in for the full disk took their place
+    assert not any(found[name]["weights"] for name in ("modelopt", "unknown", "tuned", "gguf"))
+    assert found["gguf"]["outcome"] == "LlamaForCausalLM"
     assert "config.json" in found["left"]  # of both caches, and nothing half there in either
     assert not [name for name in found["left"] if "incomplete" in name]
     assert found["good"] == {"outcome": "LlamaForCausalLM", "weights": 1}
@@ -268,7 +276,24 @@ def packed(dtype: torch.dtype, scale: str = "") -> Any:
     return weights(change)
 
 
+def renamed(change: Any) -> Any:
+    """Weights under other names, as a trainer's or an adapter's wrapper gives them."""
+
+    def rename(found: dict[str, Any]) -> None:
+        kept = {change(name): weight for name, weight in found.items()}
+        found.clear()
+        found |= kept
+
+    return weights(rename)
+
+
 DOWN = "model.layers.0.mlp.down_proj.weight"
+WRAPPED = {
+    "module": lambda name: f"module.{name}",
+    "_orig_mod": lambda name: f"_orig_mod.{name}",
+    "base_model.model": lambda name: f"base_model.model.{name}",
+    "base_layer": lambda name: name.replace("down_proj.", "down_proj.base_layer."),
+}
 DAMAGED: list[tuple[Any, str]] = [
     (packed(torch.float32, "weight_scale"), "weight_scale"),
     (packed(torch.float8_e4m3fn, "input_scale"), "input_scale"),
@@ -290,6 +315,7 @@ DAMAGED: list[tuple[Any, str]] = [
     (config(text_config={"_attn_implementation": {"": "a/b@c"}}), "'a/b@c'"),
     (config(quantization_config={"quant_method": "gptq", "bits": 4}), "missing"),
     *((file(CONFIG, content), "tiny") for content in ("[1]", "[" * 100_000, "{", "")),
+    *((renamed(change), rf"{name}.*wrapper") for name, change in WRAPPED.items()),
     (file(WEIGHTS, "not weights"), WEIGHTS),
     (half, r"model\.layers\.1\..* more"),
     (pruned, "pruned"),

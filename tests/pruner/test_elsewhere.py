@@ -106,6 +106,13 @@ def test_verbs_read_it(tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         cl.load_model(tuned)
 
 
+def test_a_separate_head_survives_a_configuration_that_ties_it(tuned: Path) -> None:
+    before = load_pruned(tuned)
+    content = json.loads((tuned / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (tuned / "config.json").write_text(json.dumps(content))
+    assert weight_marks(load_pruned(tuned)) == weight_marks(before)
+
+
 def test_a_folder_with_an_adapter_is_refused(tuned: Path) -> None:
     (tuned / "adapter_config.json").write_text("{}")
     with pytest.raises(cl.InputError, match="merge_and_unload"):

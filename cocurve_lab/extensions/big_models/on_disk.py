@@ -31,12 +31,13 @@ from ...models.identity import (
     tensor_marks,
 )
 from ...models.layers import held
-from ...models.load_errors import require_place
+from ...models.load_errors import require_no_adapter, require_place
 from ...models.loading import place_of, read_dtype, require_generation, shapes_only
 from ...models.weights import (
     StoredWeights,
     reader_of,
     require_floats,
+    require_used_scales,
     tied_names,
     weight_files,
     with_stored,
@@ -104,8 +105,11 @@ def open_model(
         pruned: Any = open_pruned(place)
         return pruned if dtype is None else pruned.to(read_dtype(dtype))
     require_place(model_id if place == str(model_id) else place)
+    require_no_adapter(place, **options)
     model: Any = shapes_only(place, **options)
     require_floats(place, model)
+    if not Path(place).is_dir():  # before its files are downloaded
+        require_used_scales(place, model, **options)
     weights = StoredWeights(model, weight_files(place, **options))
     if weights.separate():  # two weights that the configuration ties: transformers loads both
         model.config.tie_word_embeddings = False
