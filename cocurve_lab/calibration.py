@@ -711,10 +711,10 @@ def _document(record: Any, where: str, tokenizer: PreTrainedTokenizerBase | None
             return written.removeprefix(str(tokenizer.decode(text_start(tokenizer))))
         found = "\n\n".join(message["content"] for message in found)
     if not isinstance(found, str):
-        fields = f"the fields {', '.join(map(str, record))}" if isinstance(record, dict) else "none"
+        fields = isinstance(record, dict) and f"has the fields {', '.join(map(str, record))}"
         raise InputError(
-            f"{where} is no text; it has {fields}. Give a string in a field text, messages with "
-            "role and content, or prompt and completion."
+            f"{where} is no text; it {fields or f'is {shown(record)}'}. Give a string in a field "
+            "text, messages with role and content, or prompt and completion."
         )
     return found
 

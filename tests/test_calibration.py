@@ -300,7 +300,10 @@ def test_chats_are_written_by_the_template(tmp_path: Path, record: Any, text: st
         ("a.jsonl.gz", gzip.compress(LINES, mtime=0)[:-9], "gz"),
         ("a.jsonl.gz", LINES, "gz"),
         ("a.txt", "Grüße".encode("latin-1"), "UTF-8"),
-        ("a.pdf", b"%PDF-1.7\xff\xfe", "UTF-8"),
+        ("a.pdf", b"%PDF-1.7\xff\xfe", ".pdf file"),
+        ("a.jsonl.zst", LINES, ".zst file"),
+        ("a.html.gz", gzip.compress(b"<p>w1</p>", mtime=0), ".html file"),
+        ("a.jsonl", b'[{"text": "w1"}]', "[{"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

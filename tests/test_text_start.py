@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 import cocurve_lab as cl
@@ -88,19 +89,24 @@ def tasks(model: Any, tokenizer: Any, folder: Path) -> None:
 Road = Callable[[Any, Any, Path], None]
 
 
-@pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
+@pytest.mark.parametrize("kind", ["plain", "chat", "closing"])
 @pytest.mark.parametrize("road", [rows, chats, windows, prompt, questions, tasks])
 def test_every_road_begins_as_the_tokenizer_begins_a_text(
-    road: Road, chat: bool, tmp_path: Path
+    road: Road, kind: str, tmp_path: Path
 ) -> None:
     model, tokenizer = tiny_model(), opening_tokenizer("<unk>")
-    if chat:  # this template writes the first token, as most do
+    if kind == "chat":  # this template writes the first token, as most do
         tokenizer.chat_template = "<unk> " + CHAT
+    if kind == "closing":  # w85 is in no text, and a prompt goes on where a text would end
+        known = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("<unk>", "w85")]
+        closing = TemplateProcessing("<unk> $A w85", None, known)
+        tokenizer.backend_tokenizer.post_processor = closing
     with read_by(model) as read:
         road(model, tokenizer, tmp_path)
     assert read
     counts = [(row == START).sum().item() for row in read]
     assert (counts, [int(row[0]) for row in read]) == ([1] * len(read), [START] * len(read))
+    assert not any((row == 87).any() for row in read)
     with read_by(model) as bare:  # where the tokenizer adds nothing, there is nothing
         road(model, word_tokenizer(), tmp_path)
     assert not any((row == START).any() for row in bare)

@@ -15,6 +15,11 @@ from .files import MOST_BYTES, open_regular, read_regular
 from .schema import parse_json
 
 TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+_OTHERS = (  # known not to be text, or to hold more than text
+    *(".arrow", ".feather", ".zst", ".bz2", ".xz", ".zip", ".tar", ".7z", ".pkl", ".npy", ".npz"),
+    *(".html", ".htm", ".xml", ".yaml", ".yml", ".toml", ".ipynb", ".pdf", ".docx", ".epub"),
+    *(".xls", ".xlsx", ".sqlite", ".db"),
+)
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:
@@ -25,6 +30,11 @@ def kind_of(path: str | os.PathLike[str]) -> str:
 
 def read_text(path: str | os.PathLike[str]) -> str:
     """Read UTF-8 text, from a .gz too; a byte-order mark is not part of it."""
+    if (kind := kind_of(path)) in _OTHERS:
+        raise InputError(
+            f"{path} is a {kind} file, which is not read. Give plain text, or a file that ends in "
+            f"{', '.join(TABLES)}; .gz is unpacked."
+        )
     content = _content(Path(path))
     try:
         return content.decode("utf-8-sig")

@@ -298,7 +298,7 @@ class _Bench:
             start = [] if self.chat else text_start(self.tokenizer)
             wrapped: Any = HFLM(
                 pretrained=self.model,
-                tokenizer=copy.deepcopy(self.tokenizer),
+                tokenizer=_opening(self.tokenizer),
                 backend="causal",
                 batch_size=self.options.batch_size,
                 max_length=self.length,
@@ -469,6 +469,19 @@ def _calm_logging() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+def _opening(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Copy a tokenizer; the copy adds nothing after a text, as a prompt goes on."""
+    from tokenizers.processors import TemplateProcessing
+
+    found: Any = copy.deepcopy(tokenizer)
+    start = text_start(found)
+    if list(found("a")["input_ids"]) != [*start, *bare_ids(found, "a")]:
+        known = list(zip(found.convert_ids_to_tokens(start), start, strict=True))
+        template = [*(token for token, _ in known), "$A"]
+        found.backend_tokenizer.post_processor = TemplateProcessing(template, None, known)
+    return found
 
 
 def _is_cut(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, length: int) -> bool:

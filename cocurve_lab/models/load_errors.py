@@ -65,7 +65,7 @@ _CAUSES: tuple[tuple[set[str] | str, str], ...] = (
         "save it with model.save_pretrained(folder), and give that folder.",
     ),
     (
-        {"ImportError"},
+        {"ImportError", "ModuleNotFoundError"},
         "{part}{name} needs a Python package that is missing ({error}). Give a model without such "
         "needs, for example one that is not quantized; or install it.",
     ),
@@ -171,6 +171,13 @@ def require_usable(content: Any, place: str | os.PathLike[str], *, attention: bo
             f"{about} is {shown(content)}, not a JSON object. Give a folder with a Hugging Face "
             "model."
         )
+    named = content.get("architectures")
+    for name in named if isinstance(named, list) else []:
+        if str(name).endswith("Classification"):
+            raise InputError(
+                f"{about} is of a {shown(name)}, which gives labels and not text. Give the "
+                "language model that it was made of."
+            )
     unused = "num_experts" if content.get("model_type") == "doge" else ""  # rows of an embedding
     for key, value in _entries(content):
         if key != unused and key.endswith(_PARTS) and isinstance(value, int) and value > MOST_PARTS:

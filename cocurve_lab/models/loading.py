@@ -47,6 +47,7 @@ from .runtime import device_name, sums_on, transient_bars
 from .weights import (
     foreign_weight,
     is_wrapped,
+    quantization,
     require_finite,
     require_floats,
     require_sound_files,
@@ -232,7 +233,7 @@ def load_model(
     require_own_files(source, **_picked(options, _PLACE_OPTIONS))
     try:
         require_used_scales(source, shapes, **_picked(options, _PLACE_OPTIONS))
-        if Path(source).is_dir():  # of a hub model, the files come with the load
+        if Path(source).is_dir() and quantization(shapes) is None:  # packed ones differ in shape
             require_sound_files(source, {name: t.shape for name, t in shapes.state_dict().items()})
     except FileFormatError as error:
         raise InputError(str(error)) from error
@@ -274,6 +275,8 @@ def load_model(
     for name, weight in model.named_parameters():
         require_finite(weight, name, str(model_id))
     require_generation(model.generation_config, source)
+    if getattr(model, "hf_quantizer", None) is None:  # a mark on weights that are not quantized
+        vars(model.config).pop("quantization_config", None)
     describe(model)
     keep_score_cap(model)
     model.cocurve_dtype = shapes.config.dtype

@@ -118,7 +118,7 @@ def quantization(shapes: PreTrainedModel) -> str | None:
     for bits in ("4bit", "8bit"):  # transformers has a kind for each
         if settings.get(f"load_in_{bits}"):
             return f"bitsandbytes_{bits}"
-    return str(settings.get("quant_method"))
+    return str(settings.get("quant_method", "no quant_method"))
 
 
 def require_floats(place: str, shapes: PreTrainedModel) -> None:
@@ -457,7 +457,9 @@ def foreign_weight(place: str, name: str) -> FileFormatError:
         "which its configuration does not have. The folder mixes two models: download or save the "
         "model again."
     )
-    if is_wrapped(name):
+    if _SCALE.search(name) or name.endswith(".g_idx"):
+        why = "so the model is quantized. Give an unquantized one, for example in bfloat16."
+    elif is_wrapped(name):
         why = (
             "the name inside a trainer's or an adapter's wrapper. Save the model itself: "
             "merge_and_unload() of an adapter, unwrap_model of accelerate, or model._orig_mod of a "

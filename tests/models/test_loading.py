@@ -307,6 +307,8 @@ DAMAGED: list[tuple[Any, str]] = [
     (config(num_hidden_layers=10**7), "num_hidden_layers = 10000000"),
     (config(n_layer=10**7, model_type="gpt2"), "n_layer = 10000000"),
     (config(num_hidden_layers=0), "no layers"),
+    (config(architectures=["LlamaForSequenceClassification"]), "labels"),
+    (config(quantization_config={"load_in_4bit": True}), "missing"),
     (config(hidden_size="64"), "tiny"),
     (config(hidden_act="nope"), "'nope'"),
     (config(hidden_size=10**18), "tiny"),
