@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import ModuleType
 
 import pytest
@@ -33,3 +34,9 @@ def test_the_page_of_the_real_model_has_the_tables_of_its_kept_plans(
 ) -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in bench.PAGES)
     assert bench.printed(name) in pages
+
+
+def test_the_page_of_gemma_has_the_tables_of_its_numbers() -> None:
+    gemma = command("bench_gemma")
+    text = gemma.PAGE.read_text(encoding="utf-8")
+    assert gemma.page(text, json.loads(gemma.NUMBERS.read_text())) == text

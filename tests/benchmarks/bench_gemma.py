@@ -1,0 +1,215 @@
+"""Measure plans of Gemma 3 270M, and put the tables into GEMMA.md.
+
+    python tests/benchmarks/bench_gemma.py --model FOLDER --c4 C4 --wikitext TEXT   # 10 minutes
+    python tests/benchmarks/bench_gemma.py --write                                  # no model
+
+FOLDER holds the GGUF file, or what `save_pretrained` wrote after `cl.load_model`, which loads
+faster. C4 and TEXT are files with one document per line: a slice of C4 in English, and the valid
+split of WikiText-2. The first command resumes from the folder of --work, and writes gemma.json
+after each step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import cocurve_lab as cl
+from cocurve_lab.measuring.risk import Meter, standard_error
+from cocurve_lab.solver.variants import measured_diagonal
+from helpers.benchmarks import error_bar
+
+NUMBERS, PAGE = (Path(__file__).with_name(name) for name in ("gemma.json", "GEMMA.md"))
+ROWS, PAIRED, POOL = 8, 4, 8  # of H; of the measured layers; layers whose pairs are measured
+JUDGED = (10, 16)  # rows of C4 that no plan has seen
+LENGTH: dict[str, Any] = {"seq_len": 128, "positions_per_sequence": 64}
+RATIOS, STRENGTHS, METHODS = (0.1, 0.2, 0.3), (0.0, 0.5, 1.0), ("magnitude", "slimllm", "shortgpt")
+TEXTS = {"c4": "C4", "wikitext": "WikiText"}
+Named = tuple[str, float, cl.Selection]
+
+
+# Measuring ----------------------------------------------------------------------------------------
+
+
+def rows_of(options: argparse.Namespace, tokenizer: Any) -> dict[str, cl.CalibrationSet]:
+    """The rows of H and those of the judges, by name."""
+    documents = [line for line in options.c4.read_text().splitlines() if line.strip()]
+    c4 = cl.CalibrationSet.from_texts(documents, tokenizer, JUDGED[1], source="C4", **LENGTH)
+    paragraphs = [x for x in options.wikitext.read_text().split("\n") if len(x) > 200]
+    wikitext = cl.CalibrationSet.from_texts(
+        paragraphs, tokenizer, JUDGED[1] - JUDGED[0], seed=3, source="WikiText-2 valid", **LENGTH
+    )
+    return {"H": c4.rows(0, ROWS), "c4": c4.rows(*JUDGED), "wikitext": wikitext}
+
+
+def without_bos(model: Any, rows: cl.CalibrationSet) -> dict[str, list[float]]:
+    """Dense nats per token of each row with and without its BOS, and the KL between the two."""
+    found: dict[str, list[float]] = {"with": [], "without": [], "kl": []}
+    for row, positions in zip(rows.input_ids, rows.positions, strict=True):
+        at = positions[positions > 0]
+        with torch.inference_mode():
+            logits = [model(row[None, n:]).logits[0, at - n] for n in (0, 1)]
+        p, q = (x.double().log_softmax(-1) for x in logits)
+        for name, value in (("with", p), ("without", q)):
+            found[name].append(-value.gather(-1, row[at + 1, None]).mean().item())
+        found["kl"].append((p.exp() * (p - q)).sum(-1).mean().item())
+    return found
+
+
+def of_curvature(options: argparse.Namespace, model: Any, rows: cl.CalibrationSet) -> cl.Curvature:
+    """H of the first rows of C4, products in bfloat16."""
+    how = cl.BuildOptions(groups=ROWS, bfloat16_products=True)
+    return cl.load_or_estimate(
+        options.work, model, cl.enumerate_units(model), rows, options=how, progress="lines"
+    )
+
+
+def plans_of(curvature: cl.Curvature) -> Iterator[Named]:
+    """Plans of H, and of the KL of each unit alone."""
+    for ratio in RATIOS:
+        for strength in STRENGTHS:
+            yield f"H, lambda {strength:g}", ratio, cl.solve_greedy(curvature, ratio, strength)
+        alone = cl.solve_greedy(measured_diagonal(curvature), ratio, 0.0)
+        yield "units by their own KL", ratio, alone
+
+
+def of_methods(options: argparse.Namespace, model: Any, rows: cl.CalibrationSet) -> Iterator[Named]:
+    """Plans of other methods, measured on the rows of H."""
+    units = cl.enumerate_units(model)
+    for name in METHODS:
+        method, file = cl.get_method(name), options.work / f"{name}.json"
+        if not file.exists():
+            evidence = method.measure(model, units, rows)
+            found = [method.select(evidence, units, ratio).to_json() for ratio in RATIOS]
+            file.write_text(json.dumps(found))
+        for ratio, plan in zip(RATIOS, json.loads(file.read_text()), strict=True):
+            yield method.title, ratio, cl.Selection.from_json(plan)
+
+
+def of_layers(options: argparse.Namespace, model: Any, rows: cl.CalibrationSet) -> Iterator[Named]:
+    """Plans of whole layers, removed alone and in pairs, on the first rows of H."""
+    keep = options.work / "layers.ckpt"
+    with torch.autocast("cpu", torch.bfloat16):
+        found = cl.measure_interactions(
+            model, "layers", rows.rows(0, PAIRED), pool=POOL, checkpoint=keep, progress="lines"
+        )
+    for ratio in RATIOS:
+        for strength in STRENGTHS:
+            yield f"measured layers, lambda {strength:g}", ratio, found.solve(ratio, strength)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Measure all, and write gemma.json after each step."""
+    options.work.mkdir(parents=True, exist_ok=True)
+    model, tokenizer = cl.load_model(options.model)
+    rows = rows_of(options, tokenizer)
+    meters = {
+        name: Meter(model, rows[name], checkpoint=options.work / name, replay=True)
+        for name in TEXTS
+    }
+    curvature = of_curvature(options, model, rows["H"])
+    correlation = np.abs(curvature.correlation()[np.triu_indices(len(curvature.units), 1)])
+    content = {
+        "units": len(curvature.units),
+        "removable": int(curvature.units.total_cost),
+        "correlation": round(float(correlation.mean()), 4),
+        "bos": {name: without_bos(model, rows[name]) for name in TEXTS},
+        "plans": [],
+    }
+    steps: tuple[Callable[[], Iterator[Named]], ...] = (
+        lambda: plans_of(curvature),
+        lambda: of_methods(options, model, rows["H"]),
+        lambda: of_layers(options, model, rows["H"]),
+    )
+    for step in steps:
+        named = list(step())
+        with torch.autocast("cpu", torch.bfloat16):
+            measured = {
+                name: meter.measure([plan for *_, plan in named], progress="lines")
+                for name, meter in meters.items()
+            }
+        for n, (name, ratio, plan) in enumerate(named):
+            content["plans"].append(
+                {"name": name, "ratio": ratio, "by_h": round(curvature.risk(plan.pruned), 4)}
+                | {text: np.round(table[n, :, 0], 5).tolist() for text, table in measured.items()}
+            )
+        NUMBERS.write_text(json.dumps(content).replace('{"name"', '\n{"name"') + "\n")
+
+
+# Tables -------------------------------------------------------------------------------------------
+
+
+def bar(values: list[float], sign: str = "") -> str:
+    rows = np.array(values)
+    return error_bar(float(rows.mean()), float(standard_error(rows[None])[0]), 3, sign)
+
+
+def tables(content: dict[str, Any]) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """The heads and cells of each table of the page."""
+    plans = {(plan["name"], plan["ratio"]): plan for plan in content["plans"]}
+    names = list(dict.fromkeys(name for name, _ in plans))
+    columns = [(ratio, text) for ratio in RATIOS for text in TEXTS]
+
+    def predicted(name: str) -> str:
+        return f"{plans[name, 0.2]['by_h']:.2f}"
+
+    yield (
+        ["plan", *(f"{ratio:.0%}, {TEXTS[text]}" for ratio, text in columns), "by H, 20%"],
+        [
+            [name, *(bar(plans[name, r][text]) for r, text in columns), predicted(name)]
+            for name in names
+        ],
+    )
+    cells = []
+    for strength in STRENGTHS[1:]:
+        cells.append([f"H, lambda {strength:g} minus 0"])
+        for ratio, text in columns:
+            with_, without = (plans[f"H, lambda {s:g}", ratio][text] for s in (strength, 0))
+            cells[-1].append(bar(np.subtract(with_, without).tolist(), "+"))
+    yield ["difference", *(f"{ratio:.0%}, {TEXTS[text]}" for ratio, text in columns)], cells
+    cells = []
+    for text, title in TEXTS.items():
+        nats = content["bos"][text]
+        seen = [f"{np.exp(np.mean(nats[name])):.1f}" for name in ("with", "without")]
+        cells.append([title, *seen, bar(nats["kl"])])
+    yield ["text", "perplexity after BOS", "without BOS", "KL between the two"], cells
+
+
+def page(text: str, content: dict[str, Any]) -> str:
+    """The page with the tables of today between its marks."""
+    for number, (heads, cells) in enumerate(tables(content)):
+        begin, end = f"<!-- table {number} -->", f"<!-- end of table {number} -->"
+        lines = [f"| {' | '.join(line)} |" for line in (heads, *cells)]
+        lines.insert(1, "|---" * len(heads) + "|")
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n\n" + "\n".join(lines) + f"\n\n{end}{rest.split(end)[1]}"
+    return text
+
+
+def main() -> None:
+    shape = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
+    parser.add_argument("--model", type=Path, help="measure this model first")
+    parser.add_argument("--c4", type=Path)
+    parser.add_argument("--wikitext", type=Path)
+    parser.add_argument("--work", type=Path, default=Path("build/gemma"), help="keeps each step")
+    parser.add_argument("--write", action="store_true", help="put the tables into the page")
+    options = parser.parse_args()
+    if options.model:
+        measure(options)
+    if options.write:
+        text = PAGE.read_text(encoding="utf-8")
+        PAGE.write_text(page(text, json.loads(NUMBERS.read_text())), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
