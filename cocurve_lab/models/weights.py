@@ -156,10 +156,9 @@ def require_used_scales(
                 found.insert(0, f"a scale, {name}")
     elif not (found or known):
         file = beside(place, _MODELOPT, **options)
-        with suppress(OSError, ValueError, LookupError, TypeError):
+        with suppress(FileFormatError, LookupError, TypeError):
             if file is not None:
-                content = json.loads(file.read_text(encoding="utf-8"))
-                method = str(content["quantization"]["quant_algo"])
+                method = str(read_json(file)["quantization"]["quant_algo"])
         if method is not None:
             found = [f"the method {method!r}"]
     if found:
