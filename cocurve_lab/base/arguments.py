@@ -94,8 +94,8 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         for name, value in signature.bind(*args, **kwargs).arguments.items():
-            wanted = str(signature.parameters[name].annotation)
-            if name in single and not any(_fits(value, kind, function) for kind in wanted.split(" | ")):
+            wanted = str(signature.parameters[name].annotation) if name in single else "Any"
+            if not any(_fits(value, kind, function) for kind in wanted.split(" | ")):
                 found = f"a {type(value).__name__}" if wanted[:1].isupper() else shown(value)
                 wanted = wanted.replace("os.PathLike[str]", "path").replace(" | ", " or ")
                 raise InputError(f"{name} is {found}. Give a {wanted}.")
