@@ -15,6 +15,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,6 +33,7 @@ from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT, HELD_OUT, MORE = (tiny_text(rows, 16, 4, seed=seed) for seed, rows in enumerate((3, 4, 4)))
+HELD_OUT = HELD_OUT.assume_unseen()  # a plan by hand does not say what it has seen
 CASES = ("same", "foreign", "allowed", "dtype", "unknown")
 PLANS, MATRICES = ("selection", "selections"), ("curvature", "surrogate")  # what arguments are
 KINDS = {"model": "model", "pruned": "pruned"} | dict.fromkeys(PLANS, "plan")
@@ -258,8 +260,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cl.save_pruned(of.pruned, place / f"pruned_{name}", tokenizer=tokenizer)
     hand = cl.Selection.from_pruned(of.plan.units, of.plan.pruned)
     (place / "plan_hand.json").write_text(hand.to_json())
+    drawn = np.random.default_rng(0).integers(90, size=(60, 30))
     (place / "text.txt").write_text(
-        "\n\n".join(" ".join(f"w{(7 * n + k) % 90}" for k in range(30)) for n in range(60))
+        "\n\n".join(" ".join(f"w{word}" for word in row) for row in drawn)
     )
     return place
 

@@ -68,7 +68,7 @@ WRONG_H = {
     "matrix of integers": ("matrix", np.eye(SIZE, dtype=np.int64), "matrix is an array of int64"),
     "matrix in one dimension": ("matrix", np.ones(SIZE), "matrix is an array of float64 and shape"),
     "layer of no model": (
-        "units.units", [["ffn", 10**7, 0, 0, 1, 1]], "a unit lies in layer 10000000"
+        "units.units", [["ffn", 10**7, 0, 0, 1, 1]], "the units reach layer 10000000"
     ),
     "cost as text": ("units.units", [["ffn", 0, 0, 0, 1, "1"]], "units.units is"),
     "layers as text": ("units.model_layers", "32", "units.model_layers is '32'"),
@@ -300,7 +300,7 @@ def test_evaluation_reports(change: dict[str, Any]) -> None:
         ({"node_terms": [-5.0]}, "node_terms has -5, but 1/2 H_uu is never negative"),
         ({"requested_ratio": 0.9}, "requested_ratio is 0.9, but its units come to"),
         ({"layer": 2**62}, "layer of a unit is 4611686018427387904"),
-        ({"layer": 10**6}, "a unit lies in layer 1000000"),
+        ({"layer": 10**6}, "the units reach layer 1000000"),
     ],
 )
 def test_plans(change: dict[str, Any], said: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -187,11 +187,13 @@ class Groups:
         units: the M units.
         grams: [G, M, M] float64, sums over positions, nats.
         positions: [G] int64, scored positions in each group.
+        provenance: that of the H, which parts of it have too.
     """
 
     units: UnitSet
     grams: np.ndarray
     positions: np.ndarray
+    provenance: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, curvature: Curvature) -> Groups:
@@ -205,7 +207,7 @@ class Groups:
         filled = positions > 0  # an empty group has no H of its own, and m_j = 0 would divide by 0
         if not filled.all():
             grams, positions = grams[filled], positions[filled]
-        found = cls(curvature.units, grams, positions)
+        found = cls(curvature.units, grams, positions, curvature.provenance)
         # an edited matrix with the groups of the original would get the error bars of the original
         pooled = grams.sum(axis=0) / positions.sum()
         gap = float(np.abs(pooled - curvature.matrix).max(initial=0.0))
@@ -223,7 +225,7 @@ class Groups:
     def weighted(self, weights: np.ndarray) -> Curvature:
         """Return H with group j counted weights[j] times, for weights [G]."""
         total = np.tensordot(weights.astype(np.float64), self.grams, axes=1)
-        return Curvature(total / (weights @ self.positions), self.units)
+        return Curvature(total / (weights @ self.positions), self.units, self.provenance)
 
     def leave_one_out(self) -> Iterator[Curvature]:
         """Yield H without each group in turn; nothing for a single group."""

@@ -257,14 +257,20 @@ def _question(record: dict[str, Any], where: str) -> Question:
 
 
 def example_prompts(
-    model_id: str | os.PathLike[str], text: CalibrationSet, tokenizer: PreTrainedTokenizerBase
+    model_id: str | os.PathLike[str],
+    text: CalibrationSet | None,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> list[str]:
     """Return prompts to continue: a model's own questions, one per capability, or row beginnings.
 
     Args:
         model_id: name or folder of the model.
-        text: held-out rows; the first 24 tokens of three rows are the prompts of other models.
+        text: held-out rows; the first 24 tokens of three rows are the prompts of models without
+            questions of their own, which need them.
         tokenizer: the tokenizer of the model.
     """
     own = [question.prompt for question in own_questions(model_id, 1)]
-    return own or [str(tokenizer.decode(row[:24])) for row in text.input_ids[:3]]
+    if not own and text is None:
+        raise InputError(f"{model_id} has no questions of its own, and text is None. Give rows.")
+    rows = () if text is None else text.input_ids[:3, :24]
+    return own or [str(tokenizer.decode(row)) for row in rows]

@@ -232,7 +232,9 @@ def test_rows_are_the_release_s_where_the_text_has_enough(
         main([*command(place, tmp_path), "--calibration", str(file), *recipe])
     release, plain, short = (paper_command._rows(options, tokenizer)[0] for options in seen)
     assert "the release's recipe" in release.source
-    assert not (release.input_ids == tokenizer.eos_token_id).any()
+    padded = release.input_ids == tokenizer.eos_token_id  # no end tokens between documents
+    assert (padded[:, 1:] >= padded[:, :-1]).all()
+    assert not padded[:, 0].any()
     assert release.seed == 42
     for rows in (plain, short):
         assert "recipe" not in rows.source

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import cocurve_lab as cl
@@ -31,7 +32,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("second")
     tiny_model(layers=6, seed=3).save_pretrained(folder)
     word_tokenizer().save_pretrained(folder)
-    words = [" ".join(f"w{(7 * n + k * k) % 60}" for k in range(90)) for n in range(240)]
+    drawn = np.random.default_rng(0).integers(60, size=(240, 90))
+    words = [" ".join(f"w{word}" for word in row) for row in drawn]
     (folder / "text.txt").write_text("\n\n".join(words))
     return {"MODEL": str(folder), "TEXT_FILE": str(folder / "text.txt")}
 

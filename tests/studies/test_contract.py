@@ -216,7 +216,9 @@ STUDIES: dict[str, Study] = {
     ),
     "edges": Study(
         in_folder(edges.edge_study, MODEL, H, TEXT, EDGES),
-        BOTH | {"curvature": C, "text": T} | asdict(EDGES),
+        BOTH
+        | {"curvature": C, "text": T}
+        | {k: v for k, v in asdict(EDGES).items() if k != "correlations"},
         structural.edge_findings,
         edges.plot_edges,
     ),

@@ -119,7 +119,7 @@ def _resampled(groups: Groups, counts: np.ndarray) -> Iterator[Curvature]:
         part = counts[start : start + step]
         sums = np.tensordot(part.astype(np.float64), groups.grams, axes=1)
         for total, positions in zip(sums, part @ groups.positions, strict=True):
-            yield Curvature(total / positions, groups.units)
+            yield Curvature(total / positions, groups.units, groups.provenance)
 
 
 def _overlap(one: np.ndarray, other: np.ndarray) -> float:

@@ -115,7 +115,7 @@ def with_correlations(curvature: Curvature, correlation: np.ndarray) -> Curvatur
     scale = np.sqrt(np.clip(curvature.saliency, 0.0, None))
     matrix = correlation * np.outer(scale, scale)
     np.fill_diagonal(matrix, curvature.saliency)
-    return Curvature(matrix, curvature.units)
+    return Curvature(matrix, curvature.units, curvature.provenance)
 
 
 def edge_agreement(curvature: Curvature, correlations: Mapping[str, np.ndarray]) -> Table:
