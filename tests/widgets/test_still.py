@@ -75,7 +75,7 @@ def test_every_instrument_outlives_its_kernel_and_leaves_picture_and_table(
 ) -> None:
     with lab.open(notebook_of(tmp_path / "first.ipynb", EVERY, LATER)) as visit:
         visit.run_all()
-        visit.page.locator(".cocurve canvas").nth(8).wait_for(state="attached")
+        visit.page.locator(".cocurve canvas").nth(6).wait_for(state="attached")
         assert visit.page.locator(".cocurve-still").first.is_hidden()
         # the state of now, not that of the moment when the cell ran
         eventually(
@@ -109,6 +109,8 @@ def exports_work_or_say_why_not(page: Any) -> None:
     """Data and picture are in the page, and the plan that it solves; the rest is the kernel's."""
     for title in ("Pruning plan by lambda", "Bridges", "Map of H"):
         root = page.get_by_role("region", name=title)
+        if (more := root.locator(".cc-more > summary")).count():
+            more.click()  # the files are folded
         names = root.locator(".cc-files button").all_text_contents()
         assert {"CSV", "PNG"} < {*names}
         for name in names:
