@@ -11,6 +11,7 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.pretrained.kept import (
+    KEPT_TEXTS,
     kept_curvature,
     kept_folder,
     kept_interactions,
@@ -103,19 +104,21 @@ def test_other_models_have_nothing_kept(short: cl.Curvature) -> None:
     assert kept_folder().is_dir()
 
 
-def test_the_h_that_ships_is_of_24_rows_with_errors() -> None:
-    curvature = kept_curvature("smollm2")
+@pytest.mark.parametrize(("text", "file"), KEPT_TEXTS.items())
+def test_the_h_that_ships_is_of_24_rows_with_errors(text: Any, file: str) -> None:
+    curvature = kept_curvature("smollm2", text)
     assert curvature is not None
     assert (len(curvature.units), curvature.provenance["sequences_done"]) == (570, 24)
     errors = cl.jackknife(curvature, "edges").standard_error
     assert 0 < np.median(errors) < np.median(np.abs(curvature.saliency))
-    assert (kept_folder() / "H.npz").stat().st_size < 6e6
+    assert (kept_folder() / file).stat().st_size < 6e6
 
 
 @pytest.mark.real
-def test_the_h_that_ships_is_of_the_fetched_model(smollm2: tuple[Any, Any]) -> None:
+@pytest.mark.parametrize("text", KEPT_TEXTS)
+def test_the_h_that_ships_is_of_the_fetched_model(smollm2: tuple[Any, Any], text: Any) -> None:
     model, _ = smollm2
-    curvature = kept_curvature("smollm2")
+    curvature = kept_curvature("smollm2", text)
     assert curvature is not None
     assert curvature.provenance["model_fingerprint"] == model_settings(model)["model_fingerprint"]
     assert curvature.units == cl.enumerate_units(model)
