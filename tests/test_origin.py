@@ -46,6 +46,7 @@ class Things(NamedTuple):
     plan: cl.Selection
     curvature: cl.Curvature
     pruned: Any
+    ranked: cl.Selection  # by another method
 
 
 def things_of(model: Any, *, known: bool = True) -> Things:
@@ -53,10 +54,12 @@ def things_of(model: Any, *, known: bool = True) -> Things:
     h = cl.estimate_curvature(model, units, TEXT, progress=False)
     if not known:
         h = cl.Curvature(h.matrix, h.units)
-    plan = cl.solve_greedy(h, 0.3)
+    plan, method = cl.solve_greedy(h, 0.3), cl.get_method("magnitude")
+    evidence = method.measure(model, units, TEXT, progress=False)
     if not known:
         plan = cl.Selection.from_pruned(units, plan.pruned)
-    return Things(plan, h, cl.prune(model, plan))
+        evidence = replace(evidence, provenance={})
+    return Things(plan, h, cl.prune(model, plan), method.select(evidence, units, 0.3))
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +106,7 @@ TABLE: dict[str, Callable[..., Any]] = {
     ),
     "split_risk": lambda m, of, **own: cl.split_risk(m, of.plan, TEXT, **QUIET, **own),
     "prune": lambda m, of, **own: cl.prune(m, of.plan, **own),
+    "a method's plan": lambda m, of, **own: cl.prune(m, of.ranked, **own),
     "repair": lambda m, of, **own: cl.repair(m, of.plan, MORE, **REPAIR, **own),
     "recover": lambda m, of, **own: cl.recover(m, of.pruned.float(), MORE, **RECOVER, **own),
     "check_equivalence": lambda m, of, **own: cl.check_equivalence(
@@ -116,7 +120,7 @@ ON_H: dict[str, Callable[..., Any]] = {
     "predicted_by": lambda h, of, **own: of.plan.predicted_by(h, **own),
 }
 DURABLE = {"search_plan", "choose_gains", "prune", "repair", "recover", "check_equivalence"}
-DURABLE |= {"choose_interaction_strength"}
+DURABLE |= {"choose_interaction_strength", "a method's plan"}
 
 
 def test_every_function_that_combines_two_has_a_row() -> None:
@@ -130,7 +134,7 @@ def test_every_function_that_combines_two_has_a_row() -> None:
             if len(kinds) > 1:
                 found.add(name)
                 assert "other_weights" in given, name
-    assert found == {*TABLE, *ON_H} - {"choose_gains", "predicted_by"}
+    assert found == {*TABLE, *ON_H} - {"choose_gains", "predicted_by", "a method's plan"}
 
 
 @pytest.mark.parametrize("case", CASES)

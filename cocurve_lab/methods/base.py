@@ -20,11 +20,12 @@ import numpy as np
 from ..base.arguments import as_path
 from ..base.atomic import write_atomically
 from ..base.errors import MismatchError, NumericalError
+from ..base.origin import LOADED, record_in
 from ..base.schema import COUNT, OBJECT, TEXT, Field, Schema, dict_of, reading, require_fields
 from ..base.storage import dump_plain, load_plain
 from ..calibration import CalibrationSet
 from ..models.architectures import Architecture, describe
-from ..models.identity import fingerprint_model, model_dtype
+from ..models.identity import known_record
 from ..models.runtime import require_measurable, require_one_device
 from ..models.units import UnitSet, require_units
 from ..pruner.cutting import prune
@@ -76,6 +77,12 @@ class Evidence:
     def scores(self) -> np.ndarray:
         """The score of each unit [M] float64; low goes first."""
         return self.arrays["scores"]
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """The fields of a plan that say of which model and text it is."""
+        text = self.provenance.get("text_windows")
+        return {"origin": record_in(self.provenance) or None, "text_windows": text}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write to `path` atomically; `load` reads it without executing anything."""
@@ -230,10 +237,13 @@ class Scored(Method):
         if not self.knows_experts:
             architecture.require_columns(self.title)
         found = self.scores(Subject(model, architecture, units, calibration, seed, progress))
-        text = calibration if self.reads_text else None
+        text, origin = calibration if self.reads_text else None, known_record(model, fresh=True)
         provenance = {
-            "model_fingerprint": fingerprint_model(model),  # reads all weights: 10 s for an 8B
-            "model_dtype": model_dtype(model),
+            "model_name": origin["name"],
+            "model_fingerprint": origin["checkpoint"][LOADED],
+            "checkpoint": origin["checkpoint"],
+            "model_dtype": origin["dtype"],
+            "text_windows": "" if text is None else text.text_windows,
             "calibration_fingerprint": None if text is None else text.fingerprint,
             "num_sequences": None if text is None else len(text),
             "seq_len": None if text is None else text.seq_len,
@@ -248,4 +258,5 @@ class Scored(Method):
     ) -> Selection:
         """Remove the lowest scores, in `order`. See `Method.select`."""
         self.require_own(evidence, units)
-        return take_in_order(units, self.order(units, evidence.scores), ratio, guards)
+        order = self.order(units, evidence.scores)
+        return take_in_order(units, order, ratio, guards, **evidence.source)

@@ -102,7 +102,7 @@ class Cbo(Scored):
         missed = fisher @ chosen + fisher.diagonal() * (0.5 - chosen)
         order, members = np.lexsort((missed / costs, 1 - chosen)), list(parts.values())
         turns = np.concatenate([members[place] for place in order]).tolist()
-        return take_in_order(units, turns, ratio, guards)
+        return take_in_order(units, turns, ratio, guards, **evidence.source)
 
 
 def gate_gradients(

@@ -99,11 +99,7 @@ class ExpertScored(Scored):
                     return
                 yield list(lowest.values())
 
-        def remove(chosen: list[int]) -> None:
-            for u in chosen:
-                plan.remove(u)
-
-        if not fill(rounds(), remove, plan.enough):
+        if not fill(rounds(), lambda chosen: [plan.remove(u) for u in chosen], plan.enough):
             raise rules.out_of_reach(
                 f"{self.title} removes experts alone, equally many of each layer, and comes to "
                 f"{plan.spent / units.total_cost:.2%}. Lower the ratio or loosen the guards.",
@@ -115,6 +111,7 @@ class ExpertScored(Scored):
             ordered=True,
             guards=guards,
             uniform=_ALONE if plan.order else False,
+            **evidence.source,
         )
 
 

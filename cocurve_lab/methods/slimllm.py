@@ -125,7 +125,7 @@ class SlimLlm(Scored):
         self.require_own(evidence, units)
         shares = layer_shares(evidence.arrays["cosine"], self.alpha)
         order = uniform_order(units, evidence.scores, shares[units.layers])
-        plan = take_in_order(units, order, ratio, guards)
+        plan = take_in_order(units, order, ratio, guards, **evidence.source)
         return _swapped(plan, evidence.arrays["swapped"]) if self.swaps else plan
 
 

@@ -25,7 +25,7 @@ dense FFN. Guards other than the kinds do not bind, as published: a layer cap wo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -101,12 +101,13 @@ class TwoSsp(Scored):
         running = np.cumsum([units.costs[ids].sum() for ids in whole[:count]])
         # a block is large: of N_attn only those that fit in the budget go, and FFN width makes up
         # the rest, which overshoots by less than one FFN group
-        count = int((running <= _budget(units, ratio)).sum())
+        budget = ratio * units.total_cost * (1 + 1e-12)  # rounding cannot exclude exact sums
+        count = int((running <= budget).sum())
         ffn = _ffn_order(units, evidence.scores)
         # the blocks after `count` are reached only where all FFN together does not fill the budget
         turns = [*_joined(whole[:count]), *ffn, *_joined(whole[count:])]
         # N_attn grows with the ratio, so plans of smaller ratios are not prefixes of larger ones
-        return replace(take_in_order(units, turns, ratio, kinds), ordered=False)
+        return take_in_order(units, turns, ratio, kinds, ordered=False, **evidence.source)
 
 
 def num_attention_blocks(units: UnitSet, ratio: float, guards: Guards, alpha: float) -> int:
@@ -119,11 +120,6 @@ def num_attention_blocks(units: UnitSet, ratio: float, guards: Guards, alpha: fl
         return 0
     layers = len(set(units.layers[units.kinds == "attention"].tolist()))
     return round(layers * ratio ** (ffn / attention / alpha))
-
-
-def _budget(units: UnitSet, ratio: float) -> float:
-    """The cost the ratio asks for, with a hair more so that rounding cannot exclude exact sums."""
-    return ratio * units.total_cost * (1 + 1e-12)
 
 
 def _ffn_order(units: UnitSet, scores: np.ndarray) -> list[int]:

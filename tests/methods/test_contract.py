@@ -20,7 +20,7 @@ from cocurve_lab.extensions.repairing import projection_inputs as inputs
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.cocurve import CoCurve
 from cocurve_lab.methods.registry import get_method, method_names
-from cocurve_lab.models.identity import fingerprint_model
+from cocurve_lab.models.identity import fingerprint_model, known_record
 from cocurve_lab.solver.guards import Guards
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import FAMILIES, GROUPS, VOCAB, tiny_model, tiny_text, word_tokenizer
@@ -167,8 +167,13 @@ def test_provenance_names_what_was_measured(name: str) -> None:
     model = dense("llama", "gqa")
     assert evidence.method == name
     assert evidence.provenance["model_fingerprint"] == fingerprint_model(model)
-    if name not in NO_TEXT:
+    plan = get_method(name).select(evidence, evidence.units, RATIO)
+    assert plan.origin["checkpoint"] == known_record(model)["checkpoint"]
+    if name in NO_TEXT:
+        assert plan.text_windows == ""
+    else:
         assert evidence.provenance["calibration_fingerprint"] == tiny_text().fingerprint
+        assert plan.text_windows == tiny_text().text_windows
 
 
 @every_method
