@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .base.arguments import as_float, as_int
+from .base.arguments import as_float, as_int, require_choice
 from .base.errors import InputError, MismatchError, one_line, shown
 from .base.records import TABLES, kind_of, read_records, read_text
 from .base.seams import extension
@@ -154,8 +154,7 @@ class CalibrationSet:
                 their script packs by Llama 3.1's tokenizer unless told another, and their held-out
                 rows go on within the last document.
         """
-        if recipe not in get_args(Recipe):
-            raise InputError(f"recipe is {recipe!r}. Choose one of {get_args(Recipe)}.")
+        require_choice(recipe, Recipe, "recipe")
         start = text_start(tokenizer, bos)
         length = _row_length(tokenizer, seq_len, len(start))
         num_sequences, seed = as_int(num_sequences, "num_sequences", 1), as_int(seed, "seed")

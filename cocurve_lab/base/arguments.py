@@ -13,7 +13,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
@@ -81,6 +81,12 @@ def require_type(value: Any, wanted: type, name: str) -> None:
     """Raise InputError, naming `name` and both types, unless a value is an instance of a class."""
     if not isinstance(value, wanted):
         raise InputError(f"{name} is a {type(value).__name__}. Give a {wanted.__name__}.")
+
+
+def require_choice(value: Any, choices: Any, name: str) -> None:
+    """Raise InputError unless a value is one of a Literal's."""
+    if value not in get_args(choices):
+        raise InputError(f"{name} is {shown(value)}. Give one of {', '.join(get_args(choices))}.")
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..base.arguments import as_int, as_list
+from ..base.arguments import as_int, as_list, require_choice
 from ..base.errors import InputError, MismatchError
 from ..base.progress import Progress, open_bar
 from ..calibration import bare_ids, require_tokenizable, text_start
@@ -55,8 +55,7 @@ class PerplexityOptions:
     starts: Starts = "every window"
 
     def __post_init__(self) -> None:
-        if self.starts not in get_args(Starts):
-            raise InputError(f"starts is {self.starts!r}. Choose one of {get_args(Starts)}.")
+        require_choice(self.starts, Starts, "starts")
         if self.join not in ("blank line", "end token"):
             raise InputError(f'join is {self.join!r}. Join documents by "blank line" or '
                              '"end token".')  # fmt: skip

@@ -7,8 +7,9 @@ pass it to `adopt`; one build then serves all four.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from ..base.arguments import require_choice
 from ..base.errors import FileFormatError, InfeasibleError, InputError, MismatchError
 from ..calibration import CalibrationSet
 from ..curvature.matrix import GROUPED, Curvature
@@ -83,9 +84,7 @@ class CoCurve(Method):
             require_strength(self.interaction_strength)
         if self.top_r < 1:
             raise InputError(f"top_r is {self.top_r}. Give a support of at least one token.")
-        if self.surrogate not in get_args(Surrogate):
-            names = ", ".join(get_args(Surrogate))
-            raise InputError(f"surrogate is {self.surrogate!r}. Give one of {names}.")
+        require_choice(self.surrogate, Surrogate, "surrogate")
         of_h = self.compensate or self.measured_diagonal or self.interaction_strength == "gate"
         if self.surrogate != "H" and of_h:
             raise InputError(

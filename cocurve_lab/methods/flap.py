@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ..base.errors import InputError
+from ..base.arguments import require_choice
 from .base import Scored, Subject
 from .filling import Block, blocks
 from .inputs import InputStatistics, per_unit, weight_columns
@@ -51,8 +51,7 @@ class Flap(Scored):
     ranks_globally = True
 
     def __post_init__(self) -> None:
-        if self.metric not in get_args(Metric):
-            raise InputError(f"metric is {self.metric!r}; choose one of {get_args(Metric)}.")
+        require_choice(self.metric, Metric, "metric")
 
     def scores(self, subject: Subject) -> np.ndarray:
         """Average the standardised metric over each unit's columns."""

@@ -26,14 +26,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..base.errors import InputError
+from ..base.arguments import require_choice
 from ..base.progress import Bar
 from ..models.architectures import Architecture, is_transposed
 from ..models.families import KINDS, Kind
@@ -66,8 +66,7 @@ class LlmPruner(Scored):
     needs_gradients = True
 
     def __post_init__(self) -> None:
-        if self.taylor not in get_args(Taylor):
-            raise InputError(f"taylor is {self.taylor!r}; choose one of {get_args(Taylor)}.")
+        require_choice(self.taylor, Taylor, "taylor")
         require_passes(self.layers_per_pass)
 
     def scores(self, subject: Subject) -> np.ndarray:

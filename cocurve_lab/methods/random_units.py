@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 
-from ..base.errors import InputError
+from ..base.arguments import require_choice
 from ..models.units import UnitSet
 from .base import Scored, Subject
 from .filling import Allocation, global_order, uniform_order
@@ -39,10 +38,7 @@ class Random(Scored):
     knows_experts = True
 
     def __post_init__(self) -> None:
-        if self.allocation not in get_args(Allocation):
-            raise InputError(
-                f"allocation is {self.allocation!r}; choose one of {get_args(Allocation)}."
-            )
+        require_choice(self.allocation, Allocation, "allocation")
 
     def scores(self, subject: Subject) -> np.ndarray:
         """Draw one number per unit; the text is not read."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
+from ..base.arguments import require_choice
 from ..base.errors import InfeasibleError, InputError
 from ..curvature.matrix import BLOCKS, Curvature
 from ..models.families import KINDS
@@ -63,9 +64,7 @@ def edge_variant(
     """
     choices = {"structure": structure, "reach": reach, "sign": sign}
     for (name, value), known in zip(choices.items(), (Structure, Reach, Sign), strict=True):
-        if value not in get_args(known):
-            listed = ", ".join(map(repr, get_args(known)))
-            raise InputError(f"{name} is {value!r}. Choose one of {listed}.")
+        require_choice(value, known, name)
     matrix = np.where(
         _kept_edges(curvature, structure, reach), _with_sign(curvature.matrix, sign), 0.0
     )

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...base.arguments import require_choice
 from ...base.atomic import replacing
 from ...base.errors import InputError
 from ...base.tables import Folded
@@ -99,8 +100,7 @@ def export_gguf(
         InputError: the file exists, or llama.cpp has no such tokenizer.
         NumericalError: a weight is not finite, or too large for the stored type.
     """
-    if dtype not in get_args(GGUFDtype):
-        raise InputError(f"dtype is {dtype!r}. Use one of {', '.join(get_args(GGUFDtype))}.")
+    require_choice(dtype, GGUFDtype, "dtype")
     target = require_target(path, overwrite)
     architecture = describe(pruned)
     architecture.require_columns("export_gguf", "Convert a stock folder with llama.cpp's own.")

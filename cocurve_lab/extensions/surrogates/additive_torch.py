@@ -6,13 +6,13 @@ This departs from the paper, as that file says.
 from __future__ import annotations
 
 from copy import copy
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...base.errors import InputError
+from ...base.arguments import require_choice
 from ...curvature.matrix import Curvature
 from ...models.loading import pick_device
 from ...models.runtime import full_precision
@@ -46,8 +46,7 @@ class TorchAdditiveKL(AdditiveKL):
         memory: int = 4 << 30,
     ) -> None:
         super().__init__(curvature)
-        if dtype not in get_args(Precision):
-            raise InputError(f"dtype is {dtype!r}. Choose float32 or float64.")
+        require_choice(dtype, Precision, "dtype")
         self.device, self.memory = pick_device(device), memory
         self.dtype: torch.dtype = getattr(torch, dtype)
 

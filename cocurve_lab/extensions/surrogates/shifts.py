@@ -22,10 +22,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
+from ...base.arguments import require_choice
 from ...base.atomic import write_atomically
 from ...base.errors import FileFormatError, InputError, MismatchError
 from ...base.schema import COUNT, TEXT, Field, Schema, array_of, reading, require_fields
@@ -88,8 +89,7 @@ class Shifts:
 
     def of(self, part: Part) -> Shifts:
         """Return the shifts at the positions of a part."""
-        if part not in get_args(Part):
-            raise InputError(f"part is {part!r}. Choose one of {', '.join(get_args(Part))}.")
+        require_choice(part, Part, "part")
         price = self.groups % _PRICE_EVERY == _PRICE_EVERY - 1
         mine = {"all": np.ones_like(price), "fit": ~price, "price": price}[part]
         if not mine.any():
