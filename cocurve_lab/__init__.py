@@ -9,18 +9,16 @@ estimator/teacher.py, estimator/replay.py, curvature/matrix.py, solver/guards.py
 solver/selection.py, pruner/slicing.py, pruner/cutting.py, pruner/equivalence.py.
 
 Above the core stand extensions/, methods/, evaluation/ and cli/; ARCHITECTURE.md explains the tree.
-Names are imported on first use, so that exploring a stored matrix needs numpy only.
+Names are imported on first use, so that exploring a stored matrix needs numpy only. Nothing else is
+imported here, because `__main__` first lets signals end the process with a word.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
-from importlib import import_module
-from types import FunctionType
-from typing import Any
-
-with suppress(ModuleNotFoundError):  # the core also works without the folder
-    import_module(f"{__name__}.extensions")  # fills the seams
+try:  # noqa: SIM105, contextlib takes longer to import than all of this
+    from . import extensions as extensions  # fills the seams
+except ModuleNotFoundError:  # the core also works without the folder
+    pass
 
 __version__ = "0.1.0"
 
@@ -107,7 +105,10 @@ _HOMES = {
 __all__ = list(_HOMES)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+    from types import FunctionType
+
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from .base.interrupts import leave, on_signals
+from .base.first_signals import leave, on_signals
 
 
 def start() -> int:

@@ -15,25 +15,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from .first_signals import INTERRUPTED as INTERRUPTED
+from .first_signals import leave
+
 if TYPE_CHECKING:
     import subprocess
 
-INTERRUPTED = 130
 _PAUSE = 0.05  # seconds until a lost interrupt is raised again; at once it is lost again
-
-
-def on_signals(handler: Any) -> None:
-    """Let Ctrl-C and SIGTERM call a handler, unless they are ignored, as in a background job."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, handler)
-
-
-def leave(*_: Any) -> None:
-    """End the process at once: the handler of its first seconds."""
-    with suppress(OSError):  # a closed stderr
-        os.write(2, b"cocurve: interrupted before anything was done; nothing is left behind.\n")
-    os._exit(INTERRUPTED)
 
 
 @contextmanager

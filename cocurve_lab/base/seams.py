@@ -6,11 +6,10 @@ file behind it is imported at the first use, so that an unused extension costs n
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
-from typing import Any
-
-from .errors import InputError
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 _HOMES: dict[str, str] = {}
 
@@ -29,6 +28,8 @@ def extension(seam: str) -> Callable[..., Any] | None:
     """Return what an extension offers for a seam, or None if no extension does."""
     if seam not in _HOMES:
         return None
+    from importlib import import_module
+
     module, _, name = _HOMES[seam].partition(":")
     return getattr(import_module(module), name)
 
@@ -37,5 +38,7 @@ def require_extension(seam: str, what: str) -> Callable[..., Any]:
     """Return what an extension offers for a seam; InputError names `what` was asked for."""
     found = extension(seam)
     if found is None:
+        from .errors import InputError
+
         raise InputError(f"{what} needs cocurve_lab.extensions, which is absent. Install it all.")
     return found

@@ -34,6 +34,24 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.argv = ["cocurve", "inventory", "demo"]
 runpy.run_module("cocurve_lab", run_name="__main__", alter_sys=True)
 """
+# what is imported until the first handler is set
+BEFORE = """
+import runpy, signal, sys
+known = {*sys.modules, "__future__"}
+def tell(*_):
+    print(*sorted(set(sys.modules) - known))
+    sys.exit()
+signal.signal = tell
+runpy.run_module("cocurve_lab", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_nothing_slow_is_imported_before_the_handlers_are_set() -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", BEFORE]
+    found = subprocess.check_output(command, text=True, env=environment).split()
+    here = ["", ".base", ".base.first_signals", ".base.seams", ".extensions"]
+    assert found == [f"cocurve_lab{name}" for name in here]
 
 
 @pytest.mark.parametrize(
