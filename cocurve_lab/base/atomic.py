@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import logging
 import os
 import re
 import secrets
@@ -28,7 +27,6 @@ try:
 except ImportError:  # Windows: nothing is locked there, so nothing is removed
     fcntl = None
 
-log = logging.getLogger(__name__)
 PARTIAL = ".cocurve-*.partial"
 _LOCK, _NEW, _OLD = "lock", "new", "old"  # inside a partial folder
 # a full disk, or a user's quota where the system knows one
@@ -255,9 +253,9 @@ def _lock(handle: int, *, wait: bool) -> bool:
     return True
 
 
-def _sync_file(path: Path) -> None:
+def _sync_file(path: Path, flags: int = os.O_RDWR) -> None:
     """Make the contents of a file survive a power cut."""
-    handle = os.open(path, os.O_RDWR)
+    handle = os.open(path, flags)
     try:
         os.fsync(handle)
     finally:
@@ -265,14 +263,6 @@ def _sync_file(path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut, if the system can sync a folder."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:  # Windows opens no folders
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        log.debug("%s cannot be synced", folder)
-    finally:
-        os.close(handle)
+    """Make a rename survive a power cut, if the system can sync a folder; Windows opens none."""
+    with suppress(OSError):
+        _sync_file(folder, os.O_RDONLY)

@@ -23,7 +23,8 @@ class Bar(tqdm):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         self._cell: Any = None  # the output that is replaced
-        if in_notebook():
+        ipython = sys.modules.get("IPython")
+        if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
             # tqdm then calls display() and writes nothing itself
             settings |= {"gui": True, "file": io.StringIO(), "ncols": 100}
         super().__init__(*args, **settings)
@@ -48,13 +49,6 @@ class Bar(tqdm):
         done = self.total is None or self.n >= self.total * (1 - 1e-9)
         if self._cell is not None and (done or not self.leave):
             self._cell.update({}, raw=True)
-
-
-def in_notebook() -> bool:
-    """Whether this is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return shell is not None and hasattr(shell, "kernel")
 
 
 def open_bar(progress: Progress, **settings: Any) -> Any:

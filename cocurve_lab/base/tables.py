@@ -126,9 +126,7 @@ def is_kept(folder: Folder, name: str, settings: Mapping[str, Any]) -> bool:
     return folder is not None and _place(folder, name, settings)[0].exists()
 
 
-def _place(
-    folder: str | os.PathLike[str], name: str, settings: Mapping[str, Any]
-) -> tuple[Path, str]:
+def _place(folder: Any, name: str, settings: Mapping[str, Any]) -> tuple[Path, str]:
     """The file of a kept table, and the fingerprint of its settings."""
     mark = fingerprint(dict(settings))
     return Path(folder) / f"study_{name}_{mark[:10]}.json", mark
@@ -294,10 +292,8 @@ def as_html(heads: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[
         rows: cells, one per column.
         left: whether a column holds words.
     """
-    number, words = (
-        "text-align: right; white-space: nowrap",
-        "text-align: left; white-space: pre-wrap",
-    )
+    number = "text-align: right; white-space: nowrap"
+    words = "text-align: left; white-space: pre-wrap"
     sides = [f"{words if side else number}; vertical-align: top" for side in left]
     lines = [
         "".join(
