@@ -466,7 +466,7 @@ def patient(find: Any, seconds: float = 240) -> Any:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Ray on this machine, with two CPUs."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install cocurve-lab[ray]")
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'cocurve-lab[ray]'")
     os.environ.pop("RAY_ADDRESS", None)  # of a cluster that is not ours
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"

@@ -57,6 +57,12 @@ def test_readme_commands_are_targets() -> None:
     assert {"lab", "demo", "test"} <= commands <= targets
 
 
+def test_extras_are_quoted_for_zsh() -> None:
+    patterns = ("cocurve_lab/**/*.py", "widgets/**/*.py", "notebooks/**/*.py", "notebooks/*.ipynb")
+    for path in [*PAGES, *(file for pattern in patterns for file in ROOT.glob(pattern))]:
+        assert not re.search(r"install [^'\n]*cocurve-lab\[", path.read_text("utf-8")), path
+
+
 def test_gallery_is_small_and_there() -> None:
     shown = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
     assert len(shown) >= 4
