@@ -99,7 +99,11 @@ class ExpertScored(Scored):
                     return
                 yield list(lowest.values())
 
-        if not fill(rounds(), lambda chosen: [plan.remove(u) for u in chosen], plan.enough):
+        def remove(chosen: list[int]) -> None:
+            for u in chosen:
+                plan.remove(u)
+
+        if not fill(rounds(), remove, plan.enough):
             raise rules.out_of_reach(
                 f"{self.title} removes experts alone, equally many of each layer, and comes to "
                 f"{plan.spent / units.total_cost:.2%}. Lower the ratio or loosen the guards.",

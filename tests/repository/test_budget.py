@@ -22,7 +22,7 @@ BUDGETS = {
     "cocurve_lab/pruner": 2_140,
     "cocurve_lab/extensions": 9_586,
     "cocurve_lab/extensions/pretrained": 546,
-    "cocurve_lab/methods": 2_444,
+    "cocurve_lab/methods": 2_445,
     "cocurve_lab/evaluation": 2_575,
     "cocurve_lab/cli": 2_546,
     "notebooks/cocurve_studies": 12_131,
