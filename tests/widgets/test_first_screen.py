@@ -265,6 +265,7 @@ def test_layers_have_a_map_a_chart_and_a_graph_of_their_own(lab: Lab) -> None:
     found = kept_interactions("smollm2", "layers")
     assert found is not None
     with lab.page(PAGE) as page:
+        page.locator(".cc-more > summary").first.click()
         page.get_by_label("what is removed").select_option("layers")
         root = page.locator(".cocurve").first
         eventually(lambda: root.get_attribute("aria-label"), lambda name: "measured KL" in name)

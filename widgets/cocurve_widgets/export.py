@@ -24,9 +24,11 @@ from .session import Session
 if TYPE_CHECKING:
     from cocurve_lab.extensions.interactions.measured import Interactions
 
+STYLES = ("instrument.css", "page.css")
 MODULES = (
     *(*LAMBDA_MODULES, "bridge_parts.js", "bridge.js"),
-    *("map_parts.js", "map_picture.js", "map_cards.js", "map.js", "address.js", "page.js"),
+    *("map_parts.js", "map_picture.js", "map_cards.js", "map.js", "address.js"),
+    *("present.js", "page.js"),
 )
 
 # The policy blocks every request, so the page can neither load nor send anything.
@@ -39,16 +41,11 @@ script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>
-:root {{ color-scheme: light dark; }}
-body {{ margin: 0 auto; max-width: 1800px; padding: 8px; font: 14px/1.5 system-ui, sans-serif; }}
-header, footer {{ padding: 0 12px; max-width: 85em; }}
-h1 {{ display: inline; font-size: 20px; margin-right: 8px; }}
-header p {{ margin: 2px 0; }}
 {css}
 </style>
 </head>
 <body>
-<header><h1>{title}</h1> <span id="scale"></span>
+<header><h1>{title}</h1>
 <p>Each cell of the map is a part of a language model: an attention head or a block of FFN
 channels. The solid ones are removed. Which of them go <em>together</em> matters: removing two can
 cost more than the sum of both, or less. Drag λ to say how much that counts in the choice, and see
@@ -98,7 +95,7 @@ def export_html(
     text = _PAGE.format(
         title=html.escape(heading + ("" if kind == "H" else f" ({kind})")),
         about=html.escape(_about(curvature)),
-        css=front("instrument.css"),
+        css=front(*STYLES),
         # no "<" at all: names may hold </script>, <!-- and <script, and each changes what follows
         data=json.dumps(_plain(states), separators=(",", ":")).replace("<", "\\u003c"),
         script=front(*MODULES),

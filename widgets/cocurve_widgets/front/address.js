@@ -50,7 +50,7 @@ function readers(units, layers) {
     protect_first: whole(0, layers), protect_last: whole(0, layers),
     kinds: some(["attention", "ffn"], 1),
     selected_unit: orNone(unit),
-    mode: oneOf("mark", "remove", "pair"), pair: atMost(2, different(unit)) };
+    mode: oneOf("mark", "remove", "pair"), pair: atMost(2, different(unit)), present: whole(0, 5) };
   const bridge = { threshold: between(0, 1), edges_of: oneOf("bridges", "all"),
     sign: oneOf("both", "positive", "negative"), blocks: some(["attention", "cross", "ffn"]), ego: bool,
     compared_ratio: orNone(between(0, 0.6)), brushed: several(unit),
@@ -157,6 +157,7 @@ export function keepAddress(models, problem, scale = "") {
     set(models.map, { ...map, playing: false, step: Math.min(step ?? most, most) });
   }
   function write() {
+    if (models.plan.get("present")) return; // its steps are not what the reader set
     const text = [scale && `scale=${scale}`, writeAddress(models, opening, ...size)].filter(Boolean).join("&");
     if (text === location.hash.slice(1)) return;
     try {

@@ -102,7 +102,8 @@ export function lambdaChart({ steps, predicted, here, doubt, gate, gateText, col
     .map(([at, name]) => text(at, height - 5, name, { "text-anchor": "middle" }));
   return sheet(width, height, colors, { role: "group", "aria-label": label, style: "cursor:pointer",
     onclick: (event) => {
-      const at = (event.clientX - event.currentTarget.getBoundingClientRect().left - left) / (width - left - right);
+      const box = event.currentTarget.getBoundingClientRect(); // larger than drawn where the page is presented
+      const at = ((event.clientX - box.left) * (width / box.width) - left) / (width - left - right);
       slide(Math.min(1, Math.max(0, at)));
     } },
   ...rules,

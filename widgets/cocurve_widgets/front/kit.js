@@ -188,10 +188,13 @@ export function watch(root, cleaner, redraw) {
   sizes.observe(root);
   const scheme = matchMedia("(prefers-color-scheme: dark)");
   scheme.addEventListener("change", late);
+  const paper = matchMedia("print"); // has a width and colors of its own, and does not wait
+  paper.addEventListener("change", redraw);
   cleaner.add(() => {
     themes.disconnect();
     sizes.disconnect();
     scheme.removeEventListener("change", late);
+    paper.removeEventListener("change", redraw);
   });
 }
 
@@ -237,7 +240,7 @@ function scaleOf() {
 
 /** Size a canvas in CSS pixels, sharp on every screen; return its cleared context. */
 export function fit(canvas, width, height) {
-  const scale = scaleOf();
+  const scale = scaleOf() * (canvas.currentCSSZoom ?? 1);
   const [w, t] = [Math.round(width * scale), Math.round(height * scale)];
   if (canvas.width !== w || canvas.height !== t) {
     canvas.width = w;

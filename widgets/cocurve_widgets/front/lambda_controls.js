@@ -63,7 +63,7 @@ export function lambdaControls(problem, does) {
 
   const reach = h("span", {});
   const slider = (name, words, box, input) => h("div", { class: `cc-slider ${name}` },
-    h("div", { class: "cc-row" }, h("span", {}, ...words), box), input);
+    input, h("div", { class: "cc-row" }, h("span", {}, ...words), box)); // the slider is the first stop of Tab
   const strength = slider("cc-along", ["λ, weight of the edges: 0 none, 1 in full"], lambdaBox, lambda);
   const share_ = slider("", ["share to remove (ratio)", reach], h("span", {}, ratioBox, " %"), ratio);
   const guards = h("div", { class: "cc-controls" },

@@ -2,10 +2,11 @@
 
 import { keepAddress } from "./address.js";
 import { renderBridge } from "./bridge.js";
-import { menu } from "./kit.js";
+import { labeled, menu } from "./kit.js";
 import { renderLambda } from "./lambda.js";
 import { renderMap } from "./map.js";
 import { pairsOf } from "./map_parts.js";
+import { presenting } from "./present.js";
 import { unpack } from "./solver.js";
 
 /** The widget model that render() needs, over plain values; save_changes announces changes. */
@@ -83,15 +84,7 @@ function open() {
   const asked = new URLSearchParams(location.hash.slice(1)).get("scale");
   const scale = Object.hasOwn(all.scales ?? {}, asked ?? "") ? asked : "";
   const states = scale ? all.scales[scale] : all;
-  if (all.scales) {
-    const names = [["", "units"], ...Object.keys(all.scales).map((name) => [name, name])];
-    const choice = menu(names, (name) => {
-      location.hash = name && `scale=${name}`;
-    }, { "aria-label": "what is removed" });
-    choice.value = scale;
-    document.getElementById("scale").append(choice);
-  }
-  const [plan, bridges] = [localModel(states.lambda), localModel(states.bridge)];
+  const [plan, bridges] = [localModel({ present: 0, ...states.lambda }), localModel(states.bridge)];
   const problem = unpack(states.lambda._problem);
   const map = mapModel(states.map, problem, plan);
   link(plan, bridges, ["selected_unit", "brushed", "plans"]);
@@ -99,8 +92,18 @@ function open() {
   renderBridge({ model: bridges, el: document.getElementById("bridge") });
   renderLambda({ model: plan, el: document.getElementById("lambda") });
   renderMap({ model: map, el: document.getElementById("map") });
+  const root = document.querySelector(".cocurve");
+  if (all.scales) {
+    const names = [["", "units"], ...Object.keys(all.scales).map((name) => [name, name])];
+    const choice = menu(names, (name) => {
+      location.hash = name && `scale=${name}`;
+    });
+    choice.value = scale;
+    root.querySelector(".cc-folded").prepend(labeled("what is removed", choice));
+  }
+  presenting(plan, root);
   keepAddress({ plan, bridge: bridges, map }, problem, scale);
-  for (const root of document.querySelectorAll(".cocurve")) root.classList.add("cc-page");
+  for (const one of document.querySelectorAll(".cocurve")) one.classList.add("cc-page");
 }
 
 if (typeof document !== "undefined" && document.getElementById("cocurve-data")) open();
