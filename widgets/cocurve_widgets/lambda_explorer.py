@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from cocurve_lab.measuring.generation import Question
 
 MODULES = (
-    *(*KIT, "solver.js", "axis.js", "compare.js", "measured.js", "chart.js"),
-    *("unit_map.js", "unit_card.js", "path_search.js", "numbers.js", "by_hand.js", "edge.js"),
-    *("lambda_controls.js", "lambda_chart.js", "lambda.js"),
+    *(*KIT, "solver.js", "axis.js", "compare.js", "measured.js", "guess.js"),
+    *("unit_map.js", "unit_card.js", "path_search.js", "numbers.js", "by_hand.js"),
+    *("chart.js", "edge.js", "lambda_controls.js", "lambda_chart.js", "lambda.js"),
 )
 MOST_RATIO = 0.6  # curves and the ratio slider end here
 PLAIN_TEXT = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}

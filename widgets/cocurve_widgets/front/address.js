@@ -50,7 +50,8 @@ function readers(units, layers) {
     protect_first: whole(0, layers), protect_last: whole(0, layers),
     kinds: some(["attention", "ffn"], 1),
     selected_unit: orNone(unit),
-    mode: oneOf("mark", "remove", "pair"), pair: atMost(2, different(unit)), present: whole(0, 5) };
+    mode: oneOf("mark", "remove", "pair"), pair: atMost(2, different(unit)), present: whole(0, 5),
+    guess: oneOf("", "1", "shown"), guesses: atMost(3, several(between(0, 1e6))) };
   const bridge = { threshold: between(0, 1), edges_of: oneOf("bridges", "all"),
     sign: oneOf("both", "positive", "negative"), blocks: some(["attention", "cross", "ffn"]), ego: bool,
     compared_ratio: orNone(between(0, 0.6)), brushed: several(unit),
@@ -70,7 +71,7 @@ function valueOf(model, name) {
 const GUARDS = ["layer_cap", "layer_cap_factor", "protect_first", "protect_last", "kinds"];
 // of plan A, as "pin.ratio" and so on; one made by hand has its units instead, as "pin.units"
 const PINNED = ["interaction_strength", "ratio", ...GUARDS];
-const rounded = (value) => (typeof value === "number" ? Number(value.toFixed(3)) : value);
+const rounded = (value) => (typeof value === "number" ? Number(Math.abs(value) < 1 ? value.toPrecision(3) : value.toFixed(3)) : value);
 const written = (value) => (value === null ? "none"
   : Array.isArray(value) ? value.map(rounded).join(",") : String(value));
 
@@ -91,6 +92,7 @@ export function readAddress(hash, units, layers) {
   for (const guards of [found.plan, found.pin]) { // there is only one cap
     if ((guards.layer_cap ?? null) !== null) delete guards.layer_cap_factor;
   }
+  if (found.plan.guess === "1") found.plan = { interaction_strength: 0, ...found.plan }; // a lesson begins there
   if (!found.pin.units) delete found.pin.units;
   return { ...found, pin: Object.keys(found.pin).length ? found.pin : null };
 }
@@ -99,6 +101,7 @@ export function readAddress(hash, units, layers) {
 export function writeAddress(models, opening, units, layers) {
   const known = readers(units, layers);
   const pairs = [];
+  if (models.plan.get("guess") === "1") opening = { ...opening, plan: { ...opening.plan, interaction_strength: 0 } };
   const add = (name, value, first) => {
     if (written(value) !== written(first ?? null)) pairs.push([name, written(value)]);
   };

@@ -3,6 +3,7 @@
 
 import { clearLabels } from "./axis.js";
 import { brief, withError } from "./compare.js";
+import { turned } from "./guess.js";
 import { COLORS, FONT, logAxis, show } from "./kit.js";
 import { share } from "./measured.js";
 
@@ -39,7 +40,7 @@ function stop(attributes, choose, ...children) {
 
 /** Put a chart in place of the one before, which keeps the focus on the same mark. */
 export function place(home, chart) {
-  const stops = (root) => [...root.querySelectorAll("[data-stop]")];
+  const stops = (root) => [...root.querySelectorAll("[data-stop], [role=slider]")];
   const held = stops(home).indexOf(document.activeElement);
   home.replaceChildren(chart);
   const now = stops(chart);
@@ -63,14 +64,17 @@ function sheet(width, height, colors, attributes, ...children) {
  * steps: measured plans [{from, to, strength, risk, error, predicted, here, name}], from and to in
  * [0, 1] along the slider; predicted: [{from, to, value}]; here: place of lambda; doubt: place above
  * which a preview is not to be trusted, or null; gate: place of its mark, or null; left, right:
- * pixels beside the slider's track. go(strength) chooses a step, slide(place) any other place.
+ * pixels beside the slider's track. go(strength) chooses a step, slide(place) any other place. A step
+ * that is `covered` shows a question mark; guesses: [{step, value}] have handles, which guess(k, value)
+ * moves if `open`; range: values that the axis has at least.
  */
 export function lambdaChart({ steps, predicted, here, doubt, gate, gateText, colors, width, height,
-  left, right, label, empty, go, slide }) {
+  left, right, label, empty, go, slide, guesses, guess, open, range }) {
   const [top, base] = [16, height - 20];
   const x = (at) => left + at * (width - left - right);
   const bounds = (step) => [step.risk, step.risk + step.error, Math.max(step.risk / 3, step.risk - step.error)];
-  const { at: y, marks: values } = klAxis([...steps.flatMap(bounds), ...predicted.map((p) => p.value)], base, top);
+  const { at: y, marks: values } = klAxis([...steps.filter((step) => !step.covered).flatMap(bounds),
+    ...predicted.map((p) => p.value), ...guesses.map((one) => one.value), ...range], base, top);
   const rules = values.map((value) => [
     svg("path", { d: `M${left} ${y(value)}H${width - right}`, stroke: colors.grid }),
     text(left - 8, y(value) + 4, show(value), { "text-anchor": "end" })]).flat();
@@ -83,6 +87,11 @@ export function lambdaChart({ steps, predicted, here, doubt, gate, gateText, col
   const marks = steps.map((step) => {
     const wide = Math.max(MARK, x(step.to) - x(step.from));
     const middle = (x(step.from) + x(step.to)) / 2;
+    if (step.covered) {
+      return stop({ role: "button", "data-strength": step.strength, "aria-label": `lambda ${show(step.strength)}: covered` },
+        () => go(step.strength), svg("rect", { x: middle - 12, y: base - 26, width: 24, height: 24, fill: "transparent" }),
+        text(middle, base - 8, "?", { "text-anchor": "middle", "font-weight": 700, fill: colors.text }));
+    }
     const [high, low] = [step.risk + step.error, step.risk - step.error].map(y);
     return stop({ role: "button", "data-strength": step.strength, "data-here": step.here ? "1" : null,
       "aria-label": `lambda ${show(step.strength)}: ${step.words}` }, () => go(step.strength),
@@ -95,6 +104,34 @@ export function lambdaChart({ steps, predicted, here, doubt, gate, gateText, col
       fill: step.here ? colors.accent : colors.text, stroke: colors.back }),
     step.name && text(middle, Math.max(11, high - 5), step.name, { "text-anchor": "middle",
       "font-weight": 700, fill: colors.text }));
+  });
+  const valueAt = (pixel, one) => one * Math.exp((pixel - y(one)) / (y(one * Math.E) - y(one)));
+  const handles = guesses.map(({ step, value }, k) => {
+    const [middle, level] = [(x(step.from) + x(step.to)) / 2, y(value)];
+    return svg("g", { role: "slider", tabindex: open ? 0 : null, style: open ? "cursor:ns-resize;touch-action:none" : "",
+      "aria-orientation": "vertical", "aria-label": `your guess at lambda ${show(step.strength)}`, "aria-valuenow": value,
+      "aria-valuemin": range[0], "aria-valuemax": range[1], "aria-disabled": String(!open), "data-lm-suppress-shortcuts": "true",
+      onclick: (event) => event.stopPropagation(),
+      onkeydown: (event) => {
+        const next = open ? turned(value, event.key) : null;
+        if (next === null) return;
+        event.preventDefault();
+        guess(k, next);
+      },
+      onpointerdown: (event) => {
+        if (!open) return;
+        event.preventDefault();
+        event.currentTarget.focus({ preventScroll: true });
+        const box = event.currentTarget.ownerSVGElement.getBoundingClientRect(); // drawn anew, in the same place
+        const move = (now) => guess(k, valueAt((now.clientY - box.top) * (height / box.height), value));
+        addEventListener("pointermove", move);
+        for (const end of ["pointerup", "pointercancel"]) {
+          addEventListener(end, () => removeEventListener("pointermove", move), { once: true });
+        }
+      } },
+    svg("rect", { x: middle - 22, y: level - 14, width: 34, height: 28, fill: "transparent" }),
+    svg("path", { d: `M${middle} ${level}l-7 -6h-14v12h14z`, fill: colors.back, stroke: colors.accent, "stroke-width": 2 }),
+    text(middle - 24, level + 4, `you ${brief(value)}`, { "text-anchor": "end", fill: colors.accent, "font-weight": 700 }));
   });
   const labels = [[x(0), "0"], ...steps.map((step) => [(x(step.from) + x(step.to)) / 2, show(Number(step.strength.toPrecision(2)))])
     .filter(([, name]) => name !== "0" && name !== "1"), [x(1), "1"]];
@@ -117,7 +154,7 @@ export function lambdaChart({ steps, predicted, here, doubt, gate, gateText, col
   gate !== null && svg("path", { class: "cc-gate", d: `M${x(gate)} ${base - 9}l5 9h-10z`, fill: colors.text },
     svg("title", {}, gateText)),
   svg("path", { d: `M${left} ${base}H${width - right}`, stroke: colors.muted }),
-  ...marks, ...names,
+  ...marks, ...names, ...handles,
   !steps.length && text((left + width - right) / 2, top + 14, empty, { "text-anchor": "middle" }));
 }
 

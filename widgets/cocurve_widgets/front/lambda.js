@@ -140,7 +140,7 @@ export function renderLambda({ model, el }) {
       `preview: not to be trusted above ${marks.trusted}; no gate mark, since the gate needs the real H`;
     guardsNow.textContent = `: ${guardWords(now)}`;
     bar.show(now, { place: axis.place(now.strength),
-      words: `${flip.stale ? "" : `, plan ${planAt(flip.breaks, now.strength) + 1} of ${flip.breaks.length + 1}`}${far ? ", not to be trusted on a preview" : ""}`,
+      words: `${flip.stale || model.get("guess") === "1" ? "" : `, plan ${planAt(flip.breaks, now.strength) + 1} of ${flip.breaks.length + 1}`}${far ? ", not to be trusted on a preview" : ""}`,
       chosen: model.get("kinds"), solvedOn: surrogate(), most: view?.reachable ?? 1 });
   }
 
@@ -318,7 +318,7 @@ export function renderLambda({ model, el }) {
     fade();
     const marks = model.get("_marks") || {};
     charts.draw({ a, b, colors, marks, known: known(), now, flip, axis, first: view.a, solvable: solvable(),
-      surrogate: surrogate() }, chartColumn.clientWidth || 600);
+      surrogate: surrogate(), guess: model.get("guess"), guesses: model.get("guesses") }, chartColumn.clientWidth || 600);
     facts.replaceChildren(note ? h("p", { role: "alert" }, `⚠ ${note}`) : "");
     buttons.pin.disabled = !b;
     buttons.swap.disabled = !a?.controls || !b;
@@ -429,7 +429,7 @@ export function renderLambda({ model, el }) {
   // Following the model ------------------------------------------------------------------------
 
   for (const name of CONTROLS) cleaner.on(model, `change:${name}`, refresh);
-  for (const name of ["selected_unit", "brushed", "_marks", "_pin", "mode", "pair", "_damage", "live"]) {
+  for (const name of ["selected_unit", "brushed", "_marks", "_pin", "mode", "pair", "_damage", "live", "guess", "guesses"]) {
     cleaner.on(model, `change:${name}`, paint);
   }
   const aging = setInterval(() => view && paintNumbers(), 10_000); // "just now" becomes "20 s ago"

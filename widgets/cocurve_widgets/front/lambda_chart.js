@@ -2,7 +2,8 @@
 
 import { planAt } from "./axis.js";
 import { lambdaChart, place, ratioCharts } from "./chart.js";
-import { h } from "./kit.js";
+import { bounded, covering, guessedSteps, guessesOn, revealed } from "./guess.js";
+import { button, h } from "./kit.js";
 import { cellsOfPath, keptRatios, mainText, markOf, measuredSteps, strengthsAt, verdict } from "./measured.js";
 import { planMaker, riskOf } from "./solver.js";
 
@@ -11,13 +12,17 @@ const LEFT = 60; // px beside the axis, as the slider's in instrument.css
 /**
  * The parts of the chart, and draw(facts, width). facts: a, b (plans or null), colors, marks, known
  * (what is measured), now (the controls), flip (the path), axis, first (the plan at lambda 0),
- * solvable (whether this page can solve), surrogate (its name). does: put(values), slide(place).
+ * solvable (whether this page can solve), surrogate (its name), guess and guesses (the traits; a
+ * notebook has none). does: put(values), slide(place).
  */
 export function chartPanel(problem, { put, slide }) {
   const [chart, others] = [h("div", {}), h("div", { class: "cc-others" })];
   const title = h("h4", { class: "cc-key" });
   const finding = h("p", { class: "cc-finding", role: "status" });
   const orderOf = planMaker(problem);
+  const cover = covering();
+  const ask = button("", "say what you expect, before you see what was measured", () => put({
+    "": { interaction_strength: 0, guess: "1", guesses: [] }, 1: { guess: "shown" }, shown: { guess: "" } }[ask.dataset.mode]));
   const prices = new Map(); // of plans, by their marks
   let [drawn, panels] = ["", { key: "", list: [] }];
 
@@ -57,35 +62,46 @@ export function chartPanel(problem, { put, slide }) {
   }
 
   function draw(facts, wide) {
-    const { a, b, colors, marks, known, now, flip, axis, surrogate } = facts;
+    const { a, b, colors, marks, known, now, flip, axis, surrogate, guess = "", guesses } = facts;
     const text = mainText(known);
     const cells = cellsAt(facts, text);
+    cover.visit(guess, b?.order);
     const names = [a, b].map((plan) => plan && markOf(plan.order));
     const steps = measuredSteps(cells, known, text).map((step) => {
       const mark = markOf(step.order);
-      return { ...step, here: mark === names[1], name: ["A", "B"].filter((_, k) => names[k] === mark).join(" ") };
+      return { ...step, here: mark === names[1], name: ["A", "B"].filter((_, k) => names[k] === mark).join(" "),
+        covered: cover.hides(step) };
     });
+    const [level, covered] = [steps[0]?.risk, guess === "1" && guessedSteps(steps).length > 0];
+    const mine = guess ? guessesOn(steps, now.ratio, guesses) : [];
     const list = ratiosOf(facts, text);
     const [width, gate] = [Math.max(240, wide), marks.gate?.strength];
     const scene = { steps, colors, width, height: width > 560 ? 200 : 170, left: LEFT, right: 8,
       here: axis.place(now.strength), doubt: typeof marks.trusted === "number" ? axis.place(marks.trusted) : null,
-      gate: typeof gate === "number" ? axis.place(gate) : null, gateText: `redundancy gate: ${marks.gate?.reason ?? ""}`,
-      predicted: cells.filter((cell) => cell.order && cell.predicted !== null)
+      guesses: mine, open: covered, range: covered ? cover.range(level) : [],
+      gate: typeof gate === "number" && !covered ? axis.place(gate) : null, gateText: `redundancy gate: ${marks.gate?.reason ?? ""}`,
+      predicted: cells.filter((cell) => cell.order && cell.predicted !== null && !(covered && cover.hides(cell)))
         .map(({ from, to, predicted }) => ({ from, to, value: predicted })),
       label: "KL of the plans by lambda: measured and predicted, nats per token",
       empty: "no plan of this ratio and these guards is measured" };
-    const key = JSON.stringify([scene, list, flip.stale]);
+    const key = JSON.stringify([scene, list, flip.stale, guess]);
     if (key === drawn) return;
     drawn = key;
-    place(chart, lambdaChart({ ...scene, slide, go: (strength) => put({ interaction_strength: strength }) }));
+    place(chart, lambdaChart({ ...scene, slide, go: (strength) => put({ interaction_strength: strength }),
+      guess: (k, value) => put({ guesses: [now.ratio, ...mine.map((one, n) => (n === k ? bounded(value, level) : one.value))] }) }));
     title.replaceChildren("KL by λ (nats)", h("span", {}, h("i", { class: "cc-swatch cc-cell" }), "measured ± error"),
       h("span", {}, h("i", { class: "cc-dash" }), `predicted by ${surrogate}`),
-      h("span", { class: "cc-muted" }, flip.stale ? "the plans are being computed"
+      h("span", { class: "cc-muted" }, flip.stale ? "the plans are being computed" : covered ? ""
         : `plan ${planAt(flip.breaks, now.strength) + 1} of ${flip.breaks.length + 1}`));
-    finding.textContent = verdict(steps, now.ratio, surrogate);
+    ask.hidden = guesses === undefined || !guessedSteps(steps).length;
+    ask.dataset.mode = guess;
+    ask.textContent = { "": "Guess first", 1: "Reveal", shown: "Done" }[guess];
+    finding.textContent = covered ? "What will the other plans cost? Drag the handles, or focus them and use the arrow keys; then reveal."
+      : `${mine.length ? `${revealed(mine, surrogate)}. ` : ""}${verdict(steps, now.ratio, surrogate)}`;
     others.hidden = list.length < 2;
+    others.style.visibility = covered ? "hidden" : "";
     if (list.length < 2) return;
     place(others, ratioCharts({ panels: list, colors, width, height: 70, left: LEFT, choose: (ratio) => put({ ratio }) }));
   }
-  return { chart, others, title, finding, draw, pictures: () => [chart.firstChild, others.firstChild] };
+  return { chart, others, title: h("div", { class: "cc-row" }, title, ask), finding, draw, pictures: () => [chart.firstChild, others.firstChild] };
 }

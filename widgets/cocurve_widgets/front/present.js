@@ -3,8 +3,8 @@
 
 import { assign, button, counted, h, percent } from "./kit.js";
 
-const LENT = ["interaction_strength", "_pin"]; // the traits that the steps set
-const planAtEnd = (strength) => ({ interaction_strength: strength, _pin: {} });
+const LENT = ["interaction_strength", "_pin", "guess"]; // the traits that the steps set
+const planAtEnd = (strength) => ({ interaction_strength: strength, _pin: {}, guess: "" });
 const marked_ = (root, name) => (root.dataset[name] ? root.dataset[name].split(" ").length : 0);
 
 /** The steps: what each frames (the first that is there), sets and says. */
