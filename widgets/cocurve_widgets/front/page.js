@@ -6,6 +6,7 @@ import { labeled, menu } from "./kit.js";
 import { renderLambda } from "./lambda.js";
 import { renderMap } from "./map.js";
 import { pairsOf } from "./map_parts.js";
+import { planFiles } from "./plan_file.js";
 import { presenting } from "./present.js";
 import { unpack } from "./solver.js";
 
@@ -99,8 +100,9 @@ function open() {
       location.hash = name && `scale=${name}`;
     });
     choice.value = scale;
-    root.querySelector(".cc-folded").prepend(labeled("what is removed", choice));
+    root.querySelector(".cc-hand").parentNode.prepend(labeled("what is removed", choice));
   }
+  if (!scale) planFiles(plan, problem, root); // a layer is no unit of a plan
   presenting(plan, root);
   keepAddress({ plan, bridge: bridges, map }, problem, scale);
   for (const one of document.querySelectorAll(".cocurve")) one.classList.add("cc-page");
