@@ -21,7 +21,6 @@ import numpy as np
 
 import cocurve_lab as cl
 from cocurve_lab.cli.demo import random_plan
-from cocurve_lab.measuring.answers import AnswerOptions
 
 STRENGTHS = (0.0, 0.25, 0.5, 1.0)
 RANDOM_PLANS = 10
@@ -106,7 +105,8 @@ def export_page(
     A ratio has as many plans as lambda in [0, 1] gives, without guards and under those that the
     page opens with. The strongest edges have the KL of both units, alone and together.
     """
-    from cocurve_widgets import Measured, Session, export_html
+    from cocurve_widgets import Session, export_html
+    from cocurve_widgets.page_measuring import measure_for_page
 
     _, held_out = cl.default_calibration(
         "demo",
@@ -115,84 +115,24 @@ def export_page(
         options.held_out_rows,
         positions_per_sequence="all",
     )
-    plans = [cl.Selection.from_pruned(curvature.units, [])]  # the dense model, for its answers
+    plans = []
     for guards in (cl.Guards(), cl.opening_guards(curvature.units)):
         for ratio in options.ratios:
             segments = cl.lambda_path(curvature, ratio, guards).segments
             plans += [segment.selection for segment in segments if segment.selection is not None]
-    print(f"{len(plans) - 1} plans at {len(options.ratios)} ratios", flush=True)
-    table = cl.measure_plans(
-        model,
-        plans,
+    session = Session(curvature, model, tokenizer)
+    measure_for_page(
+        session,
         held_out,
-        calibrated_on=curvature,
-        checkpoint=options.work / "plans.pkl",  # a second run measures nothing again
-    )
-    answers = cl.answer_accuracy(
-        model,
-        tokenizer,
-        plans,
         cl.demo_questions(QUESTIONS),
-        options=AnswerOptions(checkpoint=options.work / "answers.pkl"),
+        plans=plans,
+        pairs=PAIRS,
+        prompts=PROMPTS,
+        reply=REPLY,
+        cache=options.work,
     )
-    names = answers.capabilities
-    session = Session(curvature)
-    session.prompts = PROMPTS
-    for plan, kl, error, rows, right, said in zip(
-        plans,
-        table.mean.tolist(),
-        table.standard_error.tolist(),
-        table.kl.tolist(),
-        answers.right,
-        replies(model, tokenizer, plans),
-        strict=True,
-    ):
-        found = {name: (int(right[answers.of(name)].sum()), QUESTIONS) for name in names}
-        facts = {"abilities": found, "rows": len(rows), "by_row": tuple(rows), "replies": said}
-        session.add_measured(Measured(plan, kl, error, table.source, **facts))
-    session.add_measured(*measured_pairs(options, model, curvature, held_out))
     title = "Co-pruning curvature of the demo model"
     export_html(curvature, options.page, title=title, session=session)
-
-
-def replies(model: Any, tokenizer: Any, plans: list[cl.Selection]) -> list[tuple[str, ...]]:
-    """The first words of the answers of every plan to the prompts."""
-    found = []
-    for plan in plans:
-        with cl.ablate(model, plan):
-            said = [cl.continue_text(model, tokenizer, prompt, REPLY) for prompt in PROMPTS]
-        found.append(tuple(said))
-    return found
-
-
-def measured_pairs(
-    options: argparse.Namespace, model: Any, curvature: cl.Curvature, held_out: cl.CalibrationSet
-) -> list[Any]:
-    """The pairs of the strongest edges, strongest first, each after its two units alone."""
-    from cocurve_widgets import Measured
-
-    us, vs = np.triu_indices(len(curvature.units), 1)
-    strongest = np.argsort(-np.abs(curvature.matrix[us, vs]), kind="stable")[:PAIRS]
-    parts = [[u] for u in np.unique([us[strongest], vs[strongest]]).tolist()]
-    parts += [[int(us[k]), int(vs[k])] for k in strongest]
-    table = cl.measure_plans(
-        model,
-        [cl.Selection.from_pruned(curvature.units, part, curvature) for part in parts],
-        held_out,
-        calibrated_on=curvature,
-        checkpoint=options.work / "plans.pkl",
-    )
-    kl = {tuple(part): values for part, values in zip(parts, table.kl, strict=True)}
-    found = []
-    for part, plan, risk, error in zip(
-        parts, table.selections, table.mean.tolist(), table.standard_error.tolist(), strict=True
-    ):
-        edge = None
-        if len(part) == 2:
-            by_row = kl[tuple(part)] - kl[part[0],] - kl[part[1],]
-            edge = float(by_row.mean()), float(by_row.std(ddof=1) / np.sqrt(len(by_row)))
-        found.append(Measured(plan, risk, error, table.source, rows=len(held_out), edge=edge))
-    return found
 
 
 def shown(values: np.ndarray, digits: int = 4) -> str:

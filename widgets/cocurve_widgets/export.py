@@ -6,7 +6,7 @@ import base64
 import html
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,14 @@ from .curvature_map import CurvatureMap
 from .instrument import counted, front, matrix_name, named_matrix
 from .lambda_explorer import MODULES as LAMBDA_MODULES
 from .lambda_explorer import LambdaExplorer
+from .page_measuring import measure_for_page
 from .session import Session
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from cocurve_lab.extensions.interactions.measured import Interactions
+    from cocurve_lab.measuring.generation import Question
 
 STYLES = ("instrument.css", "page.css")
 MODULES = (
@@ -68,6 +72,11 @@ def export_html(
     title: str | None = None,
     session: Session | None = None,
     scales: Mapping[str, Interactions] | None = None,
+    model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    held_out: cl.CalibrationSet | None = None,
+    questions: Sequence[Question] = (),
+    cache: str | os.PathLike[str] | None = "kept",
 ) -> Path:
     """Write both explorers and the map of H into one HTML file, which works without a kernel.
 
@@ -81,11 +90,20 @@ def export_html(
         session: its measured plans are shown under the slider; by default there are none.
         scales: measured interactions of the same model's larger parts, by name ("layers"); the page
             then has a switch between them and the units.
+        model, tokenizer, held_out, questions: with a model and text, what the page shows is
+            measured first: plans along lambda at five ratios, the strongest pairs, right answers
+            and replies (`measure_for_page`). The cost is printed before.
+        cache: folder of what was measured: a stopped export resumes. None keeps nothing.
 
     Returns:
         The path.
     """
     own = Session(curvature) if session is None else session
+    if held_out is not None:
+        own.attach(model or own.require_model(), tokenizer)
+        measure_for_page(own, held_out, questions, cache=cache)
+    elif model is not None or questions:
+        raise cl.InputError("export_html got a model or questions, but no held_out= to measure on.")
     states = _states(own)
     if scales:
         states["scales"] = {name: _at_scale(parts, own) for name, parts in scales.items()}
