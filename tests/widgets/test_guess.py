@@ -59,7 +59,7 @@ def test_guess_by_keys_alone_then_reveal(lab: Lab) -> None:
         focused = "() => document.activeElement.getAttribute('aria-label')"
         assert page.evaluate(focused) == "lambda, weight of the edges"  # first of all
         for _ in range(12):
-            if str(page.evaluate(focused)).startswith("your guess at lambda 1"):
+            if str(page.evaluate(focused)).startswith("your guess at lambda 1:"):
                 break
             press("Tab")
         press("ArrowUp", "ArrowUp", "ArrowUp")
@@ -92,7 +92,9 @@ def test_a_visit_uncovers_one_plan_and_a_handle_follows_the_pointer(lab: Lab) ->
         root = page.locator(".cocurve").first
         marks, handles = root.locator(".cc-mark"), root.locator(".cc-chart [role=slider]")
         marks.nth(7).wait_for()
-        root.get_by_role("button", name="Guess first").click()  # λ 1, which it opens with, is covered
+        root.get_by_role(
+            "button", name="Guess first"
+        ).click()  # λ 1, which it opens with, is covered
         eventually(marks.count, lambda count: count == 1)
         root.locator("[data-strength='0.25']").click()
         eventually(marks.count, lambda count: count == 2)

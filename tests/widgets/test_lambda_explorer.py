@@ -16,12 +16,9 @@ from traitlets import TraitError
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import brief
-from cocurve_lab.measuring.generation import Question
 from cocurve_lab.solver.guards import reachable_ratio
 from cocurve_widgets import BridgeExplorer, LambdaExplorer, Measured, Session, solving
-from cocurve_widgets.packing import plan_mark
 from helpers.problems import make_units, random_curvature, with_random_shifts
-from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
 
 CURVATURE = random_curvature(make_units(6, 3, 8), seed=5)
 FREE = {"protect_first": 0, "protect_last": 0}
@@ -190,24 +187,6 @@ def test_a_plan_of_other_controls_can_be_pinned_but_not_swapped(explorer: Lambda
     assert explorer.pinned is by_hand
     with pytest.raises(cl.MismatchError, match="the plan"):
         explorer.pin(cl.Selection.from_pruned(make_units(3, 2, 2), [0]))
-
-
-def test_both_plans_are_measured_with_their_right_answers() -> None:
-    model, tokenizer = tiny_model(), word_tokenizer()
-    curvature = random_curvature(cl.enumerate_units(model, 4), seed=3)
-    explorer = LambdaExplorer(curvature, session=Session(curvature), ratio=0.4)
-    with pytest.raises(cl.InputError, match="no model"):
-        explorer.measure(tiny_text())
-    explorer.session.attach(model, tokenizer)
-    questions = [Question("easy", "w1 w2", "w3"), Question("hard", "w4", "w5")]
-    explorer.pin(cl.solve_greedy(curvature, 0.2, 1.0))
-    explorer.measure(tiny_text(), questions)
-    a, b = explorer._marks["measured"]
-    plans = [explorer.pinned.pruned, explorer.selection.pruned]
-    assert [a["plan"], b["plan"]] == [plan_mark(order) for order in plans]
-    assert b["risk"] == pytest.approx(cl.pruning_risk(model, explorer.selection, tiny_text()))
-    assert {name: asked for name, (_, asked) in b["abilities"].items()} == {"easy": 1, "hard": 1}
-    explorer.close()
 
 
 def test_next_and_previous_plan_walk_the_path(explorer: LambdaExplorer) -> None:

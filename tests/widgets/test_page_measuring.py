@@ -1,4 +1,4 @@
-"""A page of any model: what it shows is measured, the cost is told first, and a second run resumes."""
+"""A page of any model: what it shows is measured, cost told first, and a second run resumes."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from helpers.waiting import eventually
 PAGE = Path(__file__).resolve().parents[2] / "notebooks" / "explore_smollm2.html"
 # Sizes of the texts that are seen, as they are on the screen.
 SIZES = """() => [...document.querySelectorAll('body *')]
-  .filter(e => e.checkVisibility() && [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))
+  .filter(e => e.checkVisibility()
+    && [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))
   .map(e => parseFloat(getComputedStyle(e).fontSize) * e.currentCSSZoom)"""
 BOX = """() => { const box = document.querySelector('.cc-framed').getBoundingClientRect();
   return [box.top, box.bottom]; }"""

@@ -109,7 +109,7 @@ class Damage:
         if not len(values):
             return None
         when, rows = self._when.get(plan.fingerprint), tuple(values.tolist())
-        mean, error = float(values.mean()), _error(values)
+        mean, error = float(values.mean()), error_of(values)
         return MeasuredPlan(plan, mean, error, self.text, right, len(rows), when, by_row=rows)
 
     def paired(self, plan: cl.Selection, other: cl.Selection) -> Difference | None:
@@ -383,10 +383,10 @@ def _in_turn(names: Iterable[str]) -> list[tuple[int, int]]:
 def _mean(values: np.ndarray) -> Difference | None:
     """Mean over the rows that are not NaN, its standard error, and their number; None for none."""
     known = values[~np.isnan(values)]
-    return (float(known.mean()), _error(known), len(known)) if len(known) else None
+    return (float(known.mean()), error_of(known), len(known)) if len(known) else None
 
 
-def _error(values: np.ndarray) -> float:
+def error_of(values: np.ndarray) -> float:
     """Standard error of the mean; NaN for a single value."""
     if len(values) < 2:
         return float("nan")

@@ -103,7 +103,9 @@ def export_html(
         own.attach(model or own.require_model(), tokenizer)
         measure_for_page(own, held_out, questions, cache=cache)
     elif model is not None or questions:
-        raise cl.InputError("export_html got a model or questions, but no held_out= to measure on.")
+        raise cl.InputError(
+            "export_html got a model or questions, but no text to measure on. Pass held_out=."
+        )
     states = _states(own)
     if scales:
         states["scales"] = {name: _at_scale(parts, own) for name, parts in scales.items()}

@@ -25,10 +25,8 @@ from .packing import gray_image, pack_problem
 from .session import (
     CancelToken,
     Mailbox,
-    MeasuredPlan,
     Owed,
     Session,
-    measured_on,
     observers,
 )
 from .solving import EachStep, Solving, solving, surrogates_of
@@ -279,30 +277,6 @@ class LambdaExplorer(ByHand, Explorer):
             )
         self.pin(present)
         self._take(plan)
-
-    def measure(self, held_out: cl.CalibrationSet, questions: Sequence[Question] = ()) -> None:
-        """Measure A and B, and show it beside what is predicted. Runs in the calling thread.
-
-        Args:
-            held_out: text for the KL, which played no part in H.
-            questions: with known answers, for the right answers by ability; none counts none.
-        """
-        plans = self._both()
-        found: list[dict[str, tuple[int, int]]] = [{} for _ in plans]
-        with self.session.exclusive() as model:
-            table = cl.measure_plans(model, plans, held_out, progress=False)
-            if questions:
-                tokenizer = self.session.require_tokenizer()
-                answers = cl.answer_accuracy(model, tokenizer, plans, questions, progress=False)
-                for record, right in zip(found, answers.right, strict=True):
-                    for name in answers.capabilities:
-                        mine = right[answers.of(name)]
-                        record[name] = (int(mine.sum()), len(mine))
-        facts = measured_on(held_out)
-        columns = zip(plans, table.mean.tolist(), table.standard_error.tolist(), found, strict=True)
-        self.session.add_measured(
-            *(MeasuredPlan(p, kl, e, abilities=a, **facts) for p, kl, e, a in columns)
-        )
 
     @guarded
     def _watch(self, _: Any = None) -> None:

@@ -15,8 +15,10 @@ import numpy as np
 import cocurve_lab as cl
 from cocurve_lab.base.atomic import write_atomically
 from cocurve_lab.base.progress import duration
+from cocurve_lab.base.schema import read_json
 from cocurve_lab.measuring.plan_memory import answers_file, plans_file
 
+from .damage import error_of
 from .session import MeasuredPlan, Session
 
 if TYPE_CHECKING:
@@ -104,8 +106,8 @@ def measure_for_page(
             facts |= {"by_row": tuple(rows.tolist()), "replies": said[k]}
         elif len(part := parts[k - len(shown)]) == 2:
             edge = rows - by_part[part[0],] - by_part[part[1],]
-            facts["edge"] = float(edge.mean()), _error(edge)
-        found.append(MeasuredPlan(plan, float(rows.mean()), _error(rows), table.source, **facts))
+            facts["edge"] = float(edge.mean()), error_of(edge)
+        found.append(MeasuredPlan(plan, float(rows.mean()), error_of(rows), table.source, **facts))
     session.add_measured(*found)
 
 
@@ -127,7 +129,7 @@ def _replies(
     """The first words of every plan after each prompt; in a file of the cache after each plan."""
     kept: dict[str, str] = {}
     if file is not None and file.exists():
-        kept = json.loads(file.read_text())
+        kept = read_json(file)
     for plan in plans if prompts else ():
         lacking = [p for p in prompts if f"{plan.fingerprint} {reply} {p}" not in kept]
         if lacking:
@@ -139,8 +141,3 @@ def _replies(
             if file is not None:
                 write_atomically(file, json.dumps(kept).encode())
     return [tuple(kept[f"{plan.fingerprint} {reply} {p}"] for p in prompts) for plan in plans]
-
-
-def _error(values: np.ndarray) -> float:
-    """Standard error of the mean; NaN for a single value."""
-    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")

@@ -108,9 +108,9 @@ export function lambdaChart({ steps, predicted, here, doubt, gate, gateText, col
   const valueAt = (pixel, one) => one * Math.exp((pixel - y(one)) / (y(one * Math.E) - y(one)));
   const handles = guesses.map(({ step, value }, k) => {
     const [middle, level] = [(x(step.from) + x(step.to)) / 2, y(value)];
-    return svg("g", { role: "slider", tabindex: open ? 0 : null, style: open ? "cursor:ns-resize;touch-action:none" : "",
-      "aria-orientation": "vertical", "aria-label": `your guess at lambda ${show(step.strength)}`, "aria-valuenow": value,
-      "aria-valuemin": range[0], "aria-valuemax": range[1], "aria-disabled": String(!open), "data-lm-suppress-shortcuts": "true",
+    return svg("g", { role: open ? "slider" : "img", tabindex: open ? 0 : null, style: open ? "cursor:ns-resize;touch-action:none" : "",
+      "aria-label": `your guess at lambda ${show(step.strength)}: ${brief(value)}`, "data-lm-suppress-shortcuts": "true",
+      ...(open && { "aria-orientation": "vertical", "aria-valuenow": value, "aria-valuemin": range[0], "aria-valuemax": range[1] }),
       onclick: (event) => event.stopPropagation(),
       onkeydown: (event) => {
         const next = open ? turned(value, event.key) : null;

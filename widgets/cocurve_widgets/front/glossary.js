@@ -1,7 +1,7 @@
 // The words of the instruments, explained on hover and on focus. Python reads the same table.
 
 export const TERMS = {
-  "lambda": "λ, from 0 to 1: how much the edges count when the units to remove are chosen. At 0 each unit is judged alone, at 1 pairs count in full.",
+  "lambda": "The weight λ, from 0 to 1, of the edges in the choice of the units to remove. At 0 each unit is judged alone, at 1 pairs count in full.",
   "ratio": "The share of the parameters of all units that a plan removes.",
   "unit": "A part that can be cut out whole: an attention head (or the query heads that share one key and value head), or a block of FFN channels.",
   "saliency": "H_uu, the diagonal entry of a unit u: twice the predicted cost of removing u alone, in nats per token.",

@@ -67,12 +67,13 @@ export function chartPanel(problem, { put, slide }) {
     const cells = cellsAt(facts, text);
     cover.visit(guess, b?.order);
     const names = [a, b].map((plan) => plan && markOf(plan.order));
-    const steps = measuredSteps(cells, known, text).map((step) => {
+    const found = measuredSteps(cells, known, text);
+    const [level, covered] = [found[0]?.risk, guess === "1" && guessedSteps(found).length > 0];
+    const steps = found.map((step) => {
       const mark = markOf(step.order);
       return { ...step, here: mark === names[1], name: ["A", "B"].filter((_, k) => names[k] === mark).join(" "),
-        covered: cover.hides(step) };
+        covered: covered && cover.hides(step) };
     });
-    const [level, covered] = [steps[0]?.risk, guess === "1" && guessedSteps(steps).length > 0];
     const mine = guess ? guessesOn(steps, now.ratio, guesses) : [];
     const list = ratiosOf(facts, text);
     const [width, gate] = [Math.max(240, wide), marks.gate?.strength];
