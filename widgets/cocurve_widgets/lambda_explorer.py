@@ -13,14 +13,13 @@ import numpy as np
 from traitlets import Bool, Dict, Float, Int, List, TraitError, Unicode, validate
 
 import cocurve_lab as cl
-from cocurve_lab.extensions.surrogates.additive import ADDITIVE_KL
 from cocurve_lab.extensions.surrogates.notes import TRUSTED_STRENGTH
 from cocurve_lab.solver.guards import reachable_ratio
 from cocurve_lab.solver.path import LambdaPath
 
 from .by_hand import ByHand
 from .damage import Damage, plain
-from .instrument import KIT, Explorer, front, guarded
+from .instrument import KIT, Explorer, front, guarded, plan_code
 from .packing import gray_image, pack_problem
 from .session import (
     CancelToken,
@@ -583,22 +582,9 @@ class LambdaExplorer(ByHand, Explorer):
 
     def code(self) -> str:
         """The Python that makes the plan on the screen; it needs `curvature`."""
-        given = {
-            "layer_cap": self.layer_cap,
-            "layer_cap_factor": self.layer_cap_factor,
-            "protect_first": self.protect_first or None,
-            "protect_last": self.protect_last or None,
-            "kinds": tuple(self.kinds) if len(self.kinds) < len(cl.KINDS) else None,
-        }
-        guards = ", ".join(f"{k}={v!r}" for k, v in given.items() if v is not None)
-        start, end = "cl.solve_greedy(\n    curvature, ", ""
-        if self.surrogate == ADDITIVE_KL:
-            start, end = "curvature.additive().solve(\n    ", ', part="fit"'
-        return (
-            f"import cocurve_lab as cl\n\nselection = {start}ratio={self.ratio!r}, "
-            f"interaction_strength={self.interaction_strength!r}, "
-            f"guards=cl.Guards({guards}){end}\n)\n"
-        )
+        plan = self.selection
+        made = "None  # out of reach" if plan is None else plan_code(plan, self.curvature)
+        return f"import cocurve_lab as cl\n\nselection = {made}\n"
 
     def table(self) -> list[dict[str, Any]]:
         """One row per unit: cost, saliency and connectivity (nats per token), and removal step."""

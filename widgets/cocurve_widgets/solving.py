@@ -6,9 +6,8 @@ takes seconds, so the explorer leaves it to a thread, and what was found is kept
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import brief
@@ -21,14 +20,8 @@ _MOST_KEPT = 64  # removal orders and paths, a few kB each
 EachStep = Callable[[], object] | None
 
 
-class Solving(ABC):
-    """Plans of a surrogate, and what it predicts for them; what was found is remembered.
-
-    Attributes:
-        at_once: whether a solve is quick enough to run while a control is dragged.
-    """
-
-    at_once: bool
+class Kept:
+    """Plans and paths of a surrogate that were found before."""
 
     def __init__(self) -> None:
         self._kept: dict[Any, Any] = {}
@@ -42,35 +35,11 @@ class Solving(ABC):
             self._kept[key] = found
         return self._kept[key]
 
-    @abstractmethod
-    def solve(
-        self, ratio: float, strength: float, guards: cl.Guards, each_step: EachStep = None
-    ) -> cl.Selection:
-        """The plan; raises as `solve_greedy`."""
 
-    @abstractmethod
-    def longest(
-        self, guards: cl.Guards, upto: float, strength: float, each_step: EachStep = None
-    ) -> cl.Selection:
-        """The plan up to a ratio, or to where greedy stalls."""
-
-    @abstractmethod
-    def path(self, ratio: float, guards: cl.Guards, each_step: EachStep = None) -> LambdaPath:
-        """All plans for lambda in [0, 1]; raises as `lambda_path`."""
-
-    @abstractmethod
-    def parts(self, order: list[int]) -> dict[str, float]:
-        """What single units cost, and the rest of what the plan costs, nats per token."""
-
-    @abstractmethod
-    def price(self, plan: cl.Selection) -> str:
-        """What it predicts for a plan, in words."""
-
-
-class OnMatrix(Solving):
+class OnMatrix(Kept):
     """On H [M, M], or another matrix of its kind."""
 
-    at_once = True
+    at_once = True  # quick enough to solve while a control is dragged
 
     def __init__(self, curvature: cl.Curvature) -> None:
         super().__init__()
@@ -99,7 +68,7 @@ class OnMatrix(Solving):
         return f"Predicted risk {brief(plan.predicted_risk, 4)} nats per token"
 
 
-class OnAdditiveKL(Solving):
+class OnAdditiveKL(Kept):
     """On the additive KL: solved on the positions "fit" of the sketch, priced on "price"."""
 
     at_once = False
@@ -138,6 +107,9 @@ class OnAdditiveKL(Solving):
     def price(self, plan: cl.Selection) -> str:
         found = self.additive.predict(plan, "price")
         return f"Additive KL {brief(found, 4)} nats per token at positions it was not solved on"
+
+
+Solving: TypeAlias = OnMatrix | OnAdditiveKL
 
 
 def solving(curvature: cl.Curvature, surrogate: str) -> Solving:

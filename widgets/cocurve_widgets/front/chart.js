@@ -131,7 +131,7 @@ export function lambdaChart({ steps, predicted, here, doubt, gate, gateText, col
       } },
     svg("rect", { x: middle - 22, y: level - 14, width: 34, height: 28, fill: "transparent" }),
     svg("path", { d: `M${middle} ${level}l-7 -6h-14v12h14z`, fill: colors.back, stroke: colors.accent, "stroke-width": 2 }),
-    text(middle - 24, level + 4, `you ${brief(value)}`, { "text-anchor": "end", fill: colors.accent, "font-weight": 700 }));
+    text(middle, level - 11, `you ${brief(value)}`, { "text-anchor": "end", fill: colors.accent, "font-weight": 700 }));
   });
   const labels = [[x(0), "0"], ...steps.map((step) => [(x(step.from) + x(step.to)) / 2, show(Number(step.strength.toPrecision(2)))])
     .filter(([, name]) => name !== "0" && name !== "1"), [x(1), "1"]];
