@@ -101,7 +101,11 @@ def test_the_first_screen_has_what_matters(page: Any) -> None:
 @in_browser
 def test_a_word_is_explained_on_hover_and_on_focus(page: Any) -> None:
     found = terms()
-    assert list(found) == ["unit", "saliency", "edge", "bridge", "nats"]
+    assert {"lambda", "ratio", "KL", "plan", "guard"} < set(found)
+    stops = page.locator(".cocurve").first.locator("input[type=range], .cc-words .cc-term")
+    order = [stop.get_attribute("aria-label") or stop.inner_text() for stop in stops.all()]
+    assert order[0] == "lambda, weight of the edges"
+    assert order[2:] == list(found)  # after both sliders
     assert all(f">{word}</span>" in words_html() for word in found)
     word = page.locator(".cc-words .cc-term", has_text="saliency").first
 

@@ -123,7 +123,7 @@ export function lambdaChart({ steps, predicted, here, doubt, gate, gateText, col
         event.preventDefault();
         event.currentTarget.focus({ preventScroll: true });
         const box = event.currentTarget.ownerSVGElement.getBoundingClientRect(); // drawn anew, in the same place
-        const move = (now) => guess(k, valueAt((now.clientY - box.top) * (height / box.height), value));
+        const move = (now) => guess(k, valueAt(level + (now.clientY - event.clientY) * (height / box.height), value));
         addEventListener("pointermove", move);
         for (const end of ["pointerup", "pointercancel"]) {
           addEventListener(end, () => removeEventListener("pointermove", move), { once: true });
