@@ -441,7 +441,8 @@ def _documents_of(
         return iter(documents), Path(files).name
     shares = {path: as_float(share, f"the share of {path}") for path, share in files.items()}
     if not shares or not all(0 < share < math.inf for share in shares.values()):
-        raise InputError(f"the shares of the files are {dict(files)}. Give each a number above 0.")
+        given = ", ".join(f"{path} {share:g}" for path, share in shares.items()) or "none"
+        raise InputError(f"the shares of the files are {given}. Give each a number above 0.")
     whole = sum(shares.values())
     source = " + ".join(f"{share / whole:.4g} {Path(f).name}" for f, share in shares.items())
     streams = {path: _documents_of(path, tokenizer, seed)[0] for path in shares}

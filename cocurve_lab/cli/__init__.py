@@ -136,7 +136,7 @@ def _run(arguments: list[str]) -> int:
 def _told(error: Exception) -> str:
     """An error in words; one that nobody foresaw with its type, and how to see where it arose."""
     if isinstance(error, (CocurveError, OSError)):
-        text = str(error)
+        text = re.sub(r"(\S{60})\S{240,}", r"\1...", str(error))  # a path may have 4,096 characters
         for python, option in _IN_PYTHON.items():
             text = re.sub(python, option, text)
         return text

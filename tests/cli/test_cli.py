@@ -659,6 +659,12 @@ def test_bad_command_lines_say_what_is_wrong(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_long_path_is_not_repeated_whole(cocurve: Run) -> None:
+    said = cocurve("evaluate", "/" + "x" * 5000, code=FAILED).err
+    assert "/xxx" in said
+    assert len(said) < 300
+
+
 VERBS = ("inventory", "build", "merge", "solve", "search", "prune", "evaluate", "recover", "export")
 
 
