@@ -16,7 +16,7 @@ imported here, because `__main__` first lets signals end the process with a word
 from __future__ import annotations
 
 try:  # noqa: SIM105, contextlib takes longer to import than all of this
-    from . import extensions as extensions  # fills the seams
+    __import__(f"{__name__}.extensions")  # fills the seams
 except ModuleNotFoundError:  # the core also works without the folder
     pass
 

@@ -67,7 +67,7 @@ _IN_PYTHON = {  # what the library's messages name, and the option of a verb
     r"\bchat=False": "--no-chat",
     r", or text_file=": "",
     r"load_model\(\.\.\., (--stream)\)": r"\1",
-    r"Load it as a whole \(cl\.load_model\)": "Leave out --stream",
+    r"Load it as a whole \(cl\.load_model\)": "Leave out --stream, if given",
     r"load the model with cl\.load_model, .* that folder": "leave out --stream",
     r", or solve on Curvature\.from_release\(folder\)": ", or solve its H: cocurve solve FOLDER",
     r"Check cl\.prune\(model, selection\); measure": "Measure",
