@@ -1,7 +1,7 @@
-"""Dense and pruned text, token by token, from one batch of two rows and one model in memory.
+"""Texts of the dense model and of plans, token by token, from one batch and one model in memory.
 
-Row 0 runs with every unit, row 1 under the plan's masks. Nothing is held between two tokens: each
-step takes the model's lock, sets its masks and restores the model. So a caller may stop anywhere.
+Each row runs under the masks of its plan. Nothing is held between two tokens: each step takes the
+model's lock, sets its masks and restores the model. So a caller may stop anywhere.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ class Sampling:
 
     Attributes:
         max_new_tokens: the most new tokens per row; the model's context may end a text earlier.
-        temperature: 0 takes the likeliest token. Above 0, logits are divided by it and both rows
+        temperature: 0 takes the likeliest token. Above 0, logits are divided by it and all rows
             choose with the same uniform draw.
         seed: seed of the draws.
+        line: whether a text also ends with its first line that is not blank.
     """
 
     max_new_tokens: int = 64
     temperature: float = 0.0
     seed: int = 0
+    line: bool = False
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -164,10 +166,32 @@ def generate_lockstep(
         chat: as for `continue_text`.
         other_weights: allow a plan of other weights.
     """
+    settings: dict[str, Any] = {"unit_set": unit_set, "chat": chat, "other_weights": other_weights}
+    rows = generate_rows(model, tokenizer, prompt, ([], selection), sampling, **settings)
+    return (TokenPair(*tokens) for tokens in rows)
+
+
+def generate_rows(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    selections: Sequence[Selection | Iterable[Unit | str | int]],
+    sampling: Sampling = GREEDY,
+    *,
+    unit_set: UnitSet | None = None,
+    chat: bool | None = None,
+    other_weights: bool = False,
+) -> Iterator[tuple[int | None, ...]]:
+    """Yield the next token of the text under each plan, None for a text that has ended.
+
+    Arguments and errors are those of `generate_lockstep`; an empty plan is the dense model.
+    """
     architecture = describe(model)
-    chosen = resolve(model, selection, unit_set, other_weights=other_weights)
-    scales = column_scales(architecture, *chosen)
-    return _steps(architecture, encode_prompt(model, tokenizer, prompt, chat), scales, sampling)
+    plans = [resolve(model, s, unit_set, other_weights=other_weights) for s in selections]
+    masks = [column_scales(architecture, *plan) for plan in plans]
+    ids = encode_prompt(model, tokenizer, prompt, chat)
+    texts = [GrowingText(tokenizer, ids) for _ in masks] if sampling.line else None
+    return _steps(architecture, ids, masks, sampling, texts)
 
 
 # A given text -----------------------------------------------------------------------------------
@@ -252,22 +276,27 @@ def next_token_probabilities(
 
 
 def _steps(
-    architecture: Architecture, prompt_ids: list[int], scales: Scales, sampling: Sampling
-) -> Iterator[TokenPair]:
-    """The loop of `generate_lockstep`, a generator: it runs only when a token is asked for."""
+    architecture: Architecture,
+    prompt_ids: list[int],
+    scales: list[Scales],
+    sampling: Sampling,
+    texts: list[GrowingText] | None,
+) -> Iterator[tuple[int | None, ...]]:
+    """The loop of `generate_rows`, a generator: it runs only when a token is asked for."""
     model: Any = architecture.model
     weight = embedding_weight(model)
+    # equal masks share a row, which makes their texts equal to the last bit
+    firsts = [next(i for i, other in enumerate(scales) if _same(own, other)) for own in scales]
+    rows = sorted(set(firsts))
     masks = {  # moved once, not at every step
         key: mask.to(weight.device, weight.dtype)
-        for key, mask in stack_rows(architecture, [{}, scales]).items()
+        for key, mask in stack_rows(architecture, [scales[i] for i in rows]).items()
     }
     draws = torch.Generator().manual_seed(sampling.seed)
-    # an empty plan gives both rows the same text: one row then makes them equal to the last bit
-    rows = 2 if masks else 1
-    # both rows have the same prompt and grow by one token per step, so no padding is needed and no
-    # attention mask; a row that has ended runs on until the other ends, and its tokens are dropped
-    inputs, cache = torch.tensor([prompt_ids] * rows, device=weight.device), None
-    running, ends = [True, True], end_tokens(model)
+    # all rows have the same prompt and grow by one token per step, so no padding is needed and no
+    # attention mask; a row that has ended runs on until all have, and its tokens are dropped
+    inputs, cache = torch.tensor([prompt_ids] * len(rows), device=weight.device), None
+    running, ends = [True] * len(scales), end_tokens(model)
     for _ in range(int(min(sampling.max_new_tokens, context_of(model) - len(prompt_ids)))):
         with measuring(model, torch.get_num_threads()), scaled(architecture, masks):
             output = model(
@@ -276,12 +305,20 @@ def _steps(
             uniform = float(torch.rand((), generator=draws, dtype=torch.float64))
             chosen = _choose(output.logits[:, -1], sampling.temperature, uniform)
             cache = output.past_key_values
-        pair = (chosen * 2)[:2]
-        yield TokenPair(*(t if on else None for t, on in zip(pair, running, strict=True)))
-        running = [on and t not in ends for t, on in zip(pair, running, strict=True)]
+        tokens = [chosen[rows.index(first)] for first in firsts]
+        yield tuple(t if on else None for t, on in zip(tokens, running, strict=True))
+        for i, token in enumerate(tokens):
+            if running[i] and texts is not None:
+                texts[i].add(token)
+                running[i] = "\n" not in texts[i].text.lstrip()
+            running[i] = running[i] and token not in ends
         if not any(running):
             return
         inputs = torch.tensor(chosen, device=weight.device)[:, None]
+
+
+def _same(one: Scales, other: Scales) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
 def _choose(logits: Tensor, temperature: float, uniform: float) -> list[int]:

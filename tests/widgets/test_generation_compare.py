@@ -15,7 +15,7 @@ import torch
 
 import cocurve_lab as cl
 from cocurve_lab.measuring.generation import Question
-from cocurve_lab.measuring.lockstep import Sampling, compare_text, forced_kl, generate_lockstep
+from cocurve_lab.measuring.lockstep import Sampling, compare_text, forced_kl, generate_rows
 from cocurve_lab.models.runtime import exclusive
 from cocurve_widgets import GenerationCompare, Session, generation_compare
 from cocurve_widgets.session import Cancelled
@@ -37,7 +37,8 @@ class Bench:
         self.sent: list[dict[str, Any]] = []
 
     def instrument(self, **controls: Any) -> GenerationCompare:
-        controls = {"session": self.session, "prompt": PROMPT, "max_new_tokens": 8} | controls
+        usual = {"session": self.session, "prompt": PROMPT, "max_new_tokens": 8, "live": False}
+        controls = usual | controls
         found = GenerationCompare(self.model, self.tokenizer, self.curvature, **controls)
         found.send = lambda content, buffers=None: self.sent.append(content)
         return found
@@ -93,9 +94,9 @@ def test_what_is_sent_joins_to_the_text(bench: Bench) -> None:
     start, *batches = bench.sent
     assert start["start"]["prompt"] == PROMPT
     assert len(batches) > 1, "longer than one batch"
-    counts = {"dense": 0, "pruned": 0}
+    counts = {"dense": 0, "diagonal": 0, "pruned": 0}
     for batch in batches:
-        assert batch["after"] == [counts["dense"], counts["pruned"]]
+        assert batch["after"] == counts
         for side, new in batch["append"].items():
             assert g.tokens[side][counts[side] : counts[side] + len(new)] == new
             counts[side] += len(new)
@@ -143,7 +144,7 @@ def test_an_empty_plan_gives_equal_texts(bench: Bench) -> None:
     assert dense == pruned
     assert g.divergence is None
     assert max(bar["kl"] for bar in g.ribbon) == 0
-    assert "the texts are the same" in g.status
+    assert "dense and B are the same" in g.status
 
 
 # Stopping, waiting ------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ def test_an_empty_plan_gives_equal_texts(bench: Bench) -> None:
 def slowly(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> list[int]:
     """Make every token take some time; returns a list with one entry per token."""
     made: list[int] = []
-    original = generate_lockstep
+    original = generate_rows
 
     def slow(*args: Any, **more: Any) -> Iterator[Any]:
         for pair in original(*args, **more):
@@ -160,7 +161,7 @@ def slowly(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> list[int]:
             made.append(1)
             yield pair
 
-    monkeypatch.setattr(generation_compare, "generate_lockstep", slow)
+    monkeypatch.setattr(generation_compare, "generate_rows", slow)
     return made
 
 
@@ -188,7 +189,7 @@ def test_stop_stops_within_a_token_and_keeps_the_text(
 
 
 def test_interrupting_a_cell_keeps_the_text(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = generate_lockstep
+    original = generate_rows
 
     def interrupted(*args: Any, **more: Any) -> Iterator[Any]:
         for number, pair in enumerate(original(*args, **more)):
@@ -196,7 +197,7 @@ def test_interrupting_a_cell_keeps_the_text(bench: Bench, monkeypatch: pytest.Mo
                 raise KeyboardInterrupt
             yield pair
 
-    monkeypatch.setattr(generation_compare, "generate_lockstep", interrupted)
+    monkeypatch.setattr(generation_compare, "generate_rows", interrupted)
     g = bench.instrument()
     with pytest.raises(KeyboardInterrupt):
         g.generate()
@@ -316,6 +317,60 @@ def test_another_plan_makes_the_text_stale(bench: Bench) -> None:
     assert g.stale == "text of another prompt"
 
 
+def test_the_sliders_write_the_dense_text_and_those_of_a_and_b(bench: Bench) -> None:
+    g = bench.instrument(live=True, interaction_strength=0.5)
+    assert (g.ratio, g.selection.interaction_strength) == (0.2, 0.5)
+    assert not g.busy  # a notebook that is run writes nothing by itself
+    g.ratio = 0.6
+    assert bench.session.worker.join(20)
+    a = cl.solve_greedy(bench.curvature, 0.6, 0.0)
+    b = cl.solve_greedy(bench.curvature, 0.6, 0.5)
+    assert set(a.pruned) != set(b.pruned)
+    assert bench.session.selection.pruned == g.selection.pruned == b.pruned
+    expected = bench.alone()
+    assert (g.dense_text, g.pruned_text) == (expected.dense, expected.pruned)
+    bench.session.selection = a
+    assert (g.ratio, g.interaction_strength) == (0.6, 0.0)
+    assert bench.session.worker.join(20)
+    assert g.pruned_text == bench.alone().pruned
+    assert (g.diagonal_text, list(g.tokens)) == ("", ["dense", "pruned"])  # A is B
+    diagonal, run = g.pruned_text, g.shown["run"]
+    g.interaction_strength = 0.5
+    assert bench.session.worker.join(20)
+    assert (g.pruned_text, g.diagonal_text) == (expected.pruned, diagonal)
+    g.interaction_strength = 0.5001  # the same plan: its text is there
+    assert bench.session.worker.join(20)
+    assert g.shown["run"] == run + 1
+    g.live = False
+    g.ratio = 0.3
+    assert (g.busy, g.stale) == (False, "text of another plan")
+    g.ratio = 1.0
+    assert "ratio" in g.error
+    by_hand = cl.Selection.from_pruned(bench.curvature.units, [1, 8, 14])
+    g.selection = by_hand  # no lambda makes it, and the sliders do not replace it
+    assert bench.session.selection is by_hand
+
+
+def test_a_reply_ends_with_its_line_unless_it_is_a_turn_of_a_chat(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = bench.instrument().generate()[0].split()
+    other = next(word for word in free if word != free[0])
+    decode = type(bench.tokenizer).decode  # a word of the text is now a line end
+
+    def with_lines(self: Any, *args: Any, **more: Any) -> str:
+        return decode(self, *args, **more).replace(other, f"{other}\n")
+
+    monkeypatch.setattr(type(bench.tokenizer), "decode", with_lines)
+    g = bench.instrument(prompts=[Question("own", PROMPT, "w1")], prompt="")
+    assert g.generate()[0].split() == free[: free.index(other) + 1]
+    run_code(bench, g)
+    assert run_code(bench, g)["pair"].dense == g.dense_text
+    assert bench.instrument(prompts=[PROMPT]).generate()[0].split() == free
+    bench.tokenizer.chat_template = CHAT
+    assert len(bench.instrument(prompts=[Question("own", PROMPT, "w1")]).generate()[0].split()) == 8
+
+
 def test_live_writes_again(bench: Bench) -> None:
     g = bench.instrument(live=True)
     bench.session.selection = cl.solve_greedy(bench.curvature, 0.3)
@@ -419,10 +474,14 @@ def test_answers_are_judged(bench: Bench) -> None:
     g = bench.instrument(prompts=[Question("own", PROMPT, text.strip())], prompt="")
     _, pruned = g.generate()
     assert g.shown["answer"] == text.strip()
-    assert g.shown["right"] == {"dense": True, "pruned": pruned == text}
+    assert g.shown["right"] == {
+        "dense": True,
+        "diagonal": g.diagonal_text == text,
+        "pruned": pruned == text,
+    }
     g.generate("w9 w9")
     assert g.shown["answer"] is None
-    assert g.shown["right"] == {"dense": None, "pruned": None}
+    assert {*g.shown["right"].values()} == {None}
 
 
 def test_the_embedded_models_menu() -> None:

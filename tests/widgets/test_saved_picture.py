@@ -204,12 +204,9 @@ def test_the_pictures_of_two_texts_and_of_a_build(lab: Lab, tmp_path: Path) -> N
     with lab.page(file, script=RECORDER) as page:
         title, kl, what = saved(page.locator(".cocurve"))[:3]
     assert title == "Text before and after pruning"
-    assert kl.startswith("tiny: KL(dense || pruned), measured, teacher-forced on ")
+    assert kl.startswith("tiny: KL(dense || B), measured, teacher-forced on ")
     assert "nats per token over " in kl
-    assert what == (
-        f"Plan: {len(plan)} of {len(plan.units)} units off, "
-        f"{100 * plan.realized_ratio:.1f} % of their cost, lambda 0.5."
-    )
+    assert what == (f"Plan B: λ 0.5, {100 * plan.realized_ratio:.1f} % removed, {len(plan)} units.")
     overlap = [[2, 0.5], [3, 0.75]]
     values = {"done": 3, "total": 8, "overlap": overlap, "status": "3 of 8 sequences."}
     file = page_of(tmp_path / "build.html", "renderMonitor", values, "monitor.js")

@@ -1,11 +1,11 @@
-"""GenerationCompare: dense and pruned text side by side, and the KL at every token of a text."""
+"""GenerationCompare: text of the dense model and of plans A and B, and KL at every token."""
 
 from __future__ import annotations
 
 import html
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import anywidget
@@ -21,7 +21,7 @@ from cocurve_lab.measuring.generation import (
     token_pieces,
     uses_chat,
 )
-from cocurve_lab.measuring.lockstep import Sampling, first_divergence, forced_kl, generate_lockstep
+from cocurve_lab.measuring.lockstep import Sampling, first_divergence, forced_kl, generate_rows
 
 from .instrument import KIT, Instrument, counted, front, guarded, plan_code
 from .session import Cancelled, CancelToken, Session
@@ -29,10 +29,10 @@ from .session import Cancelled, CancelToken, Session
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-SIDES = ("dense", "pruned")
+SIDES = {"dense": "dense", "diagonal": "A", "pruned": "B"}
 BATCH_SECONDS = 0.04  # between two messages with new tokens
 SETTINGS = ("prompt", "max_new_tokens", "temperature", "seed", "chat")
-WRITING = "writing both texts"
+WRITING = "writing the texts"
 WAITING = "waiting for the model: something else is using it"
 FORCED_TEXTS = {  # the text both models read: its code, and its name in the ribbon's title
     "dense": ("[*pair.prompt_ids, *pair.dense_ids]", "the prompt and the dense continuation"),
@@ -43,17 +43,26 @@ FORCED_TEXTS = {  # the text both models read: its code, and its name in the rib
 
 @dataclass(frozen=True)
 class Request:
-    """The settings of one press of Generate; `number` counts the presses.
+    """The settings of one run; `number` counts the runs.
 
-    `chat` is whether the prompt is asked through the chat template; None where there is none.
+    `diagonal` is plan A, None where it is no other plan. `chat` is whether the prompt is asked
+    through the chat template; None where there is none.
     """
 
     number: int
     prompt: str
     prompt_ids: list[int]
     selection: cl.Selection
+    diagonal: cl.Selection | None
     sampling: Sampling
     chat: bool | None
+
+    @property
+    def plans(self) -> dict[str, cl.Selection]:
+        """The plan of each text."""
+        dense = cl.Selection.from_pruned(self.selection.units, [])
+        plans = {"dense": dense, "diagonal": self.diagonal, "pruned": self.selection}
+        return {side: plan for side, plan in plans.items() if plan is not None}
 
 
 @dataclass
@@ -83,11 +92,11 @@ class Written:
         sampling, place = self.request.sampling, self.divergence
         how = f"temperature {sampling.temperature:g}, seed {sampling.seed}"
         lengths = ", ".join(
-            f"{side} {counted(len(self.texts[side].ids), 'token')}" for side in SIDES
+            f"{SIDES[side]} {counted(len(text.ids), 'token')}" for side, text in self.texts.items()
         )
         so_far = " so far" if self.stopped else ""
-        same = f"the texts are the same{so_far}"
-        parting = same if place is None else f"they part at token {place + 1}"
+        same = f"dense and B are the same{so_far}"
+        parting = same if place is None else f"B diverges at token {place + 1}"
         asked = {None: "", True: "through the chat template; ", False: "not as a chat; "}
         return (
             f"{'stopped: ' if self.stopped else ''}{lengths}; {asked[self.request.chat]}"
@@ -99,18 +108,22 @@ class Written:
 class GenerationCompare(Instrument, anywidget.AnyWidget):
     """Text before and after pruning, from one prompt, one batch and one seed.
 
-    Row 0 of the batch is the dense model, row 1 runs under the plan's mask; no second model is
-    made. The ribbon below shows KL(dense || pruned) at every token of a text that both models read.
+    One row of the batch is the dense model, one runs under the mask of A, the diagonal plan
+    (lambda 0) of the same ratio and guards, one under that of B, the session's plan; no second
+    model is made. The ribbon below shows KL(dense || B) at every token of a text that both read.
+    A text ends with its turn of the chat; the reply to a question without a chat with its line.
 
     Attributes:
+        ratio, interaction_strength: those of plan B. Setting one solves anew, under its guards.
         prompt, max_new_tokens, temperature, seed: settings of Generate; temperature 0 is greedy.
-        selection: the session's plan; None for none.
+        selection: plan B, the session's; None for none.
         choice: index of the chosen menu entry; None for a prompt of your own.
         chat: whether prompts are asked through the chat template; None: where there is one. The
             status says which.
-        live: write again whenever the plan changes.
+        live: write whenever a slider moves, and again whenever the plan changes.
         forced_text: the text of the ribbon: "dense", "pruned" or "custom" (then `custom_text`).
-        dense_text, pruned_text: the texts, without the prompt.
+        dense_text, diagonal_text, pruned_text: the texts, without the prompt; that of A is empty
+            where A is no other plan.
         divergence: index of the first generated token that differs; None where none does.
         ribbon: a dict per token, {token, kl (nats per token), generated}.
         stale: where the controls have changed since the text was written, which of them; else "".
@@ -126,12 +139,15 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
     seed = Int(0).tag(sync=True)
     choice = Int(None, allow_none=True).tag(sync=True)
     chat = Bool(None, allow_none=True).tag(sync=True)
-    live = Bool(False).tag(sync=True)
+    ratio = Float(0.2).tag(sync=True)
+    interaction_strength = Float(1.0).tag(sync=True)
+    live = Bool(True).tag(sync=True)
     forced_text = Enum(list(FORCED_TEXTS), "dense").tag(sync=True)
     custom_text = Unicode().tag(sync=True)
     selection = Instance(cl.Selection, allow_none=True)
 
     dense_text = Unicode().tag(sync=True)
+    diagonal_text = Unicode().tag(sync=True)
     pruned_text = Unicode().tag(sync=True)
     divergence = Int(None, allow_none=True).tag(sync=True)
     ribbon: List[dict[str, Any]] = List().tag(sync=True)
@@ -140,7 +156,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
     busy = Bool(False).tag(sync=True)
     menu: List[dict[str, Any]] = List().tag(sync=True)
     tokens: Dict[str, Any] = Dict().tag(sync=True)  # side -> [[id, piece], ...]
-    shown: Dict[str, Any] = Dict().tag(sync=True)  # prompt, plan and answer of the shown texts
+    shown: Dict[str, Any] = Dict().tag(sync=True)  # prompt, plans and answer of the shown texts
 
     def __init__(
         self,
@@ -159,7 +175,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
             model, tokenizer, curvature: of one model, of any supported family, on any device.
             session: shared with other instruments; by default the curvature's own.
             prompts: the menu; by default the embedded model's prompts, empty for other models.
-            selection: the plan; by default the session's, or ratio 0.2 at lambda 1 if it has none.
+            selection: plan B; by default the session's, or that of the sliders.
             **controls: initial values of the traits.
         """
         self._require_known(controls)
@@ -168,16 +184,19 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         self._number = 0
         self._token = CancelToken()
         self._written: Written | None = None
+        self._latest: cl.Selection | None = None  # plan B of the newest run
+        self._following = False  # while the sliders are set to a plan
         super().__init__(session, **controls)
         self.menu = [
             {"group": q.capability, "prompt": q.prompt, "answer": q.answer} for q in self._questions
         ]
         if self.menu and not self.prompt:
             self.choice = self.choice or 0
-        plan = session.selection if selection is None else selection  # an empty plan is falsy
-        if plan is None:
-            plan = cl.solve_greedy(curvature, 0.2, 1.0, cl.opening_guards(curvature.units))
-        self.selection = plan
+        if selection is None and not controls.keys() & {"ratio", "interaction_strength"}:
+            selection = session.selection
+        if selection is None:  # an empty plan is falsy
+            selection = self._solved(cl.opening_guards(curvature.units))
+        self.selection = selection
         self.follow(self._hear_selection, "selection")
         self.on_msg(self._on_message)
         self.status = self.status or "no text yet: press Generate"
@@ -195,6 +214,12 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
     @observe("selection")
     def _tell_selection(self, change: Any) -> None:
         self.session.selection = change.new  # not under our lock: other instruments take theirs
+        self._following = True
+        if change.new is not None:
+            self.ratio = change.new.requested_ratio
+            if change.new.interaction_strength is not None:
+                self.interaction_strength = change.new.interaction_strength
+        self._following = False
         self._plan_changed()
 
     def _hear_selection(self, change: Any) -> None:
@@ -203,10 +228,26 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         except cl.CocurveError as error:
             self.report(error)
 
+    @observe("ratio", "interaction_strength")
     @guarded
-    def _plan_changed(self) -> None:
+    def _slide(self, _: Any) -> None:
+        if self.selection is not None and not self._following:
+            self.error = ""
+            self.selection = self._solved(self.selection.guards)
+            self._plan_changed(first=True)
+
+    def _solved(self, guards: cl.Guards) -> cl.Selection:
+        sliders = self.ratio, self.interaction_strength
+        return cl.solve_greedy(self.session.curvature, *sliders, guards)
+
+    @guarded
+    def _plan_changed(self, first: bool = False) -> None:
+        """Write again, or where `first` the first time, unless that plan's text is there."""
         self._judge()
-        if self.live and self.selection is not None and self._number:
+        plan, latest = self.selection, self._latest
+        if not self.live or plan is None or (latest is None and not first):
+            return
+        if latest is None or not _same_plan(latest, plan):
             self.start()
 
     @observe("choice")
@@ -241,14 +282,13 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         if self._written is None:
             return
         request = self._written.request
-        settings = (self.max_new_tokens, self.temperature, self.seed)
         if self.selection is None or not _same_plan(request.selection, self.selection):
             self.stale = "text of another plan"
         elif request.prompt != self.prompt:
             self.stale = "text of another prompt"
         else:
-            other = astuple(request.sampling) != settings or request.chat != self._asked
-            self.stale = "text of other settings" if other else ""
+            now = self._sampling, self._asked
+            self.stale = "text of other settings" if (request.sampling, request.chat) != now else ""
 
     @observe("forced_text", "custom_text")
     @guarded
@@ -334,17 +374,33 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         with self.lock:
             self.error = ""
             request = self._request(self._number + 1)
-            self._number = request.number
+            self._number, self._latest = request.number, request.selection
             self.status, self.busy = WAITING, True
             return request
 
     def _request(self, number: int) -> Request:
         if self.selection is None:
             raise cl.InputError("there is no plan to compare with. Set selection.")
-        sampling = Sampling(self.max_new_tokens, self.temperature, self.seed)
         model, chat = self.session.require_model(), self._asked
-        prompt_ids = encode_prompt(model, self._tokenizer, self.prompt, chat)
-        return Request(number, self.prompt, prompt_ids, self.selection, sampling, chat)
+        ids = encode_prompt(model, self._tokenizer, self.prompt, chat)
+        plans = self.selection, self._diagonal(self.selection)
+        return Request(number, self.prompt, ids, *plans, self._sampling, chat)
+
+    def _diagonal(self, plan: cl.Selection) -> cl.Selection | None:
+        """Plan A: lambda 0 at the ratio and guards of a plan; None where it is no other plan."""
+        if plan.interaction_strength is None:
+            return None
+        try:
+            found = cl.solve_greedy(self.session.curvature, plan.requested_ratio, 0.0, plan.guards)
+        except cl.InfeasibleError:
+            return None
+        return None if _same_plan(found, plan) else found
+
+    @property
+    def _sampling(self) -> Sampling:
+        question = self._question(self.prompt)
+        line = question is not None and question.answer is not None and not self._asked
+        return Sampling(self.max_new_tokens, self.temperature, self.seed, line)
 
     @property
     def _asked(self) -> bool | None:
@@ -364,7 +420,8 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         self.report(error)
 
     def _run(self, request: Request, token: CancelToken) -> None:
-        growing = {side: GrowingText(self._tokenizer, request.prompt_ids) for side in SIDES}
+        ids = request.prompt_ids
+        growing = {side: GrowingText(self._tokenizer, ids) for side in request.plans}
         written = Written(request, growing)
         try:
             with self.session.exclusive(token) as model:
@@ -389,13 +446,14 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         request, texts = written.request, written.texts
         self.status = WRITING
         started = last = time.monotonic()
-        sent = [0, 0]
+        sent = dict.fromkeys(texts, 0)
         self.send({"start": self._describe(written)})
-        inputs = (model, self._tokenizer, request.prompt, request.selection, request.sampling)
-        for pair in generate_lockstep(*inputs, chat=request.chat):
-            for side, new in zip(SIDES, pair, strict=True):
+        plans = list(request.plans.values())
+        inputs = (model, self._tokenizer, request.prompt, plans, request.sampling)
+        for tokens in generate_rows(*inputs, chat=request.chat):
+            for text, new in zip(texts.values(), tokens, strict=True):
                 if new is not None:
-                    texts[side].add(new)
+                    text.add(new)
             if token.cancelled:
                 written.stopped = True
                 break
@@ -403,22 +461,20 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
                 sent, last = self._send_new(written, sent), time.monotonic()
         written.seconds = time.monotonic() - started
 
-    def _send_new(self, written: Written, sent: list[int]) -> list[int]:
+    def _send_new(self, written: Written, sent: dict[str, int]) -> dict[str, int]:
         """Send the tokens after the first `sent` of each side; return how many are sent by now."""
-        new = {
-            s: _plain_tokens(written.texts[s], self._tokenizer)[n:]
-            for s, n in zip(SIDES, sent, strict=True)
-        }
+        texts = written.texts
+        new = {s: _plain_tokens(texts[s], self._tokenizer)[n:] for s, n in sent.items()}
         self.send({"append": new, "after": sent, "run": written.request.number})
-        return [len(written.texts[side].ids) for side in SIDES]
+        return {side: len(text.ids) for side, text in texts.items()}
 
     def _publish(self, written: Written) -> None:
         with self.lock, self.hold_sync():
             self._written = written
-            self.dense_text, self.pruned_text = (written.texts[side].text for side in SIDES)
-            self.tokens = {
-                side: _plain_tokens(written.texts[side], self._tokenizer) for side in SIDES
-            }
+            texts = written.texts
+            for side in SIDES:
+                setattr(self, f"{side}_text", texts[side].text if side in texts else "")
+            self.tokens = {s: _plain_tokens(text, self._tokenizer) for s, text in texts.items()}
             self.divergence = written.divergence
             self.shown = self._describe(written)
             self._judge()
@@ -430,10 +486,10 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         return {
             "run": request.number,
             "prompt": request.prompt,
-            "plan": _plan_words(request.selection),
+            "plans": {s: _plan_words(plan) for s, plan in request.plans.items() if s != "dense"},
             "stopped": written.stopped,
             "answer": None if question is None else question.answer,
-            "right": {s: question and question.is_right(written.texts[s].text) for s in SIDES},
+            "right": {s: question and question.is_right(t.text) for s, t in written.texts.items()},
         }
 
     # The ribbon ---------------------------------------------------------------------------------
@@ -494,11 +550,12 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         )
 
     def _still_picture(self) -> str:
-        """The two texts side by side."""
-        texts = self.dense_text, self.pruned_text
-        if not any(texts):
+        """The texts one below the other."""
+        if self._written is None:
             return ""
-        return as_html(SIDES, [[*map(html.escape, texts)]], [True, True])
+        texts = self._written.texts.items()
+        rows = [[SIDES[side], html.escape(text.text)] for side, text in texts]
+        return as_html(["", "text"], rows, [True, True])
 
     def table(self) -> list[dict[str, Any]]:
         """The ribbon: position, text and KL (nats) of every token from the second on."""
@@ -541,9 +598,7 @@ def _same_plan(left: cl.Selection, right: cl.Selection) -> bool:
 
 
 def _plan_words(plan: cl.Selection) -> str:
-    """A plan in a few words, for the head of its column."""
-    units = counted(len(plan.units), "unit")
-    words = f"{len(plan)} of {units} off, {100 * plan.realized_ratio:.1f} % of their cost"
-    if plan.interaction_strength is not None:
-        words += f", lambda {plan.interaction_strength:g}"
+    """A plan in a few words, for the head of its text."""
+    strength = "" if plan.interaction_strength is None else f"λ {plan.interaction_strength:.3g}, "
+    words = f"{strength}{100 * plan.realized_ratio:.1f} % removed, {counted(len(plan), 'unit')}"
     return words + (f", {counted(len(plan.gains), 'gain')}" if plan.gains else "")

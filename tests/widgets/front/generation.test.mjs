@@ -17,10 +17,11 @@ test("first divergence is by token id", () => {
 });
 
 test("texts grow only by what follows on them", () => {
-  const state = { run: 2, prompt: "p", tokens: { dense: tokens(1), pruned: tokens(1) } };
-  const message = { run: 2, after: [1, 1], append: { dense: tokens(2, 3), pruned: tokens(7) } };
+  const state = { run: 2, prompt: "p", tokens: { dense: tokens(1), diagonal: tokens(1) } };
+  const message = { run: 2, after: { dense: 1, diagonal: 1, pruned: 0 },
+    append: { dense: tokens(2, 3), diagonal: tokens(7), pruned: tokens(8) } };
   const next = grown(state, message);
-  assert.deepEqual(next.tokens, { dense: tokens(1, 2, 3), pruned: tokens(1, 7) });
+  assert.deepEqual(next.tokens, { dense: tokens(1, 2, 3), diagonal: tokens(1, 7), pruned: tokens(8) });
   assert.equal(next.prompt, "p");
   assert.deepEqual(state.tokens.dense, tokens(1)); // the old state stays
   assert.equal(grown(next, message), null); // twice the same
@@ -29,7 +30,7 @@ test("texts grow only by what follows on them", () => {
 });
 
 test("verdicts have a sign and words", () => {
-  assert.match(verdict(true, "22"), /✓.*22/);
+  assert.match(verdict(true, "22"), /✓ right/);
   assert.match(verdict(false, "22"), /✗.*22/);
   assert.equal(verdict(null, null), "");
   assert.equal(verdict(null, "22"), "");
@@ -50,11 +51,11 @@ test("the fork stands on the bar of the first differing token", () => {
 });
 
 test("bars are found under the pointer and by arrow keys", () => {
-  assert.equal(barAt(56, 10, 168), 0);
-  assert.equal(barAt(155, 10, 168), 9);
-  assert.equal(barAt(157, 10, 168), null);
-  assert.equal(barAt(20, 10, 168), null);
-  assert.equal(barAt(100, 0, 168), null);
+  assert.equal(barAt(70, 10, 182), 0);
+  assert.equal(barAt(169, 10, 182), 9);
+  assert.equal(barAt(171, 10, 182), null);
+  assert.equal(barAt(20, 10, 182), null);
+  assert.equal(barAt(100, 0, 182), null);
   assert.equal(moved("ArrowRight", null, 5), 0);
   assert.equal(moved("ArrowRight", 4, 5), 4);
   assert.equal(moved("ArrowLeft", 0, 5), 0);

@@ -1,11 +1,10 @@
-// Two columns of text that grow together, and the KL at every token of one text.
+// Texts of the dense model and of plans A and B that grow together, and KL at every token of one.
 // A token is [id, text] or, without text of its own (the end token), [id, "", name].
 import { Cleaner, FONT, GONE, ask, assign, button, counted, drawRules, drawUpwards, fit, frame, h, labeled,
-  menu, palette, picture, receiveFiles, show, ticks, typedNumber, watch } from "./kit.js";
+  menu, palette, percent, picture, receiveFiles, show, ticks, typedNumber, watch } from "./kit.js";
 
-const SIDES = ["dense", "pruned"];
-const TITLES = { dense: "Dense", pruned: "Pruned" };
-const BARS = { left: 56, right: 12, top: 26, height: 150, named: 10 };
+const TITLES = { dense: "Dense", diagonal: "A", pruned: "B" };
+const BARS = { left: 70, right: 12, top: 26, height: 150, named: 10 };
 
 // Without a page ------------------------------------------------------------------------------
 
@@ -20,17 +19,17 @@ export function firstDivergence(left, right) {
 export function grown(state, message) {
   if (!state || state.run !== message.run) return null;
   const tokens = {};
-  for (const [k, side] of SIDES.entries()) {
-    if (state.tokens[side].length !== message.after[k]) return null;
-    tokens[side] = state.tokens[side].concat(message.append[side]);
+  for (const [side, count] of Object.entries(message.after)) {
+    if ((state.tokens[side]?.length ?? 0) !== count) return null;
+    tokens[side] = (state.tokens[side] ?? []).concat(message.append[side]);
   }
   return { ...state, tokens };
 }
 
-/** The line above a reply whose right answer is known. */
+/** The mark of a reply whose right answer is known. */
 export function verdict(right, answer) {
   if (answer === null || answer === undefined || typeof right !== "boolean") return "";
-  return right ? `✓ right: ${answer}` : `✗ wrong: the answer is ${answer}`;
+  return right ? "✓ right" : `✗ wrong: it is ${answer}`;
 }
 
 /** A token for a label, with white space made visible. */
@@ -105,6 +104,20 @@ function menuSelect(model, cleaner) {
   return select;
 }
 
+/** A slider of a trait from 0 to `max`; text(value) stands beside its name. */
+function slider(model, cleaner, trait, name, max, text) {
+  const shown = h("output", {});
+  const input = h("input", { type: "range", min: 0, max, step: 0.01, "aria-label": name,
+    oninput: () => assign(model, { [trait]: Number(input.value) }) });
+  cleaner.follow(model, [trait], () => {
+    input.value = model.get(trait);
+    shown.textContent = text(model.get(trait));
+    input.setAttribute("aria-valuetext", shown.textContent);
+  });
+  return h("div", { class: "cc-slider", style: "flex: 1 1 260px" },
+    h("div", { class: "cc-row" }, h("span", {}, name), shown), input);
+}
+
 function buildControls(model, cleaner, view) {
   const prompt = h("textarea", { rows: 3, style: "width: 100%; box-sizing: border-box",
     spellcheck: "false", onchange: () => assign(model, { prompt: prompt.value }),
@@ -133,8 +146,7 @@ function buildControls(model, cleaner, view) {
       () => view.complain(GONE));
   };
   const stop = button("Stop", "stop within a token", () => model.send({ do: "stop" }));
-  const live = h("input", { type: "checkbox",
-    onchange: () => assign(model, { live: live.checked }) });
+  const live = h("input", { type: "checkbox", onchange: () => assign(model, { live: live.checked }) });
   cleaner.follow(model, ["busy", "live", "temperature"], () => {
     stop.disabled = !model.get("busy");
     live.checked = model.get("live");
@@ -142,103 +154,94 @@ function buildControls(model, cleaner, view) {
   });
   const wide = labeled("Prompt (Ctrl+Enter generates)", prompt);
   wide.style.cssText = "flex: 1 1 100%";
-  if (model.get("menu").length) {
-    view.controls.append(labeled("Choose a prompt", menuSelect(model, cleaner)));
-  }
   view.controls.append(
+    slider(model, cleaner, "interaction_strength", "λ, weight of the edges: 0 none, 1 in full", 1, show),
+    slider(model, cleaner, "ratio", "share to remove (ratio)", 0.6, (x) => percent(x)),
     wide,
-    labeled("New tokens, at most", inputs.max_new_tokens),
-    labeled("Temperature (0: greedy)", inputs.temperature,
-      "above 0, both columns use the same random number at every step"),
-    labeled("Seed", inputs.seed, "seed of the random numbers; no effect at temperature 0"),
-    h("div", { class: "cc-row" }, button("Generate", "write both texts", generate), stop),
-    h("label", { class: "cc-row" }, live, "write again when the plan changes"),
+    model.get("menu").length ? labeled("Choose a prompt", menuSelect(model, cleaner)) : "",
+    h("div", { class: "cc-row" }, button("Generate", "write all texts", generate), stop),
+    h("label", { class: "cc-row" }, live, "regenerate on change"),
+    h("details", { class: "cc-more" }, h("summary", {}, "More"), h("div", { class: "cc-controls" },
+      labeled("New tokens, at most", inputs.max_new_tokens),
+      labeled("Temperature (0: greedy)", inputs.temperature,
+        "above 0, all texts use the same random number at every step"),
+      labeled("Seed", inputs.seed, "seed of the random numbers; no effect at temperature 0"))),
   );
+  view.controls.after(view.root.querySelector(".cc-error")); // beside what it speaks of
 }
 
-// Columns -------------------------------------------------------------------------------------
+// Texts ---------------------------------------------------------------------------------------
 
-function column(side) {
-  // one line, so that the two texts stand side by side; the whole of it is the hint
-  const head = h("h4", { style: "white-space: nowrap; overflow: hidden; text-overflow: ellipsis" },
-    TITLES[side]);
-  const answer = h("p", { style: "min-height: 1.45em; font-weight: 600" });
-  const prompt = h("span", { class: "cc-muted" });
-  const text = h("span", { "aria-live": "polite" });
-  const paper = h("div", { style: "white-space: pre-wrap; overflow-wrap: anywhere; " +
-    "font-family: var(--jp-code-font-family, monospace); border: 1px solid var(--cc-grid); " +
-    "border-radius: 3px; padding: 6px 8px; min-height: 5em; max-height: 26em; overflow: auto",
-    tabindex: "0", role: "group", "aria-label": `${TITLES[side]} text`,
-    "data-lm-suppress-shortcuts": "true" }, prompt, text);
-  const root = h("section", { style: "flex: 1 1 300px; min-width: 0" }, head, answer, paper);
-  return { root, head, answer, prompt, text, paper, run: null, count: 0 };
+/** A text with its head; what follows the first divergence is underlined. */
+function line(side) {
+  const [head, answer] = [h("h4", {}), h("p", {})];
+  const [same, apart] = [h("span", {}), h("u", {})];
+  const paper = h("div", { class: "cc-paper", tabindex: "0", role: "group", "aria-label": `${TITLES[side]} text`,
+    "aria-live": "polite", "data-lm-suppress-shortcuts": "true" }, same, apart);
+  return { root: h("section", { class: "cc-line" }, h("div", {}, head, answer), paper),
+    head, answer, same, apart, run: null, count: 0, fork: null };
 }
 
-function tokenNode([, piece, name], forked) {
-  const silent = { class: "cc-muted", title: "a token without text" };
-  const inner = name ? h("span", silent, name) : piece;
-  if (!forked) return inner;
-  return h("mark", { title: "the first token that differs", style: "color: inherit; " +
-    "background: none; font-weight: 700; border-bottom: 3px double var(--cc-accent)" },
-    h("span", { role: "img", "aria-label": "first divergence:" }, "▼"), inner);
-}
+const tokenNode = ([, piece, name]) =>
+  (name ? h("span", { class: "cc-muted", title: "a token without text" }, name) : piece);
 
-/** Bring a column up to a state; tokens already there are not written (and read out) again. */
+/** Bring a text up to a state; tokens already there are not written (and read out) again. */
 function paint(part, side, state, fork) {
-  if (part.run !== state.run || part.count > state.tokens[side].length) {
-    part.text.replaceChildren();
-    Object.assign(part, { run: state.run, count: 0 });
+  const tokens = state.tokens[side] ?? [];
+  const late = fork !== part.fork && Math.min(fork ?? Infinity, part.fork ?? Infinity) < part.count;
+  if (part.run !== state.run || part.count > tokens.length || late) {
+    part.same.replaceChildren();
+    part.apart.replaceChildren();
+    part.count = 0;
   }
-  part.prompt.textContent = state.prompt;
-  state.tokens[side].slice(part.count).forEach((token, k) => {
-    part.text.append(tokenNode(token, part.count + k === fork));
+  tokens.slice(part.count).forEach((token, k) => {
+    (part.count + k < (fork ?? Infinity) ? part.same : part.apart).append(tokenNode(token));
   });
-  part.count = state.tokens[side].length;
+  Object.assign(part, { run: state.run, count: tokens.length, fork });
+  part.root.hidden = side === "diagonal" && !state.plans.diagonal;
   part.answer.textContent = state.finished ? verdict(state.right[side], state.answer) : "";
   const stopped = state.finished && state.stopped ? " (stopped)" : "";
-  part.head.textContent = (side === "dense" ? "Dense" : `Pruned: ${state.plan}`) + stopped;
-  part.head.title = part.head.textContent;
+  part.head.textContent = TITLES[side] + (state.plans[side] ? `: ${state.plans[side]}` : "") + stopped;
 }
 
-function buildColumns(model, cleaner, view) {
-  const parts = Object.fromEntries(SIDES.map((side) => [side, column(side)]));
-  const notice = h("p", { role: "note", style: "flex: 1 1 100%; margin: 0; padding: 2px 8px; " +
-    "border: 1px dashed var(--cc-muted)" });
-  const fork = h("p", { class: "cc-muted",
-    style: "flex: 1 1 100%; margin: 0; min-height: 1.45em" });
-  const row = h("div", { style: "display: flex; flex-wrap: wrap; gap: 6px 20px; flex: 1 1 100%" },
-    notice, ...SIDES.map((side) => parts[side].root), fork);
-  view.body.append(row);
+function buildTexts(model, cleaner, view) {
+  const parts = Object.fromEntries(Object.keys(TITLES).map((side) => [side, line(side)]));
+  const notice = h("p", { role: "note", class: "cc-notice" });
+  const asked = h("p", { class: "cc-muted cc-asked" });
+  const box = h("div", { style: "flex: 1 1 100%" }, notice, asked, ...Object.values(parts).map((part) => part.root));
+  view.body.append(box);
   let state = null;
   const draw = () => {
+    box.hidden = !state;
     if (!state) return;
-    const place = state.finished ? model.get("divergence")
-      : firstDivergence(state.tokens.dense, state.tokens.pruned);
-    for (const side of SIDES) paint(parts[side], side, state, place);
-    const same = !state.finished ? ""
-      : `The two texts are the same${state.stopped ? " so far" : ""}.`;
-    fork.textContent = place === null ? same
-      : `▼ marks where they part: token ${place + 1}, ` + SIDES.map((side) => {
-        const [, piece, name] = state.tokens[side][place] ?? [0, "", "nothing"];
-        return `${side} "${name ?? visible(piece)}"`;
-      }).join(", ") + ".";
+    asked.textContent = state.prompt;
+    asked.hidden = state.prompt === model.get("prompt");
+    for (const [side, part] of Object.entries(parts)) {
+      const { dense, [side]: own = [] } = state.tokens;
+      const ended = state.finished && own.length !== dense.length ? Math.min(own.length, dense.length) : null;
+      paint(part, side, state, side === "dense" ? null : firstDivergence(dense, own) ?? ended);
+    }
   };
   cleaner.follow(model, ["shown"], () => {
     const shown = model.get("shown");
     if (shown.run) state = { ...shown, tokens: model.get("tokens"), finished: true };
     draw();
   });
-  cleaner.follow(model, ["stale"], () => {
+  cleaner.on(model, "change:prompt", draw);
+  cleaner.follow(model, ["stale", "busy"], () => {
     const stale = model.get("stale");
-    notice.hidden = !stale;
-    notice.textContent = `This is ${stale}. Press Generate for the present one.`;
+    notice.hidden = !stale || (model.get("live") && model.get("busy"));
+    notice.textContent = `This is ${stale}. Press Generate for the current one.`;
+    box.setAttribute("aria-busy", String(model.get("busy")));
   });
-  cleaner.follow(model, ["busy"], () => row.setAttribute("aria-busy", String(model.get("busy"))));
+  let coming = null; // a run that has no token yet: until then the old texts stay
   cleaner.on(model, "msg:custom", (content) => {
-    if (content.start) state = { ...content.start, tokens: { dense: [], pruned: [] } };
-    else if (content.append) state = grown(state, content) ?? state;
-    else return;
-    draw();
+    if (content.start) coming = { ...content.start, tokens: { dense: [] } };
+    else if (content.append) {
+      state = grown(coming ?? state, content) ?? state;
+      coming = null;
+      draw();
+    }
   });
 }
 
@@ -300,9 +303,10 @@ function drawParts(pen, bars, slot, width, floor, colors) {
   pen.setLineDash([]);
   pen.fillStyle = colors.muted;
   pen.textAlign = "right";
-  if (x > BARS.left + 50) pen.fillText("prompt", x - 6, 8);
-  pen.textAlign = x < width - 90 ? "left" : "right";
-  pen.fillText("continuation", x < width - 90 ? x + 6 : width, 8);
+  const fits = x < width - 90;
+  if (x > BARS.left + 50) pen.fillText(fits ? "prompt" : "prompt, then continuation", x - 6, 8);
+  pen.textAlign = "left";
+  if (fits) pen.fillText("continuation", x + 6, 8);
 }
 
 function buildRibbon(model, cleaner, view) {
@@ -310,7 +314,7 @@ function buildRibbon(model, cleaner, view) {
   const canvas = picture("");
   const reading = h("p", { class: "cc-muted", "aria-live": "polite", style: "min-height: 1.45em" });
   const choose = menu([["dense", "prompt and dense continuation"],
-    ["pruned", "prompt and pruned continuation"], ["custom", "a text of your own"]],
+    ["pruned", "prompt and continuation of B"], ["custom", "a text of your own"]],
   (value) => assign(model, { forced_text: value }));
   const custom = h("textarea", { rows: 2, style: "width: 100%; box-sizing: border-box",
     spellcheck: "false", onchange: () => assign(model, { custom_text: custom.value }) });
@@ -325,7 +329,7 @@ function buildRibbon(model, cleaner, view) {
     const bars = model.get("ribbon");
     const mean = bars.reduce((sum, bar) => sum + bar.kl, 0) / bars.length;
     const name = model.get("ribbon_text");
-    title.textContent = "KL(dense || pruned), " + (bars.length
+    title.textContent = "KL(dense || B), " + (bars.length
       ? `measured, teacher-forced on ${name}: mean ${show(mean)} nats per token` +
         ` over ${counted(bars.length, "token")}`
       : "measured at every token of a text both models read: no text yet");
@@ -371,9 +375,9 @@ function buildRibbon(model, cleaner, view) {
   return { canvas, title };
 }
 
-const HELP = "Both columns come from one batch of two rows: one runs whole, one with the plan's " +
-  "units switched off. Such a batch runs at the dense model's speed, so no speed is shown here. To " +
-  "measure speed, cut the model with cl.prune(model, selection).";
+const HELP = "A is the diagonal plan (λ 0) of the same ratio; underlined is what follows the first token " +
+  "that is not the dense model's. All texts come from one batch, in which units are switched off, at the " +
+  "dense model's speed. To measure speed, cut the model with cl.prune(model, selection).";
 
 function render({ model, el }) {
   const cleaner = new Cleaner();
@@ -388,10 +392,10 @@ function render({ model, el }) {
     json: () => request(".json", () => view.complain(GONE)),
     jsonHint: "save the plan; Selection.from_json reads it", canvases: () => [ribbon.canvas],
     caption: () => [`${model.get("model_name") || "a model"}: ${ribbon.title.textContent}.`,
-      model.get("shown").plan && `Plan: ${model.get("shown").plan}.`].filter(Boolean) });
+      model.get("shown").plans && `Plan B: ${model.get("shown").plans.pruned}.`].filter(Boolean) });
   const request = receiveFiles(model, cleaner, "text_before_after");
   buildControls(model, cleaner, view);
-  buildColumns(model, cleaner, view);
+  buildTexts(model, cleaner, view);
   ribbon = buildRibbon(model, cleaner, view);
   view.body.after(h("p", { class: "cc-muted", style: "max-width: 70em" }, HELP));
   return cleaner.run;
