@@ -41,7 +41,10 @@ FAULTS = r"""async selector => {
         const lines = new Set([...range.getClientRects()].map(box => Math.round(box.top)));
         if (lines.size > 1 && !element.closest("svg")) told("breaks inside a word", word[0]);
         let box = range.getBoundingClientRect();
-        if (box.top < 0 || box.bottom > innerHeight) {  // what covers it is known only in view
+        const beyond = up => up && ((scrolls(getComputedStyle(up).overflowY)
+          && box.bottom > up.getBoundingClientRect().bottom) || beyond(up.parentElement));
+        // what covers it is known only in view
+        if (box.top < 0 || box.bottom > innerHeight || beyond(element)) {
           element.scrollIntoView({ block: "center" });
           box = range.getBoundingClientRect();
         }
@@ -119,3 +122,16 @@ def require_readable_notebook(page: Any) -> None:
     wide = page.evaluate(SIDEWAYS, ".jp-WindowedPanel-outer, .jp-OutputArea-output")
     assert not wide, wide
     require_readable(page, ".jp-OutputArea-output, .jp-MarkdownOutput")
+
+
+def serious_violations(page: Any, selector: str = "body") -> list[str]:
+    """What axe-core calls serious or critical inside the elements, as "rule: element"."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page, context={"include": [selector]}).response["violations"]
+    return [
+        f"{fault['id']}: {node['html'][:100]}"
+        for fault in found
+        if fault["impact"] in ("serious", "critical")
+        for node in fault["nodes"]
+    ]

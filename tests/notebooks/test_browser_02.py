@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from helpers.lab import SMALL, Visit
+from helpers.layout import serious_violations
 from helpers.notebooks import NOTEBOOKS, Ran, cold, require_shown
 from helpers.waiting import eventually
 
@@ -25,6 +26,12 @@ OPENING |= {
 }
 OPENING |= {"pinned": None, "selected_unit": None}
 UNIT_0 = {"x": 80, "y": 8}  # where it stands on the map
+NAME = "(e) => e.ariaLabel ?? (e.labels?.[0] ?? e).textContent"
+STOP = f"() => ({NAME})(document.activeElement)"
+# The names of what takes the focus; of a group of steps one does.
+FOCUSABLE = "input, select, button, summary, canvas, [tabindex='0']"
+STOPS = f"""root => [...root.querySelectorAll("{FOCUSABLE}")]
+  .filter(e => e.checkVisibility() && !e.disabled && e.tabIndex >= 0).map({NAME})"""
 ABILITIES = "__import__('json').dumps(list(explorer.damage.asked))"
 
 
@@ -263,6 +270,32 @@ def test_a_plan_is_made_and_an_edge_measured_by_clicks(visit: Visit, root: Any) 
     assert "soup" not in str(said.text_content())
     enter(root, "prompt", "Name: Kit. Food:")
     eventually(said.text_content, lambda text: "“ soup”" in str(text))
+
+
+def test_it_breaks_no_rule_of_axe_and_is_used_without_a_mouse(visit: Visit, root: Any) -> None:
+    """Lambda is the first stop of Tab, each control has one, and none keeps the focus."""
+    page, keys = visit.page, visit.page.keyboard
+    unfold(root)
+    slider = root.get_by_label("lambda, weight of the edges")
+    slider.focus()
+    keys.press("Shift+Tab")
+    assert not root.evaluate("root => root.contains(document.activeElement)")
+    keys.press("Tab")
+    seen = []
+    for _ in range(80):
+        seen.append(page.evaluate(STOP))
+        keys.press("Tab")
+        if not root.evaluate("root => root.contains(document.activeElement)"):
+            break
+    stops = [stop for stop in root.evaluate(STOPS) if stop not in seen]
+    assert (seen[0], stops) == ("lambda, weight of the edges", [])
+    slider.focus()
+    changes(root, lambda: keys.press("Home"))
+    changes(root, lambda: root.get_by_label("ratio in percent, typed").press("ArrowUp"))
+    visit.becomes("explorer.interaction_strength, explorer.ratio > 0.2", "(0.0, True)")
+    for theme in ("Dark", "Light"):
+        visit.theme(theme)
+        assert serious_violations(page, ".cocurve") == []
 
 
 def test_a_dark_theme_changes_every_picture(visit: Visit, root: Any) -> None:

@@ -28,7 +28,7 @@ export function h(tag, attributes = {}, ...children) {
     else if (value !== false && value != null) element.setAttribute(name, value);
   }
   // JupyterLab takes arrow keys and letters from the focused element unless it has this attribute
-  if (FOCUSABLE.has(tag)) element.setAttribute("data-lm-suppress-shortcuts", "true");
+  if (FOCUSABLE.has(tag) || attributes.tabindex === "0") element.setAttribute("data-lm-suppress-shortcuts", "true");
   // JupyterLab keeps Enter to itself, so the browser would not commit the typed value
   if (tag === "input") {
     element.addEventListener("keydown", (event) => {
@@ -362,7 +362,7 @@ export function frame(model, el, cleaner, options) {
   const error = h("p", { class: "cc-error", role: "alert" });
   const status = h("p", { class: "cc-status", role: "status", "aria-live": "polite" });
   const twin = h("details", { class: "cc-table", ontoggle: () => root.refreshTable() },
-    h("summary", {}, "Table"), h("div", { class: "cc-scroll" }));
+    h("summary", {}, "Table"), h("div", { class: "cc-scroll", tabindex: "0", role: "group", "aria-label": "table" }));
   const kinds = options.tables && menu(Object.entries(options.tables),
     (value) => assign(model, { table_of: value }));
   const files = h("div", { class: "cc-files" },
