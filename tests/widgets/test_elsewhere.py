@@ -1,8 +1,7 @@
-"""The instruments in Notebook 7, marimo and the widget managers of other places, none a dependency.
+"""The instruments in Notebook 7, marimo and the widget managers of other places.
 
-`pip install notebook marimo` beside the lab; in the folder COCURVE_NPM (default
-~/.cache/cocurve-lab/npm) `npm pack @vscode/jupyter-ipywidgets8 @jupyter-widgets/html-manager
-requirejs`. What is missing is skipped.
+The managers come from `npm pack @vscode/jupyter-ipywidgets8 @jupyter-widgets/html-manager requirejs`
+in the folder COCURVE_NPM (default ~/.cache/cocurve-lab/npm). What is missing is skipped.
 """
 
 from __future__ import annotations
@@ -210,6 +209,7 @@ def test_every_instrument_works_in_the_widget_manager_of_vs_code(lab: Lab, tmp_p
         eventually(
             lambda: page.evaluate("code => run(code)", f"print(({told}))"),
             lambda text: text.strip() == "(0.0, True, True, 160, True, True)",
+            seconds=60,
         )
 
 
@@ -236,7 +236,7 @@ def test_a_page_without_a_kernel_shows_the_explorers_and_solves(lab: Lab, tmp_pa
         visit.listen("file:")
         serve_anywidget(page, "**/npm/anywidget@*/**")
         page.goto(place.as_uri())
-        page.locator(".cocurve canvas").nth(7).wait_for(state="attached")
+        page.locator(".cocurve canvas").nth(3).wait_for(state="attached")
         for strength, key in [(1.0, "End"), (0.0, "Home")]:
             page.get_by_label("lambda, weight of the edges").focus()
             page.keyboard.press(key)

@@ -100,6 +100,7 @@ def test_every_instrument_outlives_its_kernel_and_leaves_picture_and_table(
         wanted = ["BuildMonitor", "LambdaExplorer", "BridgeExplorer", "CurvatureMap"]
         assert names == [*wanted, "GenerationCompare", "FidelityScatter"]
         for note in page.locator(".cocurve-still").all():
+            assert "scripts are blocked" in note.inner_text()
             note.locator("img, table").first.wait_for()
             note.locator("summary").click()
             note.locator("details td").first.wait_for()

@@ -54,6 +54,7 @@ script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
 channels. The solid ones are removed. Which of them go <em>together</em> matters: removing two can
 cost more than the sum of both, or less. Drag λ to say how much that counts in the choice, and see
 what it costs.</p></header>
+<p id="blocked">Scripts are blocked here. Open this file in a browser that allows them.</p>
 <main><div id="lambda"></div><div id="bridge"></div><div id="map"></div></main>
 <footer><small>{about}</small></footer>
 <script type="application/json" id="cocurve-data">{data}</script>

@@ -21,8 +21,8 @@ _EDGE = (64, 12, 12, 34)  # left, right, top, bottom
 
 # A widget without its model is a box with text alone, a living one has elements.
 _NOTE = """<style>.jp-OutputArea:has(.cocurve, .jupyter-widgets > *) .cocurve-still {{ display: none }}</style>
-<div class="cocurve-still">{picture}<p><b>{name}</b>: run this cell to use it. A saved notebook does
-not hold the live instrument.</p><p>Last state: {text}</p>{table}</div>"""  # noqa: E501
+<div class="cocurve-still">{picture}<p><b>{name}</b>: run this cell to use it. If this note
+stays, scripts are blocked here: trust the notebook, or allow those of widgets.</p><p>Last state: {text}</p>{table}</div>"""  # noqa: E501
 
 Point = tuple[float, float, str]  # x, y, color
 
