@@ -12,6 +12,8 @@ The part "damage" has a model: a random Llama of 768 units, tiny in width, so th
 answers of plans A and B are really measured while keys are pressed. Its H is random, which the page
 cannot tell. First KL: on the demo model, from the key press to the first measured KL of the new
 plan on the screen.
+
+The part "kept" moves lambda on SmolLM2, whose measured plans ship: in the page and in a notebook.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ from helpers.benchmarks import arguments, flag, seconds
 from helpers.lab import Lab, Visit, running_lab
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
+from helpers.waiting import eventually
 
+PAGE = Path(__file__).resolve().parents[2] / "notebooks" / "explore_smollm2.html"
 SHAPES = {768: (32, 8, 16), 1920: (80, 8, 16), 1000: (40, 9, 16)}
 
 # Remembers when a key went down, and the first frame after the next painting.
@@ -84,13 +88,33 @@ FIRST_KL = """root => {
     requestAnimationFrame(() => setTimeout(() => first.times.push(performance.now() - down)));
   }).observe(root, {attributes: true, childList: true, characterData: true, subtree: true});
 }"""
+# From a key or a move to the frame after the rows of another plan are there; frames in which a
+# measured cell or a text is empty.
+KEPT = """root => {
+  window.kept = {down: 0, times: [], empty: 0};
+  let before = root.dataset.pruned;
+  for (const name of ['keydown', 'input']) {
+    root.addEventListener(name, () => { kept.down = performance.now(); }, true);
+  }
+  new MutationObserver(() => {
+    if (root.dataset.pruned === before) return;
+    before = root.dataset.pruned;
+    const rows = root.querySelectorAll('.cc-four tbody tr');
+    const cells = [0, 2].flatMap(row => [...rows[row].querySelectorAll('td')].slice(1, 3));
+    const texts = [...cells, ...root.querySelectorAll('.cc-says')].map(cell => cell.textContent);
+    const whole = texts.every(text => /[^\\s–…]/.test(text));
+    kept.empty += whole ? 0 : 1;
+    const { down } = kept;
+    requestAnimationFrame(() => setTimeout(() => kept.times.push(performance.now() - down)));
+  }).observe(root, {attributes: true});
+}"""
 PACES = (60, 900)  # ms between keys: the next one comes before anything is measured, or after
 FIRST = 7  # runs of the cell of a map
 RATIO = 0.2  # of the plan that it plays
 
 
 def main() -> None:
-    parts = ["kernel", "explorers", "map", "damage"]
+    parts = ["kernel", "explorers", "map", "damage", "kept"]
     options = arguments(__doc__, repeats=40, parts=flag(parts, choices=parts))
     repeats = options.repeats
     print(f"{repeats} events each; median (min to max)\n")
@@ -111,6 +135,14 @@ def main() -> None:
         if "damage" in options.parts:
             damage_in_browser(lab, repeats)
             first_kl_in_browser(lab, repeats)
+        if "kept" in options.parts:
+            with lab.page(PAGE) as page:
+                kept_values(page, "page", repeats)
+            cell = "from cocurve_lab.extensions.pretrained.kept import kept_curvature\n"
+            cell += "w = bench_widgets.LambdaExplorer(kept_curvature('smollm2'))\nw"
+            with lab.open(notebook(Path(folder), "kept", [cell])) as visit:
+                page, _, _ = explorer_of(visit)
+                kept_values(page, "notebook", repeats)
 
 
 def curvature_of(size: int) -> cl.Curvature:
@@ -246,6 +278,32 @@ def first_kl_in_browser(lab: Lab, repeats: int) -> None:
                 done += 1
         times = page.evaluate("() => first.times")
         print(f"LambdaExplorer, demo model: key to first measured KL {show(times)}, {done} moves")
+
+
+def kept_values(page: Any, where: str, repeats: int) -> None:
+    """SmolLM2's kept values: from a key to the rows of the next plan, and in a drag of 60 moves."""
+    root = page.locator(".cocurve").first
+    key = root.locator(".cc-key")
+    eventually(key.text_content, lambda text: "being computed" not in text, 120)
+    page.evaluate(KEPT, root.element_handle())
+    slider = root.locator("input[type=range]").first
+    slider.focus()
+    for step in range(repeats):
+        page.keyboard.press("ArrowLeft" if step % 20 < 10 else "ArrowRight")
+        page.wait_for_function(f"() => kept.times.length > {step}", timeout=10_000)
+    times = page.evaluate("() => kept.times.splice(0)")
+    box = slider.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 8)
+    page.mouse.down()
+    for move in range(60):
+        page.mouse.move(box["x"] + box["width"] * (0.5 + 0.4 * np.sin(move / 9)), box["y"] + 8)
+        page.wait_for_timeout(33)
+    page.mouse.up()
+    dragged, empty = page.evaluate("() => [kept.times, kept.empty]")
+    print(
+        f"LambdaExplorer, SmolLM2, {where}: key to kept values {show(times)}; drag of 60 moves "
+        f"{show(dragged)}, {len(dragged)} plans; {empty} frames with an empty cell"
+    )
 
 
 def explorer_of(visit: Visit) -> tuple[Any, Any, Any]:
