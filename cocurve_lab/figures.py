@@ -219,20 +219,22 @@ def finish(
     figure: Any, title: str, width: int | None = None, height: int = 440, note: str = ""
 ) -> Figure:
     """Give a figure the common look: transparent, readable in both themes, no cloud button."""
+    lines = wrap(title, ((width or 850) - 250) // 8)  # the buttons stand beside the title
+    title, more = "<br>".join(lines), 20 * (len(lines) - 1)
     figure.update_layout(
         title={"text": title, "font": {"size": 15}},
         width=width,
-        height=height,
+        height=height + more,
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"color": "#808080", "family": FONT},
         modebar={"bgcolor": "rgba(0,0,0,0)", "color": "#808080"},
-        margin={"l": 70, "r": 20, "t": 60, "b": 60},
+        margin={"l": 70, "r": 20, "t": 60 + more, "b": 60},
     )
     axis = {"gridcolor": "rgba(128,128,128,0.25)", "zeroline": False}
     figure.update_xaxes(**axis)
     figure.update_yaxes(**axis)
-    _place_legend(figure, title)
+    _place_legend(figure, max(lines, key=len, default=""))
     if note:
         _add_note(figure, title, note)
     return figure
@@ -276,7 +278,7 @@ def _add_note(figure: Any, title: str, note: str) -> None:
     figure.update_layout(
         # anchored at the top: by default the middle of a title stands in the middle of the margin
         title={"text": title + small, "y": 1, "yanchor": "top", "pad": {"t": 14}},
-        margin={"t": 75 + room},
+        margin={"t": figure.layout.margin.t + 15 + room},
         height=figure.layout.height + 15 + room,
     )
 

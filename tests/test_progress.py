@@ -45,6 +45,12 @@ def test_in_a_notebook_an_interrupted_bar_stays() -> None:
     assert "1/3" in bar.data["text/plain"]
 
 
+@pytest.mark.slow
+def test_in_a_notebook_the_bar_of_work_that_ends_early_goes() -> None:
+    (bar,) = shown("from cocurve_lab.base.progress import *\nwith Bar(total=3) as bar: bar.update()")
+    assert dict(bar.data) == {}
+
+
 def test_a_hidden_bar_and_one_of_nothing_show_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     for progress, total in ((False, 3), (True, 0)):
         with open_bar(progress, total=total) as bar:

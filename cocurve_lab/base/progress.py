@@ -21,6 +21,8 @@ class Bar(tqdm):
     False.
     """
 
+    leave: bool
+
     def __init__(self, *args: Any, **settings: Any) -> None:
         self._cell: Any = None  # the output that is replaced
         ipython = sys.modules.get("IPython")
@@ -28,6 +30,11 @@ class Bar(tqdm):
             # tqdm then calls display() and writes nothing itself
             settings |= {"gui": True, "file": io.StringIO(), "ncols": 100}
         super().__init__(*args, **settings)
+
+    def __exit__(self, kind: Any, *more: Any) -> None:
+        if kind is None and self._cell is not None:  # an early end is an end
+            self.leave = False
+        super().__exit__(kind, *more)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> Any:
         """Show the bar as it is."""

@@ -87,8 +87,6 @@ class BuildMonitor(Still, anywidget.AnyWidget):
         text = f"{self.done} of {counted(self.total, 'sequence')}"
         if stopped:
             text = f"Stopped after {text}"
-        elif self.done < self.total:
-            text += f", about {self.seconds_left:.0f} s left"
         if overlap is not None:
             text += f"; the plans of the two halves share {100 * overlap:.0f} % of their units"
         running = self.done < self.total and not stopped

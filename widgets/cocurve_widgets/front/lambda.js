@@ -73,11 +73,12 @@ export function renderLambda({ model, el }) {
   const dark = "var(--cc-text)";
   const solid = `background:${dark};color:var(--cc-back)`;
   const [only, others] = [swatch("", solid, "+"), swatch("", "", "−")];
+  const pairMark = swatch("pair", "border:2px solid var(--cc-accent);border-radius:50%");
   const brushMark = swatch("brushed", "border:2px dashed var(--cc-accent)");
   const legend = h("div", { class: "cc-legend" },
     problem.kinds.includes(0) ? swatch("attention, removed", solid) : "",
     swatch("FFN, removed", `background:linear-gradient(135deg, ${dark} 44%, var(--cc-back) 44% 56%, ${dark} 56%)`),
-    only, others, swatch("kept", ""), brushMark,
+    only, others, swatch("kept", ""), pairMark, brushMark,
     swatch("changes next", "background:linear-gradient(225deg, var(--cc-text) 35%, transparent 35%)"));
   const title = (text) => h("h4", {}, text);
   const act = (text, hint, pin) => button(text, hint, () => repin(pin));
@@ -314,7 +315,7 @@ export function renderLambda({ model, el }) {
     fade = () => paintMap(map, grid, { problem, colors, inA: a?.hand ? new Set(gone.keys()) : inA,
       inB: a?.hand ? inA : gone, turning, fading,
       brushed: model.get("brushed") ?? [],
-      marked: [model.get("selected_unit"), hovered, ...(model.get("pair") ?? [])] });
+      marked: [model.get("selected_unit"), hovered], pair: model.get("pair") ?? [] });
     fade();
     const marks = model.get("_marks") || {};
     charts.draw({ a, b, colors, marks, known: known(), now, flip, axis, first: view.a, solvable: solvable(),
@@ -325,6 +326,7 @@ export function renderLambda({ model, el }) {
     buttons.unpin.disabled = !model.get("_pin")?.order;
     [only, others].forEach((entry) => { entry.hidden = !a || !b; });
     brushMark.hidden = !model.get("brushed")?.length;
+    pairMark.hidden = !model.get("pair")?.length;
     paintNumbers(a, b);
     paintCard(gone);
     map.classList.toggle("cc-stale", !view.feasible || Boolean(view.stale));

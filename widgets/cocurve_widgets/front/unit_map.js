@@ -90,9 +90,9 @@ export class Fading {
 /**
  * Draw the map without need of color: removed units are solid, those of FFN with a stripe, kept ones
  * an outline; + is only in the plan `inB`, − only in the other. A corner marks those about to change,
- * a dashed frame the brushed ones, a solid one the marked ones.
+ * a dashed frame the brushed ones, a solid one the marked ones, a ring the `pair`.
  */
-export function paintMap(canvas, grid, { problem, colors, inA, inB, turning, marked, brushed, fading }) {
+export function paintMap(canvas, grid, { problem, colors, inA, inB, turning, marked, pair, brushed, fading }) {
   const { geometry, attention, ffn } = grid;
   const pen = fit(canvas, geometry.width, geometry.height);
   const now = performance.now();
@@ -129,14 +129,18 @@ export function paintMap(canvas, grid, { problem, colors, inA, inB, turning, mar
       pen.lineTo(x + w - 1.5, y + 1.5 + size);
       pen.fill();
     }
-    if (marked.includes(u) || framed.has(u)) {
-      pen.setLineDash(marked.includes(u) ? [] : [3, 2]);
+    const frame = (shape) => {
       for (const [color, width] of [[colors.back, 4], [colors.accent, 2]]) {
         Object.assign(pen, { strokeStyle: color, lineWidth: width });
-        pen.strokeRect(x + 1, y + 1, w - 2, t - 2);
+        pen.beginPath();
+        shape();
+        pen.stroke();
       }
-      pen.setLineDash([]);
-    }
+    };
+    if (pair.includes(u)) frame(() => pen.arc(cx, cy, Math.max(3, Math.min(w, t) / 2 - 1), 0, 7));
+    pen.setLineDash(marked.includes(u) ? [] : [3, 2]);
+    if (marked.includes(u) || framed.has(u)) frame(() => pen.rect(x + 1, y + 1, w - 2, t - 2));
+    pen.setLineDash([]);
   }
   pen.fillStyle = colors.muted;
   pen.textBaseline = "middle";
