@@ -47,7 +47,9 @@ def test_in_a_notebook_an_interrupted_bar_stays() -> None:
 
 @pytest.mark.slow
 def test_in_a_notebook_the_bar_of_work_that_ends_early_goes() -> None:
-    (bar,) = shown("from cocurve_lab.base.progress import *\nwith Bar(total=3) as bar: bar.update()")
+    (bar,) = shown(
+        "from cocurve_lab.base.progress import *\nwith Bar(total=3) as bar: bar.update()"
+    )
     assert dict(bar.data) == {}
 
 

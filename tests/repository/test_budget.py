@@ -12,13 +12,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOT_LINES = {".md", ".png", ".npz", ".pyc"}
 BUDGETS = {
-    "cocurve_lab": 36_294,
-    "cocurve_lab/base": 2_062,
+    "cocurve_lab": 36_339,
+    "cocurve_lab/base": 2_068,
     "cocurve_lab/models": 3_285,
     "cocurve_lab/curvature": 1_886,
     "cocurve_lab/estimator": 2_576,
     "cocurve_lab/solver": 3_087,
-    "cocurve_lab/measuring": 2_830,
+    "cocurve_lab/measuring": 2_866,
     "cocurve_lab/pruner": 2_140,
     "cocurve_lab/extensions": 9_586,
     "cocurve_lab/extensions/pretrained": 546,
@@ -26,8 +26,8 @@ BUDGETS = {
     "cocurve_lab/evaluation": 2_575,
     "cocurve_lab/cli": 2_546,
     "notebooks/cocurve_studies": 12_131,
-    "widgets/cocurve_widgets": 11_352,
-    "tests": 51_089,
+    "widgets/cocurve_widgets": 11_436,
+    "tests": 51_419,
 }
 CORE_PATH = (
     *("models/units", "models/masking", "estimator/algorithm1", "estimator/teacher"),

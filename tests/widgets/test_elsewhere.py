@@ -1,7 +1,7 @@
 """The instruments in Notebook 7, marimo and the widget managers of other places.
 
-The managers come from `npm pack @vscode/jupyter-ipywidgets8 @jupyter-widgets/html-manager requirejs`
-in the folder COCURVE_NPM (default ~/.cache/cocurve-lab/npm). What is missing is skipped.
+The managers come from `npm pack @vscode/jupyter-ipywidgets8 @jupyter-widgets/html-manager
+requirejs` in the folder COCURVE_NPM (default ~/.cache/cocurve-lab/npm). What is missing is skipped.
 """
 
 from __future__ import annotations
