@@ -47,10 +47,11 @@ def test_in_a_notebook_an_interrupted_bar_stays() -> None:
 
 @pytest.mark.slow
 def test_in_a_notebook_the_bar_of_work_that_ends_early_goes() -> None:
-    (bar,) = shown(
-        "from cocurve_lab.base.progress import *\nwith Bar(total=3) as bar: bar.update()"
-    )
+    work = "with Bar(total=3, mininterval=0) as bar:\n    bar.update()"
+    (bar,) = shown(f"from cocurve_lab.base.progress import Bar\n{work}")
     assert dict(bar.data) == {}
+    (bar,) = shown(f"from cocurve_lab.base.progress import Bar\n{work}; 1 / 0", allow_errors=True)
+    assert "1/3" in bar.data["text/plain"]
 
 
 def test_a_hidden_bar_and_one_of_nothing_show_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -287,12 +287,14 @@ def test_it_breaks_no_rule_of_axe_and_is_used_without_a_mouse(visit: Visit, root
         keys.press("Tab")
         if not root.evaluate("root => root.contains(document.activeElement)"):
             break
-    stops = [stop for stop in root.evaluate(STOPS) if stop not in seen]
+    # a measured step says its KL and age, which change meanwhile
+    names = {stop.split(":")[0] for stop in seen}
+    stops = [stop for stop in root.evaluate(STOPS) if stop.split(":")[0] not in names]
     assert (seen[0], stops) == ("lambda, weight of the edges", [])
     slider.focus()
     changes(root, lambda: keys.press("Home"))
-    changes(root, lambda: root.get_by_label("ratio in percent, typed").press("ArrowUp"))
-    visit.becomes("explorer.interaction_strength, explorer.ratio > 0.2", "(0.0, True)")
+    changes(root, lambda: enter(root, "ratio in percent, typed", "35"))
+    visit.becomes("explorer.interaction_strength, explorer.ratio", "(0.0, 0.35)")
     for theme in ("Dark", "Light"):
         visit.theme(theme)
         assert serious_violations(page, ".cocurve") == []

@@ -81,7 +81,7 @@ def test_every_instrument_outlives_its_kernel_and_leaves_picture_and_table(
         eventually(
             visit.content,
             lambda found: all(
-                "<details>" in note and ("<img" in note or "pruned" in note)
+                "<details>" in note and ("<img" in note or ">B</td>" in note)
                 for note in notes(found)
             ),
         )
