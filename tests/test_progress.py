@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import sys
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -59,3 +62,19 @@ def test_a_hidden_bar_and_one_of_nothing_show_nothing(capsys: pytest.CaptureFixt
         with open_bar(progress, total=total) as bar:
             bar.update()
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_bar_that_was_interrupted_while_it_was_made_is_silent(
+    hidden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    told: list[Any] = []
+    monkeypatch.setattr(Bar, "_get_free_pos", stop)
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    with suppress(KeyboardInterrupt):
+        Bar(total=1, disable=hidden)
+    gc.collect()
+    assert not told

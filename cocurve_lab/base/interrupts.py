@@ -26,7 +26,7 @@ _PAUSE = 0.05  # seconds until a lost interrupt is raised again; at once it is l
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt inside the block for Ctrl-C and SIGTERM, again if it gets lost.
+    """Raise KeyboardInterrupt inside the block for Ctrl-C and SIGTERM, again if lost or wrapped.
 
     Python prints and drops an exception in a `__del__` or a callback.
     """
@@ -58,6 +58,13 @@ def interruptible() -> Iterator[None]:
     report, sys.unraisablehook = sys.unraisablehook, again
     try:
         yield
+    except Exception as error:  # Python wraps what arrives while a class is made
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, KeyboardInterrupt):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        raise cause from None
     finally:
         for timer in timers:
             timer.cancel()

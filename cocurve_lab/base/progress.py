@@ -51,6 +51,8 @@ class Bar(tqdm):
 
     def close(self) -> None:
         """End the bar; the line goes if all is done, or if `leave` is False."""
+        if not hasattr(self, "start_t"):  # hidden, or interrupted while it was made
+            return
         super().close()
         # a total may be a sum of fractions
         done = self.total is None or self.n >= self.total * (1 - 1e-9)

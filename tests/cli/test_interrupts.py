@@ -101,6 +101,27 @@ def test_an_interrupt_that_python_drops_is_raised_again(number: int) -> None:
 
 
 @pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_an_interrupt_that_python_wraps_is_one(number: int) -> None:
+    class Field:
+        def __set_name__(self, *_: object) -> None:
+            os.kill(os.getpid(), number)
+
+    def wrap() -> None:
+        with interruptible():
+            type("Config", (), {"field": Field()})
+
+    def fail() -> None:
+        with interruptible():
+            raise ValueError("its own")
+
+    with pytest.raises(KeyboardInterrupt):
+        wrap()
+    with pytest.raises(ValueError, match="its own"):
+        fail()
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_an_interrupt_ends_a_child_and_its_children(tmp_path: Path) -> None:
     mark = f"6{os.getpid()}"
     command = ["sh", "-c", f"sleep {mark} & echo > started; sleep {mark}"]

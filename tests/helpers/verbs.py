@@ -215,7 +215,7 @@ def trials(verb: str, start: Path, count: int, seed: int, only: str = "") -> Ite
             time.sleep(at)
             os.kill(child, number)
             if (code := ended(child)) not in (0, 130):
-                faults.append(f"{number.name}: exit {code}")
+                faults.append(f"{number.name}: exit {code}; {said_in(here)[-300:]}")
         else:
             name, _, code = killed_at(step(command, here), at, full=kind == "full")
             at = f"{at} of {calls}, {name}"
