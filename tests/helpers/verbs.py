@@ -8,11 +8,11 @@ once, before the forks. Without names it tries the verbs in `VERBS`, and signals
 
 Of 256 trials over the first eight verbs in `VERBS` (COUNT 8, SEED 5) and 16 of recover (4, 3) none
 failed at last. They had found leftovers of a killed merge, checkpoints that no recover could read,
-and a GGUF file that a full disk had left wrong. Of 634 signals (100, 7; 100 each on inventory, build, merge, solve and search, 99 on prune and 35 on
-recover, where the run was ended from outside) three failed; mended, 90 did not (40, 9; ended from
-outside, too: 40 each on inventory and search, 10 on recover). 24 signals on fetch (20, 2) left a
-lock once; mended, 20 left none. 36 on all twelve (3, 1) and 60 among the imports of solve, build
-and prune (20, 3) did not fail.
+and a GGUF file that a full disk had left wrong. Of 634 signals (100, 7; 100 each on inventory,
+build, merge, solve and search, 99 on prune and 35 on recover, where the run was ended from outside)
+three failed; mended, 90 did not (40, 9; ended from outside, too: 40 each on inventory and search,
+10 on recover). 24 signals on fetch (20, 2) left a lock once; mended, 20 left none. 36 on all twelve
+(3, 1) and 60 among the imports of solve, build and prune (20, 3) did not fail.
 """
 
 from __future__ import annotations

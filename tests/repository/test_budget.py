@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOT_LINES = {".md", ".png", ".npz", ".pyc"}
 BUDGETS = {
-    "cocurve_lab": 36_339,
-    "cocurve_lab/base": 2_068,
+    "cocurve_lab": 36_348,
+    "cocurve_lab/base": 2_077,
     "cocurve_lab/models": 3_285,
     "cocurve_lab/curvature": 1_886,
     "cocurve_lab/estimator": 2_576,
@@ -27,7 +27,7 @@ BUDGETS = {
     "cocurve_lab/cli": 2_546,
     "notebooks/cocurve_studies": 12_131,
     "widgets/cocurve_widgets": 11_436,
-    "tests": 51_422,
+    "tests": 51_466,
 }
 CORE_PATH = (
     *("models/units", "models/masking", "estimator/algorithm1", "estimator/teacher"),
