@@ -330,6 +330,18 @@ def additive() -> Iterator[LambdaExplorer]:
     made.close()
 
 
+@pytest.mark.parametrize("surrogate", ["H", "additive KL"])
+def test_code_makes_the_plan_on_the_surrogate(additive: LambdaExplorer, surrogate: str) -> None:
+    additive.surrogate, additive.ratio, additive.interaction_strength = surrogate, 0.3, 0.25
+    assert additive._thinking.join(60)
+    names: dict[str, Any] = {"curvature": WITH_SHIFTS}
+    exec(additive.code(), names)
+    plan, made = additive.selection, names["selection"]
+    assert plan is not None
+    assert (made.pruned, made.surrogate) == (plan.pruned, plan.surrogate)
+    assert ("additive()" in additive.code()) == (surrogate == "additive KL")
+
+
 def set_to(explorer: LambdaExplorer, **controls: object) -> None:
     with explorer.hold_trait_notifications():
         for name, value in controls.items():

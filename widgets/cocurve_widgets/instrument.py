@@ -256,9 +256,7 @@ class Explorer(Instrument, anywidget.AnyWidget):
 
 def plan_code(plan: cl.Selection, curvature: cl.Curvature) -> str:
     """A Python expression for a plan: its solve if that gives it again, otherwise its units."""
-    default = cl.Guards()
-    changed = {k: v for k, v in vars(plan.guards).items() if v != getattr(default, k)}
-    guards = f"cl.Guards({', '.join(f'{k}={v!r}' for k, v in changed.items())})"
+    guards = guards_code(plan.guards)
     ratio, strength = plan.requested_ratio, plan.interaction_strength
     if strength is not None and _solves_to(plan, curvature, strength):
         made = f"cl.solve_greedy(\n    curvature, {ratio!r}, {strength!r}, {guards}\n)"
@@ -268,6 +266,13 @@ def plan_code(plan: cl.Selection, curvature: cl.Curvature) -> str:
         units = f"curvature.units, {list(plan.pruned)}, curvature"
         made = f"cl.Selection.from_pruned({units}, {facts})"
     return made + (f".with_gains({dict(plan.gains)!r})" if plan.gains else "")
+
+
+def guards_code(guards: cl.Guards) -> str:
+    """A Python expression for guards, without what they have by default."""
+    default = cl.Guards()
+    changed = {k: v for k, v in vars(guards).items() if v != getattr(default, k)}
+    return f"cl.Guards({', '.join(f'{k}={v!r}' for k, v in changed.items())})"
 
 
 def _solves_to(plan: cl.Selection, curvature: cl.Curvature, strength: float) -> bool:

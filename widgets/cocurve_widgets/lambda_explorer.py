@@ -13,13 +13,14 @@ import numpy as np
 from traitlets import Bool, Dict, Float, Int, List, TraitError, Unicode, validate
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.surrogates.additive import ADDITIVE_KL
 from cocurve_lab.extensions.surrogates.notes import TRUSTED_STRENGTH
 from cocurve_lab.solver.guards import reachable_ratio
 from cocurve_lab.solver.path import LambdaPath
 
 from .by_hand import ByHand
 from .damage import Damage, plain
-from .instrument import KIT, Explorer, front, guarded, plan_code
+from .instrument import KIT, Explorer, front, guarded, guards_code, plan_code
 from .packing import gray_image, pack_problem
 from .session import (
     CancelToken,
@@ -583,7 +584,13 @@ class LambdaExplorer(ByHand, Explorer):
     def code(self) -> str:
         """The Python that makes the plan on the screen; it needs `curvature`."""
         plan = self.selection
-        made = "None  # out of reach" if plan is None else plan_code(plan, self.curvature)
+        if plan is None:
+            made = "None  # out of reach"
+        elif self.surrogate == ADDITIVE_KL:
+            controls = f"{self.ratio!r}, {self.interaction_strength!r}, {guards_code(plan.guards)}"
+            made = f'curvature.additive().solve(\n    {controls}, part="fit"\n)'
+        else:
+            made = plan_code(plan, self.curvature)
         return f"import cocurve_lab as cl\n\nselection = {made}\n"
 
     def table(self) -> list[dict[str, Any]]:

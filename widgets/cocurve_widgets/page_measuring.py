@@ -98,7 +98,8 @@ def measure_for_page(
     said = _replies(session, shown, prompts, reply, place and place.with_suffix(".json"))
     session.prompts = tuple(prompts)
     found = []
-    for k, (plan, rows) in enumerate(zip(measured, table.kl, strict=True)):
+    means = zip(table.mean.tolist(), table.standard_error.tolist(), strict=True)
+    for k, (plan, rows, mean) in enumerate(zip(measured, table.kl, means, strict=True)):
         facts: dict[str, Any] = {"rows": len(rows)}
         if k < len(shown):
             counts = {name: [x == name for x in names] for name in dict.fromkeys(names)}
@@ -107,7 +108,7 @@ def measure_for_page(
         elif len(part := parts[k - len(shown)]) == 2:
             edge = rows - by_part[part[0],] - by_part[part[1],]
             facts["edge"] = float(edge.mean()), error_of(edge)
-        found.append(MeasuredPlan(plan, float(rows.mean()), error_of(rows), table.source, **facts))
+        found.append(MeasuredPlan(plan, *mean, table.source, **facts))
     session.add_measured(*found)
 
 
