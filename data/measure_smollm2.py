@@ -21,7 +21,6 @@ manual; plans of small H of other texts also on six of what the model wrote when
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +48,15 @@ from cocurve_lab.extensions.pretrained.texts import END, own_questions
 from cocurve_lab.measuring.answers import AnswerOptions
 from cocurve_lab.measuring.risk import Meter, model_risk, standard_error
 from cocurve_lab.solver.guards import Guards
-from cocurve_lab.solver.variants import measured_diagonal
 from cocurve_studies.trust import reach
+from cocurve_studies.trust.scales import plans_by_scale
 
 ROWS, JUDGED = 24, (26, 32)
 LENGTH: dict[str, Any] = {"seq_len": 256, "positions_per_sequence": "all"}
 BEST = (0.1, 0.2, 0.3)
 RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 STRENGTHS = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0)
+QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of measured layers and blocks
 GUARDS = {"": Guards(), **GUARDED}
 SOURCES = {
     "c4": "C4",
@@ -147,12 +147,12 @@ def best(options: argparse.Namespace) -> None:
     curvature = read_curvature(options.out / KEPT_TEXTS["c4"])
     searched, chosen_on = rows.rows(32, 64), rows.rows(64, 96)
     with torch.autocast("cpu", torch.bfloat16):
-        scales = [
-            measured_parts(options, model, parts, rows.rows(0, count), pool)
+        scales = {
+            parts: measured_parts(options, model, parts, rows.rows(0, count), pool)
             for parts, count, pool in (("layers", 8, 24), ("blocks", 6, 40))
-        ]
+        }
         for ratio in BEST:
-            named = dict(candidates(options, curvature, scales, ratio))
+            named = plans_by_scale(curvature, scales, ratio, scale_strengths=QUARTERS)
             meter = Meter(model, searched, checkpoint=options.work / "search", replay=True)
             table = meter.measure(list(named.values()), progress="lines")[..., 0]
             mean, error = table.mean(axis=1), standard_error(table)
@@ -167,7 +167,7 @@ def best(options: argparse.Namespace) -> None:
                     held_out=chosen_on,
                     evaluations=options.evaluations,
                     surrogate=curvature,
-                    scales=scales,
+                    scales=tuple(scales.values()),
                     checkpoint=options.work / "search",
                     progress="lines",
                     options=guide,
@@ -192,22 +192,6 @@ def measured_parts(
     kept = Interactions.load(file)
     print(kept, flush=True)
     return kept
-
-
-def candidates(
-    options: argparse.Namespace,
-    curvature: cl.Curvature,
-    scales: Sequence[Interactions],
-    ratio: float,
-) -> Iterator[Named]:
-    """Plans of H, of each unit's own KL, and of measured layers and blocks, all without guards."""
-    for strength in (0.0, 0.5, 1.0):
-        yield f"H, lambda {strength:g}", cl.solve_greedy(curvature, ratio, strength)
-    yield "units by their own KL", cl.solve_greedy(measured_diagonal(curvature), ratio, 0.0)
-    for found, words in zip(scales, ("layers", "blocks"), strict=True):
-        for strength in (0.0, 0.25, 0.5, 0.75, 1.0):
-            with suppress(cl.InputError, cl.InfeasibleError):
-                yield f"measured {words}, lambda {strength:g}", found.solve(ratio, strength)
 
 
 # Kinds of text ----------------------------------------------------------------------------------
@@ -338,11 +322,9 @@ def together(curvature: cl.Curvature) -> Iterator[Named]:
 
 def of_parts(options: argparse.Namespace, curvature: cl.Curvature) -> Iterator[Named]:
     """Plans of measured layers and blocks, and of the KL of each unit alone."""
-    scales = [Interactions.load(options.out / f"{parts}.npz") for parts in ("layers", "blocks")]
+    scales = {p: Interactions.load(options.out / f"{p}.npz") for p in ("layers", "blocks")}
     for ratio in BEST:
-        for name, plan in candidates(options, curvature, scales, ratio):
-            if not name.startswith("H"):
-                yield name, plan
+        yield from plans_by_scale(curvature, scales, ratio, (), QUARTERS).items()
 
 
 def methods(options: argparse.Namespace) -> None:

@@ -21,6 +21,7 @@ from scipy.stats import spearmanr
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cocurve_lab.base.tables import Row, pick, plus_minus, typeset
+from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.analysis.stability import is_converged, selection_stability
 from cocurve_lab.extensions.pretrained.kept import (
     KeptPlan,
@@ -34,6 +35,7 @@ from cocurve_lab.extensions.pretrained.kept import (
 from cocurve_lab.measuring.agreement import RANDOM
 from cocurve_lab.measuring.risk import standard_error
 from cocurve_lab.solver.gate import redundancy_gate
+from cocurve_lab.solver.solve import solve_greedy
 from cocurve_studies import abilities as ability
 from cocurve_studies.certainty import findings as certain
 from cocurve_studies.certainty import purposes
@@ -218,6 +220,24 @@ def texts(plans: Plans) -> Iterable[Table]:
             cells.append([name, *(by.get(judge, "") for judge in purposes.KEPT)])
         title = f"20%, lambda {strength:g}: H of 3 rows of a text, judged on four texts"
         yield title, ["H of", *purposes.KEPT], cells
+    yield "H of 24 rows of C4 beside that of the manual", *likeness(CURVATURE)
+
+
+def likeness(of_c4: Curvature) -> tuple[list[str], list[list[str]]]:
+    """Rank correlations of the two H that ship, and what part of their units plans share."""
+    of_manual = kept_curvature("smollm2", "manual")
+    assert of_manual is not None
+    pair, above = (of_c4, of_manual), np.triu_indices(len(of_c4.units), 1)
+    ranks = {
+        "saliency, rank correlation": spearmanr(*(h.saliency for h in pair)),
+        "edges, rank correlation": spearmanr(*(h.matrix[above] for h in pair)),
+    }
+    cells = {name: f"{found.statistic:.2f}" for name, found in ranks.items()}
+    for strength in (0.0, 1.0):
+        one, other = (set(solve_greedy(h, 0.2, strength).pruned) for h in pair)
+        share = len(one & other) / len(one | other)
+        cells[f"plans share, 20%, lambda {strength:g}"] = f"{share:.0%}"
+    return [*cells], [[*cells.values()]]
 
 
 def kinds(plans: Plans) -> Iterable[Table]:

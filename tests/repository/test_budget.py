@@ -25,9 +25,9 @@ BUDGETS = {
     "cocurve_lab/methods": 2_445,
     "cocurve_lab/evaluation": 2_575,
     "cocurve_lab/cli": 2_546,
-    "notebooks/cocurve_studies": 12_131,
-    "widgets/cocurve_widgets": 11_436,
-    "tests": 51_466,
+    "notebooks/cocurve_studies": 12_168,
+    "widgets/cocurve_widgets": 11_449,
+    "tests": 51_483,
 }
 CORE_PATH = (
     *("models/units", "models/masking", "estimator/algorithm1", "estimator/teacher"),
