@@ -78,7 +78,7 @@ def test_states_and_labels_of_the_map_have_contrast(page: Any, forced: str) -> N
         # kept, its outline, removed: what fills a hundredth of the map is no smoothed edge
         states = [value for value, count in cells if count > 0.01 * area and value > 1.1]
         assert len(states) >= (2 if forced == "none" else 1), theme
-        assert min(states) >= 3, theme
+        assert min(states) >= (3 if forced == "none" else 20.9), theme  # black on white, or so
         # the darkest pixel of a text counts: others are the smoothed edges of letters
         assert max(value for value, _ in contrasts(page, [0, 4, 60, 60])) >= 4.5, theme
         for patch in page.locator(".cc-unit").all() if forced == "active" else []:  # its legend

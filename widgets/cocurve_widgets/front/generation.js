@@ -114,8 +114,8 @@ function slider(model, cleaner, trait, name, max, text) {
     shown.textContent = text(model.get(trait));
     input.setAttribute("aria-valuetext", shown.textContent);
   });
-  return h("div", { class: "cc-slider", style: "flex: 1 1 260px" },
-    h("div", { class: "cc-row" }, h("span", {}, name), shown), input);
+  return h("div", { class: "cc-slider", style: "flex: 1 1 260px" }, input,
+    h("div", { class: "cc-row", style: "justify-content: space-between" }, h("span", {}, name), shown));
 }
 
 function buildControls(model, cleaner, view) {

@@ -186,14 +186,14 @@ export function watch(root, cleaner, redraw) {
   }
   const sizes = new ResizeObserver(soon);
   sizes.observe(root);
-  const scheme = matchMedia("(prefers-color-scheme: dark)");
-  scheme.addEventListener("change", late);
+  const media = ["prefers-color-scheme: dark", "forced-colors: active"].map((name) => matchMedia(`(${name})`));
+  media.forEach((one) => one.addEventListener("change", late));
   const paper = matchMedia("print"); // has a width and colors of its own, and does not wait
   paper.addEventListener("change", redraw);
   cleaner.add(() => {
     themes.disconnect();
     sizes.disconnect();
-    scheme.removeEventListener("change", late);
+    media.forEach((one) => one.removeEventListener("change", late));
     paper.removeEventListener("change", redraw);
   });
 }
