@@ -385,11 +385,13 @@ def _clear(row: Row, above: bool, factor: float) -> Verdict:
 # Pictures -----------------------------------------------------------------------------------------
 def plot_trade_off(table: Table) -> Figure:
     """Plot right answers by perplexity, a line per ratio along lambda."""
-    figure, hover = empty(), "%{text}<br>perplexity %{x:.4g}, right %{y:.1%}<extra></extra>"
+    figure, hover = empty(), "%{hovertext}<br>perplexity %{x:.4g}, right %{y:.1%}<extra></extra>"
     for number, ratio in enumerate(dict.fromkeys(row["requested_ratio"] for row in table)):
         rows = pick(table, requested_ratio=ratio)
-        text = [row["variant"] for row in rows]
-        more: dict[str, Any] = {"line": "solid", "text": text, "hover": hover}
+        names = [row["variant"] for row in rows]
+        ends = [name if k in (0, len(names) - 1) else "" for k, name in enumerate(names)]
+        more: dict[str, Any] = {"line": "solid", "hovertext": names, "hover": hover}
+        more |= {"mode": "lines+markers+text", "text": ends, "textposition": "middle right"}
         add(figure, rows, "perplexity", "accuracy", f"{percent(ratio)} removed", number, **more)
     y = share_axis("share of questions answered right")
     return chart(figure, "Perplexity and abilities along λ", "perplexity on held-out text", y)
