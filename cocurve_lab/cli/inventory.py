@@ -13,6 +13,7 @@ import numpy as np
 from ..base.errors import InputError
 from ..base.schema import read_json
 from ..models import loading
+from ..models.architectures import describe
 from ..models.families import ALL_KINDS, KINDS, UNIT_KINDS
 from ..models.identity import demo_folder, is_pruned
 from ..models.load_errors import require_place
@@ -119,8 +120,10 @@ def _facts(model: PreTrainedModel, ffn_groups: int) -> dict[str, Any]:
                 "parameters": int(costs.sum()),
             }
         layers.append(row)
-    total = units.total_parameters
-    return {
+    total, architecture = units.total_parameters, describe(model)
+    mixed = [n for n in range(units.num_layers) if architecture.mixers(n)]
+    stays = {"stays": dict.fromkeys(architecture.family.mixers, mixed)} if mixed else {}
+    return stays | {
         "class": type(model).__name__,
         "units": len(units),
         "removable_parameters": units.total_cost,
@@ -150,6 +153,8 @@ def _table(facts: dict[str, Any]) -> str:
             cells = "".join(f"  {_cell(layers[start][kind]):>30}" for kind in kinds)
             lines.append(f"{name:>9}{cells}")
             start = stop
+    for name, mixed in facts.get("stays", {}).items():
+        lines.append(f"{name} of {len(mixed)} layers has no units and stays.")
     return "\n".join(lines)
 
 

@@ -261,7 +261,7 @@ def memory_needed(
         block: ablations whose states wait for each other (`choose_block`).
         coming: bytes of weights that come, as in `Room`; None: those of the model.
     """
-    config, length = architecture.model.config, calibration.seq_len
+    config, length = architecture.config, calibration.seq_len
     size = embedding_weight(architecture.model).element_size()
     vocabulary, hidden = architecture.vocabulary, config.hidden_size
     scored = calibration.positions_per_sequence * top_r * 4

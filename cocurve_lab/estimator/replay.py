@@ -86,7 +86,7 @@ class Replay:
         self.architecture = architecture
         self.positions, self.refit_scales = positions, refit_scales
         self.stream = source_of(architecture.model)
-        self._traces: dict[int, dict[Kind, BlockTrace]] = {}
+        self._traces: dict[int, dict[Kind | int, BlockTrace]] = {}
         # what rides along, and its states; None if nothing does, or if it did not fit
         self._riding: tuple[Batched, list[Tensor]] | None = None
         if along and self.stream is not None:
@@ -180,8 +180,7 @@ class Replay:
     def run(self, layer: int, hidden: Tensor) -> Tensor:
         """Run a layer on [B, T, d] with the other arguments of the teacher pass."""
         # masks and position embeddings have batch size 1 and broadcast over B
-        call = self.calls[layer]
-        return first_output(self.architecture.layers[layer](hidden, *call.args, **call.kwargs))
+        return self.calls[layer].run(self.architecture.layers[layer], hidden)
 
     def _positions_on(self, device: torch.device) -> Tensor:
         """Return the scored positions, to index a tensor on this device."""
@@ -192,19 +191,21 @@ class Replay:
         # after the projections of the last layer nothing mixes positions any more, so those not
         # scored are dropped at once; in earlier layers attention still reads them
         keep: Any = slice(None)
-        attention = self._trace(layer)["attention"]
+        traces = self._trace(layer)
+        device = next(iter(traces.values())).write.device
         if layer == len(self.architecture.layers) - 1:
-            keep = self._positions_on(attention.write.device)
+            keep = self._positions_on(device)
         # exact, because the input of the layer is the teacher's: whatever precedes the output
         # projection of the unit would compute again what the teacher pass computed
         rows = len(units)
-        hidden = self.calls[layer].hidden.to(attention.write.device)[:, keep].expand(rows, -1, -1)
+        hidden = self.calls[layer].hidden.to(device)[:, keep].expand(rows, -1, -1)
         with ExitStack() as stack:
             # an FFN ablation leaves attention as it was, so attention answers as in the teacher
-            # pass; after an attention ablation the FFN of the layer has a new input, and runs
-            if kind != "attention":
-                known = attention.write[:, keep].expand(rows, -1, -1)
-                stack.enter_context(_answering(attention, known))
+            # pass; after an attention ablation the FFN has a new input. Mixers always answer
+            for name, trace in traces.items():
+                if isinstance(name, int) or (name == "attention" != kind):
+                    known = trace.write[:, keep].expand(rows, -1, -1)
+                    stack.enter_context(_answering(trace, known))
             stack.enter_context(self._without(layer, kind, units, keep))
             return self.run(layer, hidden)
 
@@ -221,8 +222,8 @@ class Replay:
         columns, write = own.columns[:, keep], own.write[:, keep]
         return _answering(own, _writes_without(projection, columns, write, units, taken))
 
-    def _trace(self, layer: int) -> dict[Kind, BlockTrace]:
-        """Return the teacher's activations inside a layer, by kind of block."""
+    def _trace(self, layer: int) -> dict[Kind | int, BlockTrace]:
+        """Return the teacher's activations inside a layer, by kind of block; mixers by number."""
         if layer not in self._traces:
             # all layers of an 8B would take gigabytes, so only this one is kept. Running each layer
             # once more is 2/M of the work
@@ -239,6 +240,8 @@ class Replay:
                 for kind in self.architecture.kinds(layer, routed=False):
                     for hook in self._watch(layer, kind):
                         stack.callback(hook.remove)
+                for number, mixer in enumerate(self.architecture.mixers(layer)):
+                    stack.callback(self._watch_mixer(layer, number, mixer).remove)
             yield
 
     def _watch(self, layer: int, kind: Kind) -> tuple[RemovableHandle, RemovableHandle]:
@@ -261,6 +264,13 @@ class Replay:
             projection.register_forward_hook(see_projection),
             last.register_forward_hook(see_block),
         )
+
+    def _watch_mixer(self, layer: int, number: int, mixer: nn.Module) -> RemovableHandle:
+        def see(_: nn.Module, __: tuple[Any, ...], write: Tensor) -> None:
+            trace = BlockTrace(write[..., :0], write, mixer)
+            self._traces.setdefault(layer, {})[number] = trace
+
+        return mixer.register_forward_hook(see)
 
     @contextmanager
     def _scored_only(self, layer: int) -> Iterator[None]:
@@ -289,7 +299,7 @@ class Replay:
 
 def trace_bytes(architecture: Architecture, length: int) -> int:
     """Compute the bytes of the activations inside all layers for `length` tokens."""
-    layers, size = range(len(architecture.layers)), architecture.model.config.hidden_size
+    layers, size = range(len(architecture.layers)), architecture.config.hidden_size
     values = sum(
         architecture.width(at, kind) + size
         for at in layers

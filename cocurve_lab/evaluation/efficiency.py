@@ -164,7 +164,7 @@ def measure_efficiency(
 
 
 def _prompt_length(model: PreTrainedModel, options: EfficiencyOptions) -> int:
-    own = getattr(model.config, "max_position_embeddings", None)
+    own = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     context = int(own or _PROMPT + options.new_tokens)
     length = options.prompt_tokens or max(1, min(_PROMPT, context - options.new_tokens))
     if length + options.new_tokens > context:

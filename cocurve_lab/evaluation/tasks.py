@@ -350,7 +350,7 @@ class _Bench:
 
 
 def _max_length(model: PreTrainedModel, options: TaskOptions) -> int:
-    own = getattr(model.config, "max_position_embeddings", None) or _LONGEST
+    own = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _LONGEST
     if options.max_length is None:
         return int(min(own, _LONGEST))
     if not 2 <= options.max_length <= own:

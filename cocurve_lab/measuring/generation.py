@@ -169,7 +169,7 @@ def uses_chat(tokenizer: PreTrainedTokenizerBase, chat: bool | None = None) -> b
 
 def context_of(model: PreTrainedModel) -> float:
     """Return the longest text that the model reads, in tokens; inf if its config names none."""
-    return getattr(model.config, "max_position_embeddings", None) or math.inf
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
 @dataclass(frozen=True)

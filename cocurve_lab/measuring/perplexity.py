@@ -183,7 +183,7 @@ def perplexity(
 
 def _fitting(model: PreTrainedModel, context: int, stride: int) -> tuple[int, int]:
     """Context and stride that the model can run, with the asked share of new tokens per window."""
-    own = getattr(model.config, "max_position_embeddings", None)
+    own = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if own is None or own >= context:
         return context, stride
     return int(own), max(1, round(stride * own / context))

@@ -41,9 +41,19 @@ class Architecture:
     family: Family
 
     @property
+    def config(self) -> Any:
+        """The configuration of the layers: of a model with several towers, its language tower's."""
+        return self.model.config.get_text_config()
+
+    @property
     def decoder(self) -> Any:
         """The model without its head; it returns what the head reads."""
         return _find(self.model, self.family.decoder)
+
+    @property
+    def tower(self) -> Any:
+        """The module that holds the layers: the decoder, or its language tower."""
+        return _find(self.decoder, self.family.layers.rpartition(".")[0])
 
     @property
     def stack(self) -> str:
@@ -53,7 +63,7 @@ class Architecture:
     @property
     def layers(self) -> Sequence[Any]:
         """The decoder layers, first to last."""
-        return getattr(self.decoder, self.family.layers)
+        return _find(self.decoder, self.family.layers)
 
     def last_hidden(self, ids: Tensor) -> Tensor:
         """Run the decoder on token ids [B, T]: what the head reads [B, T, d], on their device."""
@@ -63,9 +73,9 @@ class Architecture:
 
     def final(self, hidden: Tensor) -> Tensor:
         """Apply the modules between the last layer and the head to hidden states [..., d]."""
-        decoder = self.decoder
+        tower = self.tower
         for name in self.family.final:
-            module = getattr(decoder, name)
+            module = getattr(tower, name)
             # OPT keeps None where its sizes need no project_out
             hidden = hidden if module is None else module(hidden)
         return hidden
@@ -78,7 +88,7 @@ class Architecture:
     @property
     def logit_cap(self) -> float | None:
         """The c of logits c tanh(z / c), where z is the head's output (Gemma 2), or None."""
-        cap = getattr(self.model.config, "final_logit_softcapping", None)
+        cap = getattr(self.config, "final_logit_softcapping", None)
         return None if cap is None else float(cap)
 
     @property
@@ -87,7 +97,7 @@ class Architecture:
         if self.family.logit_scale is None:
             return 1.0
         setting, power = self.family.logit_scale
-        return float(getattr(self.model.config, setting) ** power)
+        return float(getattr(self.config, setting) ** power)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute logits [..., V] from final hidden states [..., d], in the model's dtype."""
@@ -115,6 +125,17 @@ class Architecture:
         """The kinds of units that a layer was built with; without experts if not `routed`."""
         all_of = (kind for kind in ALL_KINDS if self.block(layer, kind) is not None)
         return tuple(kind for kind in all_of if routed or not UNIT_KINDS[kind].routed)
+
+    def mixers(self, layer: int) -> list[Any]:
+        """The blocks of a layer that mix tokens and are no attention; they have no units."""
+        found = (getattr(self.layers[layer], name, None) for name in self.family.mixers)
+        return [block for block in found if block is not None]
+
+    @property
+    def attention_layers(self) -> list[int]:
+        """The layers that have attention; in a hybrid, not all."""
+        every = range(len(self.layers))
+        return [layer for layer in every if self.block(layer, "attention") is not None]
 
     def projection(self, layer: int, kind: Kind, name: str) -> Any:
         """A projection of a block, by its attribute name."""
@@ -184,7 +205,7 @@ class Architecture:
         if block is None:
             return width
         per_expert = block.experts.down_proj.numel() // len(block.experts.down_proj)
-        hidden = int(self.model.config.hidden_size)
+        hidden = int(self.config.hidden_size)
         return width + (self.experts_per_token or 0) * per_expert // hidden
 
     def head_dim(self, layer: int) -> int:
@@ -233,6 +254,16 @@ class Architecture:
         if self.experts_per_token is not None:
             raise ArchitectureError(f"{what} is not for mixtures of experts: {why}. {step}")
 
+    def require_attention(self, what: str) -> None:
+        """Raise ArchitectureError, naming what was asked for, if a layer has no attention."""
+        without = set(range(len(self.layers))) - set(self.attention_layers)
+        if without:
+            raise ArchitectureError(
+                f"{what} is not for hybrids: layer {min(without)} has "
+                f"{', '.join(self.family.mixers)} in place of attention, whose write it does not "
+                "know. Prune without it."
+            )
+
     def require_unpacked(self) -> None:
         """Raise ArchitectureError if any projection is packed, because it could not be cut."""
         for projection in self.all_projections:
@@ -253,7 +284,7 @@ def describe(model: Any) -> Architecture:
         raise ArchitectureError(
             f"{type(model).__name__} has no lm_head. Load it with AutoModelForCausalLM."
         )
-    if not hasattr(stack, family.layers):
+    if _find(stack, family.layers) is None:
         raise ArchitectureError(
             f"{type(model).__name__} has no layers at model.{family.decoder}.{family.layers}; it "
             "may be wrapped, by an adapter or a trainer. Merge adapters, unwrap the model, and try "
@@ -267,10 +298,12 @@ def describe(model: Any) -> Architecture:
         for kind in architecture.kinds(layer, routed=False):
             _require_linear(architecture, layer, kind)
             _require_independent(architecture, layer, kind)
-        if len(architecture.kinds(layer)) < 2:
+        kinds = architecture.kinds(layer)
+        mixed = "attention" in kinds or architecture.mixers(layer)
+        if kinds in ((), ("attention",)) or not mixed:
             raise ArchitectureError(
-                f"layer {layer} of {type(model).__name__} has neither an FFN nor experts where "
-                f"family {family.model_types[0]!r} declares them. Update transformers."
+                f"layer {layer} of {type(model).__name__} has only {', '.join(kinds) or 'nothing'} "
+                f"where family {family.model_types[0]!r} declares more. Update transformers."
             )
         if "expert" in architecture.kinds(layer):
             require_routed(architecture.block(layer, "expert"), family, layer)

@@ -8,7 +8,7 @@ The order of residual and norms is not declared, because each layer runs its own
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
 from ..base.errors import ArchitectureError, InputError
@@ -80,7 +80,11 @@ def _attention_rows(architecture: Any, layer: int, start: int, stop: int) -> lis
     if len(names) == 1:  # q, k, v of one head, then of the next; such families are MHA
         return [RowBlock(names[0], 3 * start, 3 * stop)]
     query, *others = names  # key and value, or one projection that is both
-    return [RowBlock(query, start, stop), *(RowBlock(name, *key_value) for name in others)]
+    own = 1 + architecture.family.gated
+    return [
+        RowBlock(query, own * start, own * stop),
+        *(RowBlock(name, *key_value) for name in others),
+    ]
 
 
 def _ffn_rows(architecture: Any, layer: int, start: int, stop: int) -> list[RowBlock]:
@@ -142,9 +146,14 @@ class Family:
         attention, ffn: attribute names of the blocks in a layer; "" if the projections lie in the
             layer itself.
         attention_output, ffn_output: the output projections W_O and W_down in their blocks.
-        decoder: path from the model to the part without its head; `layers` is its list of layers.
-        final: modules of the decoder between its last layer and the head, in order; a module that
+        decoder: path from the model to the part without its head; `layers` is the path of its list
+            of layers from there.
+        final: modules beside `layers` between the last layer and the head, in order; a module that
             is None is skipped.
+        mixers: attribute names of blocks in a layer that mix tokens and are no attention: linear
+            attention, a state space, a convolution. They stand beside attention or in its place,
+            have no units, and stay.
+        gated: whether the query projection has, after the rows of each head, as many for its gate.
         shared: modules or weights of attention that read all its heads together, such as a norm. In
             a layer that has them, removing one head would change the others. So attention is one
             unit there, and they go with it.
@@ -173,6 +182,8 @@ class Family:
     decoder: str = "model"
     layers: str = "layers"
     final: tuple[str, ...] = ("norm",)
+    mixers: tuple[str, ...] = ()
+    gated: bool = False
     shared: tuple[str, ...] = ()
     latent: tuple[str, ...] = ()
     per_head: tuple[str, ...] = ()
@@ -192,7 +203,7 @@ FAMILIES = [
             *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "vaultgemma"),
             *("gemma4_unified_text", "smollm3", "olmo", "ministral", "ministral3", "seed_oss"),
             *("ernie4_5", "exaone4", "hunyuan_v1_dense", "helium", "cwm", "internlm3"),
-            "iquestcoder",
+            *("iquestcoder", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"),
         )
     ),
     Family(("phi3",), ("qkv_proj",), ("gate_up_proj",), counts_in_config=True),  # Phi-3, Phi-4
@@ -270,7 +281,54 @@ FAMILIES = [
         decoder="model.decoder",
         final=("final_layer_norm", "project_out"),
     ),
+    Family(("qwen3_5_text",), mixers=("linear_attn",), gated=True),
+    Family(
+        ("qwen3_next", "qwen3_5_moe_text"),
+        mixers=("linear_attn",),
+        gated=True,
+        experts="mlp",
+        shared_expert="mlp.shared_expert",
+    ),
+    Family(
+        ("granitemoehybrid",),
+        gate_up=("input_linear",),
+        ffn="shared_mlp",
+        ffn_output="output_linear",
+        mixers=("mamba",),
+        logit_scale=("logits_scaling", -1),
+        experts="block_sparse_moe",
+        router="router",
+        shared_expert="shared_mlp",
+        saved_names=(
+            ("block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj"),
+            ("block_sparse_moe.output_linear.weight", "block_sparse_moe.experts.down_proj"),
+            (".router.layer.weight", ".router.weight"),
+        ),
+    ),
+    Family(
+        ("falcon_h1",),
+        ffn="feed_forward",
+        final=("final_layernorm",),
+        mixers=("mamba",),
+        logit_scale=("lm_head_multiplier", 1),
+    ),
+    Family(
+        ("lfm2",),
+        gate_up=("w1", "w3"),
+        ffn="feed_forward",
+        attention_output="out_proj",
+        ffn_output="w2",
+        final=("embedding_norm",),
+        mixers=("conv",),
+    ),
 ]
+# models of several towers: the model_type of the whole. The language tower lies at one place in all
+# of them; its family is that of its own configuration.
+TOWERS = (
+    *("gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "internvl", "llava", "llava_next"),
+    "mistral3",
+)
+LANGUAGE_TOWER = "language_model"
 
 
 def register_family(*model_types: str, **names: Any) -> None:
@@ -300,23 +358,29 @@ def register_family(*model_types: str, **names: Any) -> None:
 
 def find_family(model: Any) -> Family:
     """Return the family of a Hugging Face causal language model; ArchitectureError if none fits."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     model_type = getattr(config, "model_type", None)
-    for family in FAMILIES:
-        if model_type in family.model_types:
-            return family
+    tower = model_type in TOWERS
     name = f"{type(model).__name__} (model_type {model_type!r})"
+    if tower:
+        config = config.get_text_config()
+        model_type = config.model_type
+        name = f"the language tower of {name}, {model_type!r},"
+    for family in FAMILIES:
+        if model_type in family.model_types and not tower:
+            return family
+        if model_type in family.model_types and family.decoder == "model":
+            return replace(family, layers=f"{LANGUAGE_TOWER}.{family.layers}")
     if any(part.rpartition(".")[2] == "experts" for part, _ in model.named_modules()):
         raise ArchitectureError(
             f"{name} is a mixture of experts of no declared family. Use one of "
             f"{', '.join(t for f in FAMILIES if f.experts for t in f.model_types)}."
         )
     if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
-        tower = "a vision" if hasattr(config, "vision_config") else "an audio"
+        kind = "a vision" if hasattr(config, "vision_config") else "an audio"
         raise ArchitectureError(
-            f"{name} has {tower} tower; only a text decoder has units. Extract its language model, "
-            "for Gemma 3: text = Gemma3ForCausalLM(model.config.text_config), then "
-            "text.model, text.lm_head = model.model.language_model, model.lm_head."
+            f"{name} has {kind} tower, and where its language tower lies is not declared. Use one "
+            f"of {', '.join(TOWERS)}."
         )
     supported = ", ".join(sorted(t for f in FAMILIES for t in f.model_types))
     raise ArchitectureError(

@@ -32,6 +32,7 @@ from ..base.schema import (
 )
 from ..base.seams import extension, require_extension
 from .architectures import describe
+from .families import TOWERS
 from .identity import DEMO, MANIFEST, demo_folder, is_demo, is_pruned, require_sealed
 from .layers import source_of
 from .load_errors import (
@@ -194,8 +195,6 @@ def load_model(
         ArchitectureError: the family is not supported.
         InputError: the model cannot be found, downloaded, trusted or used; with the next step.
     """
-    from transformers import AutoModelForCausalLM
-
     target, place = pick_device(device), place_of(model_id)
     if "gguf_file" in options:
         place = gguf_at(place, options.pop("gguf_file"), **_picked(options, _PLACE_OPTIONS))
@@ -254,7 +253,7 @@ def load_model(
     try:
         # the demo's 13 MB load before a bar can be drawn
         with transient_bars(hidden=is_demo(source)), placing as places:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = auto_class(shapes.config).from_pretrained(
                 source, dtype=chosen, output_loading_info=True, **options | places
             )
     except Exception as error:  # a damaged file can raise nearly anything
@@ -421,18 +420,26 @@ def _difference_from_file(
     return None
 
 
+def auto_class(config: PreTrainedConfig) -> Any:
+    """Return the class of transformers that makes a model of this configuration."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    tower = config.model_type in TOWERS
+    return AutoModelForImageTextToText if tower else AutoModelForCausalLM
+
+
 def shapes_only(source: str | os.PathLike[str] | PreTrainedConfig, **options: Any) -> Any:
     """Build a model on the meta device from its configuration, a file of a few kilobytes.
 
     `source` is a folder, a hub id, a config.json, or the configuration itself; `options` go to
     `AutoConfig.from_pretrained`.
     """
-    from transformers import AutoModelForCausalLM, PreTrainedConfig
+    from transformers import PreTrainedConfig
 
     try:
         config = source if isinstance(source, PreTrainedConfig) else _read_config(source, options)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = auto_class(config).from_config(config)
     except CocurveError:  # its message is already an explanation
         raise
     except Exception as error:  # each class has its own checks and errors

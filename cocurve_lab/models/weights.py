@@ -34,6 +34,11 @@ _HALVES = {
     **dict.fromkeys(("down_proj", "w2"), ("down_proj", 0)),
 }
 Part = tuple[int, int] | None
+_TOWER_NAMES = (  # as `Family.saved_names`, of models with an image tower
+    ("language_model.model.", "language_model."),
+    ("language_model.lm_head.", "lm_head."),
+    (".vision_model.", "."),
+)
 # names that a trainer, a compiler or an adapter gives to the weights of the model inside
 _WRAPPED = re.compile(
     r"(^|\.)(base_model\.model|module|_orig_mod|_fsdp_wrapped_module|base_layer|lora_[AB])\."
@@ -429,18 +434,20 @@ def _own_names(model: Any, wanted: Iterable[str]) -> Callable[[str], tuple[str |
     """
     architecture = describe(model)
     wanted, base = set(wanted), f"{model.base_model_prefix}."
+    prefixes = (base, f"{architecture.stack.rpartition('.')[0]}.")
     # buffers that transformers computes, and old checkpoints hold
     ignored = [*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq"]
 
     def own(stored: str) -> tuple[str | None, Part]:
         name, part = stored, cast(Part, None)
-        for saved, inside in architecture.family.saved_names:
+        for saved, inside in (*architecture.family.saved_names, *_TOWER_NAMES):
             name = name.replace(saved, inside)
         if (expert := _EXPERT.fullmatch(name)) is not None:
             weight, half = _HALVES[expert[3]]
             name, part = f"{expert[1]}.{weight}", (int(expert[2]), half)
-        if name not in wanted and base + name in wanted:  # saved without its head
-            name = base + name
+        if name not in wanted:  # saved without its head, or without the name of its tower
+            longer = (prefix + name.removeprefix(base) for prefix in prefixes)
+            name = next((full for full in longer if full in wanted), name)
         if name in wanted:
             return name, part
         if any(re.search(pattern, name) for pattern in ignored):

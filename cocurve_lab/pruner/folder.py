@@ -18,7 +18,9 @@ import torch
 
 from ..base.errors import FileFormatError, InputError, one_line
 from ..base.schema import read_json
+from ..models.architectures import describe
 from ..models.load_errors import require_usable
+from ..models.loading import auto_class
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -30,7 +32,8 @@ MODELING_FILE = "modeling_cocurve.py"
 _HEADS = ("attention_columns", "key_value_heads")
 # what configurations call the number of experts, and the width (or number) of shared ones
 _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
-_SHARED = ("shared_expert_intermediate_size", "n_shared_experts", "intermediate_size")
+_DENSE = ("shared_intermediate_size", "intermediate_size")
+_SHARED = ("shared_expert_intermediate_size", "n_shared_experts", *_DENSE)
 _OWN_KEYS = ("per_layer_config", "allow_global_per_layer_attribute_access", "auto_map")
 
 
@@ -42,17 +45,18 @@ def write_configuration(
     A configuration is written only if its class, built from it without weights, has exactly this
     model's tensors. `layers` are the widths of the manifest.
     """
-    from transformers import AutoModelForCausalLM
-
     from . import modeling_cocurve
 
     own = getattr(modeling_cocurve, _own_name(pruned), None)
-    if own is None:
+    if own is None and not describe(pruned).family.mixers:
         return "cocurve_lab"
-    for uniform in _uniform_configurations(pruned.config, layers):
-        if _has_tensors_of(AutoModelForCausalLM.from_config, uniform, pruned):
+    for text in _uniform_configurations(pruned.config.get_text_config(), layers):
+        uniform = _around(pruned.config, text)
+        if _has_tensors_of(auto_class(uniform).from_config, uniform, pruned):
             _write(uniform, folder)
             return "stock"
+    if own is None:
+        return "cocurve_lab"
     layered = _layered_configuration(pruned, layers)
     if not _has_tensors_of(own, layered, pruned):
         return "cocurve_lab"
@@ -63,7 +67,7 @@ def write_configuration(
 
 def dense_configuration(folder: Path) -> PreTrainedConfig:
     """Read the configuration of a saved folder without its layers' widths; run no code of it."""
-    from transformers import CONFIG_MAPPING
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
 
     path = folder / "config.json"
     with rejecting(f"{path} cannot be read"):
@@ -71,7 +75,8 @@ def dense_configuration(folder: Path) -> PreTrainedConfig:
         require_usable(content, folder)
         # otherwise the model's own, as in Gemma 4
         if "auto_map" in content or "Cocurve" in str(content.get("architectures")):
-            content = {name: value for name, value in content.items() if name not in _OWN_KEYS}
+            content = _stock_keys(content)
+        content = PreTrainedConfig._decode_special_floats(content)  # infinity, in Granite 4
         config = CONFIG_MAPPING[content["model_type"]].from_dict(content)
     config._name_or_path = str(folder)
     return config
@@ -119,13 +124,22 @@ def _uniform_configurations(
         yield made
 
 
+def _around(whole: PreTrainedConfig, text: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the configuration of a model whose language tower has this one."""
+    if whole.get_text_config() is whole:
+        return text
+    around = copy.deepcopy(whole)
+    around.text_config = text
+    return around
+
+
 def _layered_configuration(
     pruned: PreTrainedModel, layers: Sequence[Mapping[str, int]]
 ) -> PreTrainedConfig:
     """Return the configuration for the modeling file, with each layer's widths."""
     from . import modeling_cocurve
 
-    config = pruned.config
+    config = pruned.config.get_text_config()
     layered: Any = type(config).from_dict(_stock_content(config))
     # Generation, trainers and harnesses read these counts for the whole model. Without the flag,
     # that raises an error which a default of getattr does not catch. With it they read the dense
@@ -133,22 +147,25 @@ def _layered_configuration(
     layered.allow_global_per_layer_attribute_access = True
     # A layer without heads gets the counts of the narrowest layer. Only vLLM reads them: it keeps
     # a KV cache for every layer, otherwise one of the dense width.
-    heads = [{name: w[name] for name in _HEADS} for w in layers if w["key_value_heads"]]
+    heads = [{name: w[name] for name in _HEADS} for w in layers if w.get("key_value_heads")]
     narrowest = min(heads, key=lambda counts: counts["key_value_heads"], default={})
     own: dict[int, dict[str, Any]] = {}
     for index, widths in enumerate(layers):
-        columns = {"attention": widths["attention_columns"], "mlp": widths.get("ffn_columns", 1)}
+        columns = {"attention": widths.get("attention_columns", 1)}
+        columns["mlp"] = widths.get("ffn_columns", 1)
         if "expert_columns" in widths:  # its FFN is the shared expert, a part of the block
             del columns["mlp"]
         gone = [name for name, left in columns.items() if left == 0]
-        counts = _counts(config, widths if widths["key_value_heads"] else {**widths, **narrowest})
+        empty = columns["attention"] == 0
+        counts = _counts(config, {**widths, **narrowest} if empty else widths)
         own[index] = ({"skip": gone} if gone else {}) | counts
     layered.per_layer_config = own
+    layered = _around(pruned.config, layered)
     module = MODELING_FILE.removesuffix(".py")
     base = _own_name(pruned.base_model)
     layered.auto_map = {
         "AutoModel": f"{module}.{base}",
-        "AutoModelForCausalLM": f"{module}.{_own_name(pruned)}",
+        auto_class(layered).__name__: f"{module}.{_own_name(pruned)}",
     }
     classifier = base.removesuffix("Model") + "ForSequenceClassification"
     if hasattr(modeling_cocurve, classifier):
@@ -159,8 +176,14 @@ def _layered_configuration(
 
 def _stock_content(config: PreTrainedConfig) -> dict[str, Any]:
     """Return a configuration's values without the keys that only the modeling file understands."""
-    content = copy.deepcopy(config.to_dict())
-    return {name: value for name, value in content.items() if name not in _OWN_KEYS}
+    return _stock_keys(copy.deepcopy(config.to_dict()))
+
+
+def _stock_keys(content: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in content.items() if name not in _OWN_KEYS}
+    if isinstance(text := kept.get("text_config"), dict):
+        kept["text_config"] = _stock_keys(text)
+    return kept
 
 
 def _write(config: PreTrainedConfig, folder: Path) -> None:
@@ -175,17 +198,16 @@ def _own_name(model: Any) -> str:
 
 def _counts(config: Any, widths: Mapping[str, int]) -> dict[str, int]:
     """Return a layer's counts under transformers' names, without those of a removed block."""
-    counts = {
-        "num_attention_heads": widths["attention_columns"]
-        // (getattr(config, "v_head_dim", None) or config.head_dim),
-        "num_key_value_heads": widths["key_value_heads"],
-    }
-    names = config.to_dict()
+    counts, names = {}, config.to_dict()
+    if "attention_columns" in widths:
+        head_dim = getattr(config, "v_head_dim", None) or config.head_dim
+        counts["num_attention_heads"] = widths["attention_columns"] // head_dim
+        counts["num_key_value_heads"] = widths["key_value_heads"]
     if "expert_columns" in widths:
         counts[_one_of(_EXPERTS, names)] = widths["expert_columns"]
     if "ffn_columns" in widths:
         width, shared = widths["ffn_columns"], "expert_columns" in widths
-        name = _one_of(_SHARED, names) if shared else "intermediate_size"
+        name = _one_of(_SHARED if shared else _DENSE, names)
         unit = names["moe_intermediate_size"] if name == "n_shared_experts" else 1
         counts[name] = width // unit
     return {name: count for name, count in counts.items() if count}
@@ -199,7 +221,7 @@ def experts_in(settings: Mapping[str, Any], _: bool = True) -> int:
 
 def ffn_columns(settings: Mapping[str, Any], shared: bool) -> int:
     """Return the FFN channels that settings name, of the shared expert where there are experts."""
-    name = _one_of(_SHARED, settings) if shared else "intermediate_size"
+    name = _one_of(_SHARED if shared else _DENSE, settings)
     unit = settings["moe_intermediate_size"] if name == "n_shared_experts" else 1
     found: int = settings[name] * unit
     return found
@@ -211,8 +233,6 @@ def _one_of(names: Sequence[str], settings: Mapping[str, Any]) -> str:
 
 def _has_tensors_of(build: Any, config: PreTrainedConfig, pruned: PreTrainedModel) -> bool:
     """Whether `build(config)` has a model's tensors, by name and shape, and its head counts."""
-    from ..models.architectures import describe
-
     try:
         with torch.device("meta"):
             model = build(copy.deepcopy(config))
@@ -225,7 +245,7 @@ def _has_tensors_of(build: Any, config: PreTrainedConfig, pruned: PreTrainedMode
     return all(
         mine.head_dim(layer) == theirs.head_dim(layer)
         and mine.queries_per_group(layer) == theirs.queries_per_group(layer)
-        for layer in range(len(mine.layers))
+        for layer in mine.attention_layers
     )
 
 

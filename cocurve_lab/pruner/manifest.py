@@ -77,8 +77,9 @@ _HEX = _matching("[0-9a-f]{64}", "64 hexadecimal digits")
 _UNIT = _matching(rf"L\d+\.({'|'.join(ALL_KINDS)})\[\d+\]", "the name of a unit")  # `Unit.name`
 _OBJECTS = Field("a list of objects", list_of(is_object))
 _WIDTHS: Schema = {
-    **dict.fromkeys(("attention_columns", "key_value_heads"), COUNT),
-    **optional({"ffn_columns": COUNT, "expert_columns": COUNT}),  # where a layer has such a block
+    # where a layer has such a block
+    **optional(dict.fromkeys(("attention_columns", "key_value_heads"), COUNT)),
+    **optional({"ffn_columns": COUNT, "expert_columns": COUNT}),
 }
 _LAYERED: Schema = {"per_layer_config": Field("an object of objects", dict_of(is_object))}
 _TEXT: Schema = {
@@ -304,17 +305,14 @@ def weights_now(
 
 def widths_of(architecture: Architecture) -> list[dict[str, int]]:
     """Return each layer's current widths, under the names of the manifest."""
-    return [
-        {
-            "attention_columns": architecture.width(layer, "attention"),
-            "key_value_heads": architecture.num_groups(layer),
-            **{
-                f"{kind}_columns": architecture.width(layer, kind)
-                for kind in architecture.kinds(layer)[1:]
-            },
-        }
-        for layer in range(len(architecture.layers))
-    ]
+    found = []
+    for layer in range(len(architecture.layers)):
+        kinds = architecture.kinds(layer)
+        widths = {f"{kind}_columns": architecture.width(layer, kind) for kind in kinds}
+        if "attention" in kinds:
+            widths["key_value_heads"] = architecture.num_groups(layer)
+        found.append(widths)
+    return found
 
 
 def widths_in(folder: Path, architecture: Architecture) -> list[dict[str, int]]:

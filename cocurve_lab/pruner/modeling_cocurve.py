@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 # the classes that fit are LlamaModel, LlamaForCausalLM and so on; a release may lack some
 STOCK = (
+    *("InternVL", "Llava", "LlavaNext", "Mistral3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL"),
     *("Apertus", "Arcee", "Cohere", "Cohere2", "Cwm", "DeepseekV2", "DeepseekV3", "Doge"),
     *("Ernie4_5", "Exaone4", "Gemma", "Gemma2", "Gemma3", "Glm", "Glm4", "GptOss", "Granite"),
     *("GraniteMoe", "Helium", "HunYuanDenseV1", "HyperCLOVAX", "Jais2", "Llama", "Ministral"),
@@ -109,21 +110,27 @@ def own_layer(stock: nn.Module, config: Any, index: int) -> nn.Module:
     return layer
 
 
+def layers_of(model: Any) -> Any:
+    """Find the layers; of a model with an image tower, those of its language tower."""
+    return getattr(model.base_model, "language_model", model.base_model).layers
+
+
 class OwnWidths:
     """A mixin for a stock model class: builds the model, then replaces layers by their own."""
 
     def __init__(self, config: Any) -> None:
-        own = config.to_dict().get("per_layer_config")
+        text = config.get_text_config()
+        own = text.to_dict().get("per_layer_config")
         # without it for now: the stock constructor reads one width for all layers
-        config.per_layer_config = None
+        text.per_layer_config = None
         try:
             super().__init__(config)  # type: ignore[call-arg]
         finally:
-            config.per_layer_config = own
+            text.per_layer_config = own
         model: Any = self
-        layers = model.base_model.layers
+        layers = layers_of(model)
         for index in map(int, own or ()):
-            layers[index] = own_layer(layers[index], config.per_layer_config[index], index)
+            layers[index] = own_layer(layers[index], text.per_layer_config[index], index)
         model.post_init()
 
     def set_attn_implementation(self, *arguments: Any, **options: Any) -> None:
@@ -131,14 +138,15 @@ class OwnWidths:
         super().set_attn_implementation(*arguments, **options)  # type: ignore[misc]
         model: Any = self
         # a layer with its own widths holds a copy of the configuration, which super() leaves alone
-        for layer in model.base_model.layers:
-            layer.self_attn.config._attn_implementation = model.config._attn_implementation
+        chosen = model.config.get_text_config()._attn_implementation
+        for layer in layers_of(model):
+            layer.self_attn.config._attn_implementation = chosen
 
 
 def __getattr__(name: str) -> Any:
     """Make CocurveLlamaForCausalLM and so on, the names in config.json, when they are asked for."""
     stem = name.removeprefix("Cocurve")
-    for end in ("ForCausalLM", "ForSequenceClassification", "Model"):
+    for end in ("ForCausalLM", "ForConditionalGeneration", "ForSequenceClassification", "Model"):
         stem = stem.removesuffix(end)
     stock = getattr(transformers, name.removeprefix("Cocurve"), None)
     if stock is None or not name.startswith("Cocurve") or stem.removesuffix("Text") not in STOCK:

@@ -20,6 +20,7 @@ from ..base.schema import read_json, reading
 from ..base.seams import require_extension
 from ..base.storage import SUM, fingerprint, seal_json
 from ..models.architectures import Architecture, describe
+from ..models.families import TOWERS
 from ..models.identity import (
     MANIFEST,
     READ,
@@ -30,7 +31,7 @@ from ..models.identity import (
     weight_marks,
 )
 from ..models.load_errors import require_no_adapter
-from ..models.loading import keep_score_cap, pick_device, read_dtype, require_generation
+from ..models.loading import auto_class, keep_score_cap, pick_device, read_dtype, require_generation
 from ..models.runtime import transient_bars
 from ..models.weights import (
     StoredWeights,
@@ -107,7 +108,9 @@ def save_pruned(
             manifest["weights_fingerprint"] = fingerprint(marks)
             weights = {name: weights[name] for name in weights.keys() - tied_names(pruned).keys()}
         with transient_bars():
-            saved.save_pretrained(temporary, state_dict=weights)
+            # under the names in the model, which the modeling file needs where there are towers
+            own = {"save_original_format": False} if saved.config.model_type in TOWERS else {}
+            saved.save_pretrained(temporary, state_dict=weights, **own)
         write_beside(saved, temporary, manifest, marks, tokenizer, evaluation)
     return folder
 
@@ -282,8 +285,6 @@ def open_pruned(folder: str | os.PathLike[str], *, mapped: bool = False) -> PreT
 
 def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
     """Make a saved pruned model on the meta device: its shapes, without reading its weights."""
-    from transformers import AutoModelForCausalLM
-
     folder = as_path(folder, "folder")
     require_regular_files(folder)
     require_no_adapter(folder)
@@ -294,7 +295,7 @@ def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
         rejecting(f"{folder / 'config.json'} describes no model that can be built"),
         torch.device("meta"),
     ):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model: Any = auto_class(config).from_config(config, dtype=dtype)
     _narrow(describe(model), manifest["layers"] if known else widths_in(folder, describe(model)))
     model.cocurve_manifest = manifest or manifest_elsewhere(model)
     model.cocurve_dtype = dtype
@@ -351,11 +352,14 @@ def _narrow(architecture: Architecture, layers: list[dict[str, int]]) -> None:
 
 def _rebuild_buffers(model: PreTrainedModel) -> None:
     """Recompute the buffers that no file holds: rotary frequencies, Gemma's embedding scale."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if not any(buffer.is_meta for buffer in child.buffers(recurse=False)):
-                continue
-            if hasattr(child, "scalar_embed_scale"):
-                child.embed_scale = torch.tensor(child.scalar_embed_scale)
-            else:
-                setattr(parent, name, type(child)(config=model.config))
+    module: Any
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta:
+                dtype = torch.float32 if buffer.is_floating_point() else buffer.dtype
+                setattr(module, name, torch.empty_like(buffer, dtype=dtype, device="cpu"))
+                module._is_hf_initialized = False
+    weight: Any
+    for weight in model.state_dict(keep_vars=True).values():
+        weight._is_hf_initialized = True  # transformers leaves these as they are
+    model.initialize_weights()

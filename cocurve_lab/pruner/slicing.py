@@ -287,14 +287,15 @@ class OwnCounts:
 
 def settle_heads(architecture: Architecture) -> None:
     """Set each attention block's head counts to its own; head_dim stays as it was."""
-    config = architecture.model.config
-    if not architecture.family.latent:  # there, it is the width of the rotation
-        config.head_dim = architecture.head_dim(0)  # loaders would infer it from hidden / heads
+    config, attention = architecture.config, architecture.attention_layers
+    if attention and not architecture.family.latent:  # there, it is the width of the rotation
+        # loaders would infer it from hidden / heads
+        config.head_dim = architecture.head_dim(attention[0])
     for layer in range(len(architecture.layers)):
         block = architecture.block(layer, "attention")
         if (mixture := architecture.block(layer, "expert")) is not None:
             mixture.experts.config = config  # a narrowed copy has that of the dense model
-        if isinstance(block, EmptyAttention):
+        if block is None or isinstance(block, EmptyAttention):
             continue
         groups = architecture.num_groups(layer)
         heads = groups * architecture.queries_per_group(layer)

@@ -24,6 +24,7 @@ from transformers import (  # noqa: E402
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
 )
 
@@ -89,9 +90,9 @@ def read_it(folder: str) -> dict[str, Any]:
     """The least of `load`."""
     expected = load_file(f"{folder}.expected.safetensors")
     inputs = {name: expected[name] for name in ("input_ids", "attention_mask")}
-    model, info = AutoModelForCausalLM.from_pretrained(
-        folder, trust_remote_code=True, output_loading_info=True
-    )
+    tower = "text_config" in json.loads(Path(folder, "config.json").read_text())
+    auto = AutoModelForImageTextToText if tower else AutoModelForCausalLM
+    model, info = auto.from_pretrained(folder, trust_remote_code=True, output_loading_info=True)
     saw: dict[str, Any] = {"info": {name: sorted(map(str, keys)) for name, keys in info.items()}}
     saw["difference"] = float((model(**inputs).logits - expected["logits"]).abs().max())
     made = model.generate(**inputs, max_new_tokens=6, do_sample=False, pad_token_id=0)

@@ -24,6 +24,7 @@ from helpers.tiny_models import (
     LLAMA_PLACES,
     PLACES,
     TOP_K,
+    TOWERS,
     Columns,
     attention_is_whole,
     full_logits,
@@ -43,6 +44,9 @@ _BLOCKS = {
     "gpt2": ("attn.", "mlp."),
     "opt": ("self_attn.", "fc1.", "fc2."),
     "granitemoe": ("self_attn.", "block_sparse_moe."),
+    "granitemoehybrid": ("self_attn.", "block_sparse_moe.", "shared_mlp."),
+    "falcon_h1": ("self_attn.", "feed_forward."),
+    "lfm2": ("self_attn.", "feed_forward."),
 }
 
 
@@ -50,6 +54,8 @@ def removable_parameters(model: PreTrainedModel) -> int:
     """Parameters of attention and FFN, without output biases and norms that heads share."""
     kind = model.config.model_type
     layers, *outputs = PLACES.get(kind, LLAMA_PLACES)
+    if kind in TOWERS:
+        layers = "model.language_model.layers"
     blocks = _BLOCKS.get(kind, ("self_attn.", "mlp."))
     total = 0
     for name, weight in model.named_parameters():

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
@@ -172,6 +173,118 @@ EXPERT_FAMILIES = {
     name: (CONFIG_MAPPING[name.partition("+")[0]], {"pad_token_id": None} | own)
     for name, own in _EXPERT_FAMILIES.items()
 }
+# hybrids: layers whose attention is something else, or has something beside it
+_LINEAR = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 6,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_MAMBA = {"mamba_n_heads": 4, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_d_conv": 4}
+_GRANITE = {
+    "layer_types": ["mamba", "attention", "mamba"],
+    "shared_intermediate_size": FFN,
+    "attention_multiplier": 0.5,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 3.0,
+    "position_embedding_type": "rope",
+}
+_HYBRIDS: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": _LINEAR | {"head_dim": 12},
+    "qwen3_next": _LINEAR | _MOE | {"head_dim": 12, "shared_expert_intermediate_size": 26},
+    "qwen3_5_moe_text": _LINEAR | _MOE | {"head_dim": 12, "shared_expert_intermediate_size": 26},
+    "granitemoehybrid": _MAMBA | _GRANITE | {"num_local_experts": 0},
+    "granitemoehybrid+experts": _MAMBA | _GRANITE | _LOCAL,
+    "falcon_h1": _MAMBA
+    | {
+        "lm_head_multiplier": 0.4,
+        "attention_out_multiplier": 0.7,
+        "mlp_multipliers": [0.8, 1.3],
+        "mamba_d_head": 16,
+        "mamba_d_ssm": 64,
+        "projectors_bias": True,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
+}
+HYBRIDS = {
+    name: (CONFIG_MAPPING[name.partition("+")[0]], {"pad_token_id": None} | own)
+    for name, own in _HYBRIDS.items()
+}
+NO_ATTENTION = ("linear_attention", "mamba", "conv")
+# models with an image tower: the settings of the language tower and of the other one. An image
+# takes 4 tokens with the id IMAGE, which is in no random text
+IMAGE = VOCAB
+_VISION = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+_SIGLIP = _VISION | {"hidden_size": 8, "image_size": 8, "patch_size": 4}
+_QWEN_VISION = {
+    "depth": 2,
+    "hidden_size": 16,
+    "intermediate_size": 20,
+    "num_heads": 2,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 1,
+    "out_hidden_size": HIDDEN,
+    "num_position_embeddings": 16,
+}
+_QWEN_IDS = {
+    "image_token_id": IMAGE,
+    "video_token_id": IMAGE + 1,
+    "vision_start_token_id": IMAGE + 2,
+    "vision_end_token_id": IMAGE + 3,
+}
+_SECTIONS = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+}
+_TOWERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "gemma3": (
+        {"model_type": "gemma3_text", "head_dim": 12} | WINDOWS,
+        _SIGLIP,
+        {"mm_tokens_per_image": 4, "image_token_id": IMAGE},
+    ),
+    "qwen2_vl": (_SECTIONS, _QWEN_VISION | {"embed_dim": 16, "hidden_size": HIDDEN}, _QWEN_IDS),
+    "qwen2_5_vl": (
+        _SECTIONS,
+        _QWEN_VISION | {"fullatt_block_indexes": [1], "window_size": 8},
+        _QWEN_IDS,
+    ),
+    "qwen3_vl": (
+        _SECTIONS | {"head_dim": 8},
+        _QWEN_VISION | {"deepstack_visual_indexes": [0, 1]},
+        _QWEN_IDS,
+    ),
+    "qwen3_5": (
+        _LINEAR
+        | {"head_dim": 8}
+        | {"rope_parameters": _SECTIONS["rope_parameters"] | {"partial_rotary_factor": 1.0}},
+        _QWEN_VISION,
+        _QWEN_IDS,
+    ),
+    "internvl": (
+        {"model_type": "qwen2"},
+        _VISION
+        | {"model_type": "internvl_vision", "hidden_size": 8}
+        | {"image_size": [8, 8], "patch_size": [2, 2]},
+        {"image_token_id": IMAGE},
+    ),
+    "llava": (
+        {"model_type": "llama"},
+        _SIGLIP | {"model_type": "clip_vision_model", "projection_dim": 8},
+        {"image_token_id": IMAGE, "image_seq_length": 4},
+    ),
+    "llava_next": (
+        {"model_type": "mistral", "head_dim": 12},
+        _SIGLIP | {"model_type": "clip_vision_model", "projection_dim": 8},
+        {"image_token_id": IMAGE, "image_grid_pinpoints": [[8, 8]]},
+    ),
+    "mistral3": (
+        {"model_type": "mistral", "head_dim": 12},
+        _SIGLIP | {"model_type": "pixtral", "head_dim": 4},
+        {"image_token_id": IMAGE, "spatial_merge_size": 1, "vision_feature_layer": -1},
+    ),
+}
+TOWERS = {name: (CONFIG_MAPPING[name], {}) for name in _TOWERS}
 MHA_ONLY = (
     "gpt_neox",
     "gpt_neox_sequential",
@@ -219,6 +332,9 @@ PLACES = {
     "opt": ("model.decoder.layers", "self_attn.out_proj", "fc2"),
     "phi": ("model.layers", "self_attn.dense", "mlp.fc2"),
     "starcoder2": ("model.layers", "self_attn.o_proj", "mlp.c_proj"),
+    "granitemoehybrid": ("model.layers", "self_attn.o_proj", "shared_mlp.output_linear"),
+    "falcon_h1": ("model.layers", "self_attn.o_proj", "feed_forward.down_proj"),
+    "lfm2": ("model.layers", "self_attn.out_proj", "feed_forward.w2"),
 }
 
 
@@ -233,7 +349,9 @@ def tiny_model(
     **changes: Any,
 ) -> PreTrainedModel:
     """A random model whose biases and norms are random too, in eval mode."""
-    make, own = (FAMILIES | MORE_FAMILIES | FURTHER | EXPERT_FAMILIES)[family]
+    make, own = (FAMILIES | MORE_FAMILIES | FURTHER | EXPERT_FAMILIES | HYBRIDS | TOWERS)[family]
+    text, vision, beside = _TOWERS.get(family, ({}, {}, {}))
+    own = own | text
     query, key_value = HEADS[heads]
     settings = {
         "hidden_size": HIDDEN,
@@ -253,15 +371,22 @@ def tiny_model(
     named.pop(None, None)
     if "layer_types" in named:
         named["layer_types"] = named["layer_types"][:layers]
+    if vision:
+        tied = {"tie_word_embeddings": named.pop("tie_word_embeddings")}
+        text = named | {"pad_token_id": None, "vocab_size": VOCAB + 4}
+        named = {"text_config": text, "vision_config": vision}
+        named |= beside | tied
     if family in ("gemma2", "vaultgemma") and attention == "sdpa":
         attention = "eager"  # the one with softcapping
     if family == "gpt_oss":
         attention = "eager"  # the one with sinks
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(make(**named), attn_implementation=attention)
+    auto = AutoModelForImageTextToText if vision else AutoModelForCausalLM
+    model = auto.from_config(make(**named), attn_implementation=attention)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 1:
+            # Gemma 3's projector of images begins with zeros
+            if parameter.dim() == 1 or (vision and not parameter.any()):
                 parameter.add_(0.1 * torch.randn(parameter.shape))
         for _, router in routers(model):
             router.weight.mul_(4)
@@ -274,7 +399,7 @@ def routers(model: PreTrainedModel) -> Iterator[tuple[int, Any]]:
     """The layers with experts, and their routers, found by what they have."""
     for number, layer in enumerate(getattr(model.base_model, "layers", ())):
         for block in layer.modules():
-            if hasattr(block, "experts"):
+            if isinstance(getattr(block, "experts", None), torch.nn.Module):
                 yield number, getattr(block, "gate", None) or block.router
 
 
@@ -284,7 +409,7 @@ def route_by_hand(config: Any, router: Any, hidden: Tensor, gone: list[int]) -> 
     logits = torch.nn.functional.linear(hidden.flatten(0, -2), router.weight, bias)
     logits[:, gone] = -torch.inf
     kind, k = config.model_type, config.num_experts_per_tok
-    if kind in ("gpt_oss", "granitemoe"):  # the softmax of the best ones
+    if kind in ("gpt_oss", "granitemoe", "granitemoehybrid"):  # the softmax of the best ones
         best, chosen = logits.topk(k, dim=-1)
         return logits, torch.softmax(best, dim=-1), chosen
     scores = torch.softmax(logits.float(), dim=-1)
@@ -295,7 +420,7 @@ def route_by_hand(config: Any, router: Any, hidden: Tensor, gone: list[int]) -> 
         gates = scores.gather(1, chosen)
     else:
         gates, chosen = scores.topk(k, dim=-1)
-    if kind == "mixtral" or getattr(config, "norm_topk_prob", False):
+    if kind in ("mixtral", "qwen3_5_moe_text") or getattr(config, "norm_topk_prob", False):
         gates = gates / gates.sum(dim=-1, keepdim=True)
     return logits, gates.to(logits.dtype) * getattr(config, "routed_scaling_factor", 1), chosen
 
@@ -359,13 +484,17 @@ def attention_is_whole(config: Any) -> bool:
 
 def units_by_hand(model: PreTrainedModel, groups: int = GROUPS) -> list[Columns]:
     """The paper's units in order: KV-aligned query groups, then contiguous channel groups."""
-    config = model.config
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or ["attention"] * config.num_hidden_layers
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     heads = 1 if attention_is_whole(config) else heads
     names = ("intermediate_size", "n_inner", "ffn_dim")
     width = next(getattr(config, name) for name in names if hasattr(config, name))
     shared = getattr(config, "n_shared_experts", 0) * getattr(config, "moe_intermediate_size", 0)
-    shared = getattr(config, "shared_expert_intermediate_size", shared)
+    for name in ("shared_expert_intermediate_size", "shared_intermediate_size"):
+        shared = getattr(config, name, shared)
+    if config.model_type == "granitemoehybrid":
+        width = shared
 
     def channels(width: int) -> list[tuple[int, int]]:
         parts = np.array_split(np.arange(width), groups) if width else []
@@ -381,7 +510,7 @@ def units_by_hand(model: PreTrainedModel, groups: int = GROUPS) -> list[Columns]
             or config.hidden_size // config.num_attention_heads
         )
         step = head_dim * config.num_attention_heads // heads
-        for group in range(heads):
+        for group in range(0 if kinds[layer] in NO_ATTENTION else heads):
             units.append(Columns(layer, "attention", group * step, (group + 1) * step))
         ffn = channels(shared if layer in mixed else width)
         units += [Columns(layer, "ffn", start, stop) for start, stop in ffn]
@@ -396,6 +525,8 @@ def masked_by_hand(
 ) -> Iterator[None]:
     """Zero the units' input columns of the output projections with hooks of our own."""
     layers, *outputs = PLACES.get(model.config.model_type, LLAMA_PLACES)
+    if model.config.model_type in TOWERS:
+        layers = "model.language_model.layers"
     units = list(units)
     scales = [(unit, 0.0) for unit in units] + list((gains or {}).items())
     with ExitStack() as stack:
@@ -413,9 +544,9 @@ def masked_by_hand(
             if unit.kind == "expert":
                 continue
             output = outputs[unit.kind == "ffn"]
-            if unit.kind == "ffn" and unit.layer in dict(routers(model)):
-                shared = "mlp.shared_expert" if model.config.model_type == "qwen2_moe" else ""
-                output = f"{shared or 'mlp.shared_experts'}.down_proj"
+            if unit.kind == "ffn" and unit.layer in dict(routers(model)) and output in LLAMA_PLACES:
+                many = model.config.model_type.startswith("deepseek")
+                output = f"mlp.shared_expert{'s' * many}.down_proj"
             module = model.get_submodule(f"{layers}.{unit.layer}.{output}")
 
             def cut(_: Any, args: Any, unit: Any = unit, scale: float = scale) -> Any:

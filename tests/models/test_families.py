@@ -11,15 +11,10 @@ import torch
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
-    Gemma3Config,
-    Gemma3ForCausalLM,
-    Gemma3ForConditionalGeneration,
-    Gemma3TextConfig,
     GraniteConfig,
     GraniteForCausalLM,
     PhimoeConfig,
     PreTrainedModel,
-    SiglipVisionConfig,
 )
 
 import cocurve_lab as cl
@@ -337,32 +332,6 @@ def test_other_mixtures_of_experts_are_refused_with_the_reason() -> None:
         model = AutoModelForCausalLM.from_config(config)
     with pytest.raises(cl.ArchitectureError):
         cl.enumerate_units(model)
-
-
-def vision_model() -> Gemma3ForConditionalGeneration:
-    vision = SiglipVisionConfig(
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        image_size=8,
-        patch_size=4,
-    )
-    text = Gemma3TextConfig(**small(head_dim=8, pad_token_id=None))
-    return Gemma3ForConditionalGeneration(
-        Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
-    )
-
-
-def test_vision_towers_are_refused_and_their_language_model_works() -> None:
-    model = vision_model().eval()
-    with pytest.raises(cl.ArchitectureError):
-        cl.enumerate_units(model)
-    text = Gemma3ForCausalLM(model.config.text_config).eval()  # what the message says
-    text.model, text.lm_head = model.model.language_model, model.lm_head
-    assert len(cl.enumerate_units(text, 2)) == 3
-    ids = torch.tensor([[1, 5, 7, 2]])
-    assert torch.equal(full_logits(text, ids), full_logits(model, ids))
 
 
 class Linear4bit(nn.Module):

@@ -23,6 +23,8 @@ from helpers.tiny_models import (
     EXPERT_FAMILIES,
     FURTHER,
     GROUPS,
+    HYBRIDS,
+    TOWERS,
     full_logits,
     masked_by_hand,
     tiny_model,
@@ -115,7 +117,10 @@ def test_every_declared_family_is_tested() -> None:
     """Of those that the installed transformers has."""
     from transformers import CONFIG_MAPPING
 
-    tested = {tiny_model(family, "mha").config.model_type for family in [*ALL, *EXPERT_FAMILIES]}
+    every = [*ALL, *EXPERT_FAMILIES, *HYBRIDS, *TOWERS]
+    models = [tiny_model(family, "mha") for family in every]
+    tested = {model.config.get_text_config().model_type for model in models}
+    assert {model.config.model_type for model in models} >= set(families.TOWERS)
     declared = {name for family in FAMILIES for name in family.model_types}
     assert tested == {name for name in declared if name in CONFIG_MAPPING}
 

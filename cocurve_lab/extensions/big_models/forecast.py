@@ -151,7 +151,7 @@ def row_operations(
     `causal`: whether attention skips what its mask hides, as fused kernels do.
     """
     length, scored = calibration.seq_len, calibration.positions_per_sequence
-    count, hidden = len(architecture.layers), architecture.model.config.hidden_size
+    count, hidden = len(architecture.layers), architecture.config.hidden_size
     last, read = count - 1, scored if scored <= length // 2 else length
     layers = [_layer(architecture, at, length, length, causal) for at in range(count)]
     final = _layer(architecture, last, length, read, causal)

@@ -17,7 +17,7 @@ from ...base.tables import fold
 from ...calibration import CalibrationSet
 from ...estimator.batches import Room, memory_needed
 from ...models.architectures import Architecture
-from ...models.layer_calls import LayerCall, first_output, run_decoder
+from ...models.layer_calls import LayerCall, run_decoder
 from ...models.layers import WeightSource, held
 from ...models.masking import Scales, scaled, stack_rows
 
@@ -60,8 +60,7 @@ class LayerwisePasses:
                 for at, rows in enumerate(batches):  # each state replaces the one before at once
                     own = [{key: row[key] for key in row if key[0] == layer} for row in rows]
                     with scaled(architecture, stack_rows(architecture, own)):
-                        out = architecture.layers[layer](states[at], *call.args, **call.kwargs)
-                    states[at] = first_output(out)
+                        states[at] = call.run(architecture.layers[layer], states[at])
 
         dense = run_decoder(architecture, ids, passed).to(ids.device)[:, positions]
         last = (states[at][:, positions.to(states[at].device)] for at in range(len(states)))

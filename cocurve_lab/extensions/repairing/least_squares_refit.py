@@ -124,8 +124,7 @@ class Pair:
 
     def _run(self, model: Architecture, layer: int, hidden: Tensor) -> Tensor:
         call = self.calls[layer]
-        hidden = hidden.to(call.hidden.device)
-        return first_output(model.layers[layer](hidden, *call.args, **call.kwargs))
+        return call.run(model.layers[layer], hidden.to(call.hidden.device))
 
 
 def _flat(values: Tensor) -> Tensor:

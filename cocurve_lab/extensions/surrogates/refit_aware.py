@@ -60,6 +60,7 @@ def leftovers(
         columns x give the rest of x_u. One block at a time is inverted in float64.
     """
     architecture.require_columns("an H that knows of a refit")
+    architecture.require_attention("an H that knows of a refit")
     found, sums = {}, _moments(architecture.model, calibration)
     for key in list(sums):
         moments = sums.pop(key)
@@ -83,7 +84,7 @@ def preparation(architecture: Architecture, calibration: CalibrationSet) -> Prep
     stream, rows = source_of(architecture.model), rows_together(calibration)
     size = embedding_weight(architecture.model).element_size()
     widths = [architecture.width(*block) for block in blocks]
-    widest, hidden = max(widths), architecture.model.config.hidden_size
+    widest, hidden = max(widths), architecture.config.hidden_size
     # activations of one layer, and the columns in float64; then a block's part of the sum
     tokens = rows * calibration.seq_len
     passing = tokens * (size * (6 * hidden + 3 * widest) + 8 * widest) + 8 * widest**2
