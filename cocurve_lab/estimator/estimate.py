@@ -111,6 +111,8 @@ def estimate_curvature(
     """
     options = _chosen(method, options)
     units = units or enumerate_units(model)
+    if executor is not None and hasattr(calibration, "images"):
+        raise InputError("the rows carry images, which workers are not sent. Omit the executor.")
     if isinstance(options, BuildOptions):
         settings = build_settings(model, units, calibration, top_r, options)
         build = Build.start(
@@ -242,7 +244,7 @@ def build_settings(
     require_units(model, units)
     if top_r < 1:
         raise InputError(f"top_r is {top_r}. Give a support of at least one token.")
-    require_measurable(model, calibration.input_ids)
+    require_measurable(model, calibration)
     if isinstance(options, BuildOptions) and options.bfloat16_products:
         require_extension("require products", "bfloat16_products")(model)
     return options.marks(units) | {

@@ -251,7 +251,7 @@ def split_risk(
             "the plan without them: selection.with_gains({})."
         )
     architecture = describe(model)
-    require_measurable(model, text.input_ids)
+    require_measurable(model, text)
     units, _ = resolve(model, selection, other_weights=other_weights)
     bar = open_bar(
         progress, total=len(text) * len(units), desc="Splitting the risk", unit="ablation"

@@ -224,7 +224,7 @@ def forced_kl(
         raise InputError(
             f"the text has shape {tuple(row.shape)}. Give one row of at least two tokens."
         )
-    require_measurable(model, CalibrationSet(row[None]).input_ids)
+    require_measurable(model, CalibrationSet(row[None]))
     scales = column_scales(architecture, *resolve(model, selection, unit_set))
     ids = row.to(model_device(model)).expand(2, -1)
     with measuring(model, torch.get_num_threads()):

@@ -157,7 +157,7 @@ def pruning_risk(
         Nats per token over the full vocabulary, from logit shifts in float32 or better.
     """
     architecture = describe(model)
-    require_measurable(model, calibration.input_ids)
+    require_measurable(model, calibration)
     chosen = resolve(model, selection, unit_set, other_weights=other_weights)
     scales = column_scales(architecture, *chosen)
     engine = _Engine(architecture, calibration, 1)
@@ -272,7 +272,7 @@ def _compare(
     pair = [describe(model) for model in (teacher, student)]
     require_one_vocabulary(*pair)
     for model in (teacher, student):
-        require_measurable(model, text.input_ids)
+        require_measurable(model, text)
     engine, threads = _Engine(pair[0], text, 1), torch.get_num_threads()
     bar = open_bar(progress, total=len(text), desc="KL", unit="row")
     found = []
@@ -320,7 +320,7 @@ class Meter:
     ) -> None:
         self.model, self.text = model, text
         architecture = describe(model)
-        require_measurable(model, text.input_ids)
+        require_measurable(model, text)
         self.memory = PlanMemory.open(
             self.kind,
             checkpoint,

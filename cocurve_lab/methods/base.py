@@ -232,7 +232,7 @@ class Scored(Method):
         if self.needs_gradients:  # they need the weights after the forward too
             require_one_device(model)
         if self.reads_text:  # before any hook is there, because it may run the model
-            require_measurable(model, calibration.input_ids)
+            require_measurable(model, calibration)
         architecture = describe(model)
         if not self.knows_experts:
             architecture.require_columns(self.title)

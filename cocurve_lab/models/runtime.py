@@ -15,12 +15,15 @@ from torch import Tensor, nn
 from ..base.arguments import require_threads
 from ..base.errors import ArchitectureError, InputError
 from ..base.progress import Bar
+from ..base.seams import extension
 from .architectures import describe
 from .identity import embedding_weight, model_device
 from .layers import source_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from ..calibration import CalibrationSet
 
 # weak, so that a lock lives only as long as its model
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
@@ -102,8 +105,9 @@ def differentiable(model: PreTrainedModel) -> Iterator[None]:
 # Requirements -------------------------------------------------------------------------------------
 
 
-def require_measurable(model: PreTrainedModel, input_ids: Tensor) -> None:
-    """Raise InputError or ArchitectureError unless the model can run on token ids [N, T]."""
+def require_measurable(model: PreTrainedModel, text: CalibrationSet) -> None:
+    """Raise InputError or ArchitectureError unless the model can run on these rows."""
+    input_ids = text.input_ids
     if source_of(model) is None and any(weight.is_meta for weight in model.parameters()):
         raise InputError(
             "the model's weights are on the meta device: they were never loaded. Load the model "
@@ -115,13 +119,15 @@ def require_measurable(model: PreTrainedModel, input_ids: Tensor) -> None:
             f"the text holds token id {largest}, but the model's embedding has {rows} rows. "
             "Use the tokenizer that belongs to the model."
         )
-    context = getattr(model.config, "max_position_embeddings", None)
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if context is not None and input_ids.shape[1] > context:
         raise InputError(
             f"rows have {input_ids.shape[1]} tokens, but the model's context is {context}. Cut "
             f"rows of at most {context} tokens."
         )
-    require_known_head(model, input_ids[:1, :8])
+    if (show := extension("images of rows")) is not None:
+        show(model, text)
+    require_known_head(model, input_ids[:1] if hasattr(text, "images") else input_ids[:1, :8])
 
 
 def require_known_head(model: PreTrainedModel, ids: Tensor) -> None:

@@ -114,7 +114,7 @@ class Reference:
         cls, model: PreTrainedModel, selection: Selection, text: CalibrationSet
     ) -> Reference:
         """Run the masked model on `text`, and keep what it computes."""
-        require_measurable(model, text.input_ids)
+        require_measurable(model, text)
         dtype = embedding_weight(model).dtype
         with measuring(model, torch.get_num_threads()):
             with ablate(model, selection):
@@ -127,6 +127,7 @@ class Reference:
 
     def require_equal(self, pruned: PreTrainedModel) -> Equivalence:
         """Return the differences of a pruned model, or raise EquivalenceError."""
+        require_measurable(pruned, self.text)  # which is shown its images, if any
         with measuring(pruned, torch.get_num_threads()):
             raw = max(
                 float((widen(found) - widen(expected)).abs().max())

@@ -38,7 +38,7 @@ def run_rows(
 
     `hooks` registers them, once it is known that the model can run.
     """
-    require_measurable(model, calibration.input_ids)
+    require_measurable(model, calibration)
     architecture, device, step = describe(model), model_device(model), rows_together(calibration)
     with measuring(model, torch.get_num_threads()), ExitStack() as stack:
         for handle in hooks():

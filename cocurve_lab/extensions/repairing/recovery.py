@@ -84,7 +84,7 @@ def recover(
     for text in texts:
         require_type(text, CalibrationSet, "the text of a recovery")
         for one in (model, pruned):
-            require_measurable(one, text.input_ids)
+            require_measurable(one, text)
     if held_out is not None:
         held_out.require_disjoint(calibration)
     describe(pruned).require_unpacked()

@@ -156,6 +156,7 @@ def repair(
     """
     require_type(options, RepairOptions, "options")
     describe(model).require_columns("a refit")
+    describe(model).require_attention("a refit")
     if out is None:
         require_one_device(model)  # before the check of the text, which runs the model
     _require_rows(model, calibration)
@@ -211,7 +212,12 @@ def refit(
 
 def _require_rows(model: PreTrainedModel, calibration: CalibrationSet) -> None:
     require_type(calibration, CalibrationSet, "the text of a repair")
-    require_measurable(model, calibration.input_ids)
+    if hasattr(calibration, "images"):
+        raise InputError(
+            "the rows carry images, whose masks and positions differ from row to row; a refit "
+            "takes those of the first for all. Use rows of text."
+        )
+    require_measurable(model, calibration)
 
 
 @dataclass(frozen=True)

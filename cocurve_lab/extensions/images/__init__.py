@@ -1,0 +1,1 @@
+"""Rows that carry images, for the language tower of a vision-language model."""
