@@ -70,7 +70,8 @@ RANDOM = 10
 GUIDES = (SearchOptions(), SearchOptions(seed=1, swaps=8, random_share=0.2, gradient_rows=8))
 BLOCKWISE = ("finercut", "blockpruner")  # removals measured anew: half an hour each
 METHODS = (
-    *("magnitude", "wanda-sp", "flap", "amp", "llm-pruner", "slimllm", "2ssp", "shortgpt", "cbo"),
+    *("magnitude", "wanda-sp", "flap", "amp", "llm-pruner", "slimllm", "2ssp", "slimgpt"),
+    *("shortgpt", "cbo"),
     *BLOCKWISE,
 )
 REFITTED = (
@@ -136,29 +137,32 @@ def best(options: argparse.Namespace) -> None:
     """Find the best plan of each size: candidates of every scale, then a search by measured KL.
 
     Layers and blocks are measured on the first rows of C4, candidates and search on rows 32 to 63,
-    and the plan is chosen on rows 64 to 95. No judge has been read. Products are in bfloat16, and
-    96 positions of a row are scored: plans.json has the float32 values at every position.
+    and the plan is chosen on rows 64 to 95. No judge has been read. 96 positions of a row are
+    scored, and on a CPU products are in bfloat16: plans.json has the float32 values at every
+    position.
     """
-    model, tokenizer = cl.load_model(NAME)
+    model, tokenizer = cl.load_model(NAME, device=options.device, dtype="float32")
     texts(options, tokenizer)  # writes the documents
     lines = options.work / "c4.jsonl"
     few = LENGTH | {"positions_per_sequence": 96}
     rows = default_rows(NAME, tokenizer, 96, text_file=lines, **few)
     curvature = read_curvature(options.out / KEPT_TEXTS["c4"])
     searched, chosen_on = rows.rows(32, 64), rows.rows(64, 96)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16):  # without effect on a GPU
         scales = {
             parts: measured_parts(options, model, parts, rows.rows(0, count), pool)
             for parts, count, pool in (("layers", 8, 24), ("blocks", 6, 40))
         }
-        for ratio in BEST:
+        for ratio in options.ratios:
             named = plans_by_scale(curvature, scales, ratio, scale_strengths=QUARTERS)
-            meter = Meter(model, searched, checkpoint=options.work / "search", replay=True)
+            keep = options.work / f"search_{ratio:g}"
+            meter = Meter(model, searched, checkpoint=keep, replay=True)
             table = meter.measure(list(named.values()), progress="lines")[..., 0]
             mean, error = table.mean(axis=1), standard_error(table)
             for at in mean.argsort():
                 print(f"{ratio:.0%} {list(named)[at]}: {mean[at]:.4f} ± {error[at]:.4f}")
-            plan = list(named.values())[mean.argmin()]
+            # what measured layers and blocks have seen is among the rows of H
+            plan = list(named.values())[mean.argmin()].predicted_by(curvature)
             for guide in GUIDES:
                 found = cl.search_plan(
                     model,
@@ -168,7 +172,7 @@ def best(options: argparse.Namespace) -> None:
                     evaluations=options.evaluations,
                     surrogate=curvature,
                     scales=tuple(scales.values()),
-                    checkpoint=options.work / "search",
+                    checkpoint=keep,
                     progress="lines",
                     options=guide,
                 )
@@ -544,6 +548,8 @@ def main() -> None:
     parser.add_argument(
         "--evaluations", type=int, default=2500, help="of each of two searches, in rows"
     )
+    parser.add_argument("--ratios", nargs="+", type=float, choices=BEST, default=BEST)
+    parser.add_argument("--device", help="of the search: a GPU if there is one")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument(
         "--texts", nargs="+", choices=KEPT_TEXTS, default=[*KEPT_TEXTS], help="of H"
