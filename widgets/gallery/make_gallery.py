@@ -1,40 +1,103 @@
 """Make the README's pictures: every notebook in a real JupyterLab, its instrument as a PNG.
 
     python widgets/gallery/make_gallery.py            # about five minutes; H is built once
+    python widgets/gallery/make_gallery.py moving     # only slider.png, of the page: seconds
 
-Needs what `make test` needs, and a browser at /usr/bin/chromium.
+slider.png is an animated PNG. Needs what `make test` needs, and a browser at /usr/bin/chromium.
 """
 
 from __future__ import annotations
 
+import struct
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
+
+from playwright.sync_api import sync_playwright
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from helpers.lab import Lab, running_lab  # noqa: E402  (found through the line above)
+from helpers.lab import CHROMIUM, FLAGS, Lab, running_lab  # noqa: E402  (found by the line above)
 
 # notebook, picture, what to wait for in the page, theme
 PICTURES = [
-    ("02_lambda", "lambda", ".cocurve[data-paints]", "Light"),
     ("03_bridges", "bridges", ".cocurve canvas[data-draws]", "Light"),
     ("04_predicted_and_measured", "fidelity", ".js-plotly-plot .main-svg", "Light"),
     ("05_text_before_after", "text", ".cocurve", "Dark"),
 ]
+STRENGTHS = (0, 0.25, 0.5, 0.75, 1)  # of those measured on SmolLM2
+TYPED = "(box, value) => { box.value = value; box.dispatchEvent(new Event('change')) }"
 LARGEST = 1_000_000  # bytes, all pictures together
 
 
 def main() -> None:
+    moving()
+    if "moving" in sys.argv:
+        return
     with tempfile.TemporaryDirectory() as folder, running_lab(Path(folder)) as lab:
         for notebook, name, selector, theme in PICTURES:
             take(lab, ROOT / "notebooks" / f"{notebook}.ipynb", name, selector, theme)
     total = sum(path.stat().st_size for path in HERE.glob("*.png"))
     if total > LARGEST:
         raise SystemExit(f"the pictures have {total} bytes together, more than {LARGEST}")
+
+
+def moving() -> None:
+    """Move λ on the page of SmolLM2 and write the frames as one animated PNG."""
+    frames = []
+    with sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        page = chromium.new_page(viewport={"width": 1000, "height": 770}, device_scale_factor=0.72)
+        page.goto((ROOT / "notebooks" / "explore_smollm2.html").as_uri())
+        page.wait_for_selector(".cocurve[data-paints]")
+        for strength in STRENGTHS:
+            page.get_by_label("lambda, typed").evaluate(TYPED, strength)
+            page.wait_for_timeout(700)
+            frames.append(page.screenshot(clip={"x": 0, "y": 105, "width": 1000, "height": 660}))
+    path = HERE / "slider.png"
+    path.write_bytes(animated(frames, milliseconds=1000))
+    print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
+
+
+def animated(frames: list[bytes], milliseconds: int) -> bytes:
+    """PNG files of one size as an endless APNG (W3C PNG, third edition, section 11.3.4)."""
+    parts = [chunks(frame) for frame in frames]
+    header = parts[0]["IHDR"]
+    written = [b"\x89PNG\r\n\x1a\n", chunk("IHDR", header)]
+    written.append(chunk("acTL", struct.pack(">II", len(frames), 0)))
+    number = 0
+    for frame in parts:
+        timing = struct.pack(">HHBB", milliseconds, 1000, 0, 0)
+        control = struct.pack(">I", number) + header[:8] + bytes(8) + timing
+        written.append(chunk("fcTL", control))
+        number += 1
+        if frame is parts[0]:
+            written.append(chunk("IDAT", frame["IDAT"]))
+        else:
+            written.append(chunk("fdAT", struct.pack(">I", number) + frame["IDAT"]))
+            number += 1
+    return b"".join([*written, chunk("IEND", b"")])
+
+
+def chunks(png: bytes) -> dict[str, bytes]:
+    """The data of each kind of chunk, joined."""
+    found: dict[str, bytes] = {}
+    place = 8
+    while place < len(png):
+        size, kind = struct.unpack(">I4s", png[place : place + 8])
+        name = kind.decode()
+        found[name] = found.get(name, b"") + png[place + 8 : place + 8 + size]
+        place += size + 12
+    return found
+
+
+def chunk(kind: str, data: bytes) -> bytes:
+    body = kind.encode() + data
+    return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
 
 
 def take(lab: Lab, notebook: Path, name: str, selector: str, theme: str) -> None:
