@@ -73,8 +73,10 @@ def open_bar(progress: Progress, **settings: Any) -> Any:
 class Lines:
     """A substitute for a tqdm bar: lines on stderr, `SECONDS_APART` seconds apart or more.
 
-    A last line is written at the end.
+    A last line is written at the end, unless `leave` is False.
     """
+
+    leave = True
 
     def __init__(self, total: int, initial: int = 0, desc: str = "", unit: str = "") -> None:
         self.total, self.initial, self.done = total, initial, initial
@@ -85,7 +87,8 @@ class Lines:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._say()
+        if self.leave:
+            self._say()
 
     def update(self, count: int = 1) -> None:
         """Count work as done."""

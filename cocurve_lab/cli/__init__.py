@@ -34,6 +34,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ def _run(arguments: list[str]) -> int:
     try:
         _quieten()
         with interruptible(), warnings.catch_warnings():
-            warnings.showwarning = _say_warning
+            warnings.showwarning = partial(_say_warning, set())
             verb: Verb = made(options.verb_class, vars(options))
             for given in vars(verb).values():
                 for place in given if isinstance(given, list) else [given]:
@@ -180,9 +181,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _say_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Print a warning as one line, without the place in the code that it came from."""
-    print(f"cocurve: warning: {message}", file=sys.stderr)
+def _say_warning(said: set[str], message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning as one line, once, without the place in the code that it came from."""
+    if str(message) not in said:
+        said.add(str(message))
+        print(f"cocurve: warning: {message}", file=sys.stderr)
 
 
 def _quieten() -> None:

@@ -100,8 +100,8 @@ class Build(Verb):
         checkpoint = checkpoint_of(file)
         if done < wanted and checkpoint.exists():  # `main` prints this and exits with 130
             raise KeyboardInterrupt(
-                f"interrupted; {done} of {wanted} sequences are kept in {self.out}. To resume:\n"
-                f"  {self.again}"
+                f"interrupted; {done} of {wanted} sequences are kept in {self.out}. To resume: "
+                f"{self.again}"
             )
         if file.exists():
             print(curvature)

@@ -64,7 +64,7 @@ class Recover(Verb):
             trained: Any = recover(model, pruned, *texts, options=settings, **own)
         except KeyboardInterrupt:  # `main` prints this and exits with 130
             raise KeyboardInterrupt(
-                f"interrupted; the state is in {state}. To go on:\n  {self.again}"
+                f"interrupted; the state is in {state}. To go on: {self.again}"
             ) from None
         save_pruned(trained, self.out, tokenizer=tokenizer)
         shutil.rmtree(state, ignore_errors=True)

@@ -108,7 +108,7 @@ class Search(Verb):
         except KeyboardInterrupt:  # `main` prints this and exits with 130
             kept = "nothing is kept. With --checkpoint FOLDER what is measured stays."
             if checkpoint is not None:
-                kept = f"what was measured is in {self.checkpoint}. To resume:\n  {self.again}"
+                kept = f"what was measured is in {self.checkpoint}. To resume: {self.again}"
             raise KeyboardInterrupt(f"interrupted; {kept}") from None
         write_new(self.out, found.selection.to_json())
         print(f"{found}\nSaved to {self.out}.")

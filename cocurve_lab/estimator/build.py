@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CHECKPOINT_FORMAT, CHECKPOINT_VERSION = "cocurve-build", 1
+_BY_HAND = "Interrupted."
 _CHECKPOINT: Schema = {
     "format": TEXT,
     "version": COUNT,
@@ -186,7 +187,8 @@ class Build:
                     print(self._within_memory(lambda: self._announcement(model, pool)), flush=True)
                 self._go_on(pool, progress, describe(model).vocabulary)
         curvature = self.sums.curvature(self.units, self._provenance(device))
-        tell_text(curvature, model, progress)
+        if self.stopped != _BY_HAND:
+            tell_text(curvature, model, progress)
         return curvature
 
     def _go_on(self, pool: WorkerPool, progress: Progress, vocabulary: int) -> None:
@@ -221,7 +223,7 @@ class Build:
                 self.save()
                 if self.done == 0:
                     raise
-                self.stopped = str(stop) or "Interrupted."
+                self.stopped = str(stop) or _BY_HAND
                 with suppress(KeyboardInterrupt):  # a watcher may stop the build only once
                     self._tell_watcher()
                 bar.leave = False  # the text says how far it came
@@ -312,7 +314,7 @@ class Build:
             f"each: {taking}{memory / 1e9:.2g} GB beside the {present / 1e9:.2g} GB of weights "
             f"{beside} ({self.settings['model_dtype']} on {pool.device_kind}, {batch} ablations "
             "per batch). "
-            f"{reading}You can interrupt at any time; finished sequences are kept."
+            f"{reading}Interrupts keep finished rows."
         )
         return fold(text)
 

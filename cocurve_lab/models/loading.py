@@ -47,12 +47,15 @@ from .load_errors import (
 from .runtime import device_name, sums_on, transient_bars
 from .weights import (
     foreign_weight,
+    ignored_in,
     is_wrapped,
+    may_ignore,
     quantization,
     require_finite,
     require_floats,
     require_sound_files,
     require_used_scales,
+    tell_ignored,
 )
 
 if TYPE_CHECKING:
@@ -259,7 +262,8 @@ def load_model(
     except Exception as error:  # a damaged file can raise nearly anything
         raise explain(model_id, error, cache=options.get("cache_dir")) from error
     model, missing = loaded[0], sorted(loaded[1]["missing_keys"])
-    unexpected = sorted(loaded[1]["unexpected_keys"])
+    ignored = may_ignore(model)
+    unexpected = sorted(name for name in loaded[1]["unexpected_keys"] if not ignored(name))
     for name in filter(is_wrapped, unexpected):
         raise InputError(str(foreign_weight(str(model_id), name)))
     if missing:
@@ -271,6 +275,7 @@ def load_model(
     require_used_scales(source, shapes, unexpected)
     if unexpected:  # as when they are read from the disk
         raise foreign_weight(str(model_id), unexpected[0])
+    tell_ignored(model, ignored_in(source, shapes, **_picked(options, _PLACE_OPTIONS)))
     for name, weight in model.named_parameters():
         require_finite(weight, name, str(model_id))
     require_generation(model.generation_config, source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -94,9 +95,9 @@ def require_sound_files(folder: str, shapes: Mapping[str, Sequence[int]]) -> Non
             require_shape(stored, name, shapes[name], file)
 
 
-def _headers(folder: str) -> Iterator[tuple[str, Any, Path]]:
-    """Yield what is stored in a folder: the name of a weight, its header, and the file."""
-    for file in weight_files(folder):
+def _headers(place: str, **options: Any) -> Iterator[tuple[str, Any, Path]]:
+    """Yield what is stored in a place: the name of a weight, its header, and the file."""
+    for file in weight_files(place, **options):
         handle = open_weights(file)
         for name in handle.keys():  # noqa: SIM118, a handle is no mapping
             yield name, handle.get_slice(name), file
@@ -250,6 +251,7 @@ class StoredWeights:
     Attributes:
         tied: as from `tied_names`; these may be missing in the files.
         dtype: the dtype of the first weight in the files.
+        ignored: what the files hold and the model does not need, by its names there.
     """
 
     def __init__(
@@ -261,6 +263,7 @@ class StoredWeights:
         sums: Mapping[str, str] | None = None,
     ) -> None:
         self.tied = tied_names(model)
+        self.ignored: list[str] = []
         # several where a file keeps each expert apart: by expert and half, else by None
         self._places: dict[str, dict[Part, tuple[Any, str, Watch]]] = {}
         wanted = model.state_dict()
@@ -276,6 +279,7 @@ class StoredWeights:
             for stored in handle.keys():  # noqa: SIM118, a handle is no mapping
                 name, part = own(stored)
                 if name is None:
+                    self.ignored.append(stored)
                     continue
                 self._places.setdefault(name, {})[part] = handle, stored, watch
                 found = handle.get_slice(stored)
@@ -353,7 +357,8 @@ def settle_ties(model: PreTrainedModel) -> None:
 
 
 def with_stored(model: Any, weights: StoredWeights) -> PreTrainedModel:
-    """Attach stored weights to a model on the meta device."""
+    """Attach stored weights to a model on the meta device; warn of those that it ignores."""
+    tell_ignored(model, weights.ignored)
     model.cocurve_stored = weights
     return model.eval().requires_grad_(False)
 
@@ -435,8 +440,7 @@ def _own_names(model: Any, wanted: Iterable[str]) -> Callable[[str], tuple[str |
     architecture = describe(model)
     wanted, base = set(wanted), f"{model.base_model_prefix}."
     prefixes = (base, f"{architecture.stack.rpartition('.')[0]}.")
-    # buffers that transformers computes, and old checkpoints hold
-    ignored = [*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq"]
+    ignored = may_ignore(model)
 
     def own(stored: str) -> tuple[str | None, Part]:
         name, part = stored, cast(Part, None)
@@ -450,11 +454,44 @@ def _own_names(model: Any, wanted: Iterable[str]) -> Callable[[str], tuple[str |
             name = next((full for full in longer if full in wanted), name)
         if name in wanted:
             return name, part
-        if any(re.search(pattern, name) for pattern in ignored):
+        if ignored(name):
             return None, part
         raise foreign_weight(model.config._name_or_path, stored)
 
     return own
+
+
+def may_ignore(model: Any) -> Callable[[str], bool]:
+    """Return whether a weight that a model does not have may be in its files, by its name.
+
+    These are the names in transformers' list for its class, such as layers that predict further
+    tokens, and two buffers that transformers computes and old checkpoints hold.
+    """
+    listed = model._keys_to_ignore_on_load_unexpected or ()
+    names = re.compile("|".join([*listed, r"rotary_emb\.inv_freq", r"(^|\.)position_ids$"]))
+    return lambda name: names.search(name) is not None
+
+
+def ignored_in(place: str, shapes: PreTrainedModel, **options: Any) -> list[str]:
+    """Return what the safetensors files of a loaded model hold and it ignores, by names there."""
+    own, found = _own_names(shapes, shapes.state_dict()), []
+    for name, _, _ in _headers(place, **options):
+        with suppress(FileFormatError):  # a quantizer's own, which was used
+            if own(name)[0] is None:
+                found.append(name)
+    return found
+
+
+def tell_ignored(model: PreTrainedModel, names: Sequence[str]) -> None:
+    """Warn of weights in the files of a model that it ignores, if there are any."""
+    if names:
+        more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+        warnings.warn(
+            f"the files of {model.config._name_or_path} hold {', '.join(sorted(names)[:3])}{more}, "
+            "which the model does not use. They are ignored, and a pruned folder is without them.",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def foreign_weight(place: str, name: str) -> FileFormatError:

@@ -362,7 +362,7 @@ def test_an_interrupted_search_says_what_is_kept_and_goes_on(
     stop, checkpoint = 0, ["--checkpoint", str(tmp_path / "my measured")]
     cocurve(*command("whole"))
     whole = len(asked)
-    for more, kept in (([], "--checkpoint FOLDER"), (checkpoint, "\n  cocurve search ")):
+    for more, kept in (([], "--checkpoint FOLDER"), (checkpoint, "To resume: cocurve search ")):
         asked.clear()
         stop = 12
         assert kept in cocurve(*command("out", *more), code=INTERRUPTED).err
@@ -912,6 +912,19 @@ def test_verify_checks_a_folder_that_is_there_already(
     cocurve(*verify, code=FAILED)
 
 
+@pytest.mark.filterwarnings("always:the files of")
+def test_ignored_weights_are_named_once_by_a_verb(
+    place: Path, pruned: list[str], tmp_path: Path, cocurve: Run
+) -> None:
+    """`prune --verify` opens the model on disk, and then loads it."""
+    shutil.copytree(place / "model", tmp_path / "old")
+    weights, name = tmp_path / "old" / "model.safetensors", "layers.0.rotary_emb.inv_freq"
+    save_file(load_file(weights) | {name: torch.ones(2)}, weights, {"format": "pt"})
+    prune = into(["prune", tmp_path / "old", *pruned[2:]], tmp_path / "again")
+    text = ["--verify", "--text", place / "held_out.jsonl", "--length", "20"]
+    assert cocurve(*prune, *text).err.count(name) == 1
+
+
 def test_prune_refits_on_text(place: Path, pruned: list[str], tmp_path: Path, cocurve: Run) -> None:
     text = str(place / "held_out.jsonl")
     refit = ["--refit", "--calibration", text, "--calibration-sequences", "3", "--length", "20"]
@@ -1174,7 +1187,8 @@ def test_an_interrupted_build_says_how_to_go_on_and_does(
         interrupt_at(patch, 4, number)
         said = cocurve(*command, code=INTERRUPTED).err
     assert f"4 of {ROWS} sequences are kept" in said
-    assert "\n  cocurve build " in said
+    assert said[said.index("Interrupted") :].count("\n") == 2  # the build's word, and the verb's
+    assert "To resume: cocurve build " in said
     assert "--out '" in said  # quoted, ready to paste
     assert [signal.getsignal(either) for either in (signal.SIGINT, signal.SIGTERM)] == before
     cocurve(*command)

@@ -332,7 +332,7 @@ def test_ctrl_c_keeps_finished_tasks(
     monkeypatch.setattr(reproduction, "evaluate_tasks", stopped)
     assert main(command(place, out)) == INTERRUPTED
     said = capsys.readouterr().err
-    assert f"finished work is kept in {out}. To resume:\n  cocurve paper" in said
+    assert f"finished work is kept in {out}. To resume: cocurve paper" in said
     assert main(command(place, out)) == DONE
     assert asked[:3] == ["wikitext2", "ptb", "c4"]
     assert asked[3:5] == ["c4", "arc_easy"]  # the two finished ones are not asked again

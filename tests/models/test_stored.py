@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,46 @@ def test_names_of_old_checkpoints_are_understood(family: str, tmp_path: Path) ->
             weights["layers.0.attention.rotary_emb.inv_freq"] = torch.ones(4)
 
     in_one_file(folder, as_of_old)
-    read = reader_of(open_model(folder))
+    told = pytest.warns(UserWarning, match="ignored") if family != "opt" else nullcontext()
+    with told:
+        read = reader_of(open_model(folder))
     assert all(torch.equal(read(name), weight) for name, weight in model.state_dict().items())
+
+
+LEFT_OVER = {
+    "llama": "model.layers.{}.self_attn.rotary_emb.inv_freq",
+    "gpt2": "transformer.h.{}.attn.bias",
+    "gpt_neox": "gpt_neox.layers.{}.attention.masked_bias",
+    "opt": "model.decoder.layers.{}.rotary_emb.inv_freq",  # though OPT rotates nothing
+}
+ROADS: dict[str, Callable[[Path], Any]] = {
+    "memory": lambda folder: cl.load_model(folder),
+    "stream": lambda folder: cl.load_model(folder, stream=True),
+    "disk": open_model,
+    "pruned": lambda folder: cl.load_pruned(folder / "small"),
+    "pruned, streamed": lambda folder: cl.load_pruned(folder / "small", stream=True),
+    "pruned, on disk": lambda folder: open_model(folder / "small"),
+}
+
+
+@pytest.mark.parametrize("family", LEFT_OVER)
+@pytest.mark.parametrize("road", ROADS)
+def test_ignored_weights_are_named_once_on_every_road(
+    road: str, family: str, tmp_path: Path
+) -> None:
+    folder = saved(tmp_path / "model", family, "mha")
+    word_tokenizer(16).save_pretrained(folder)
+    names = [LEFT_OVER[family].format(layer) for layer in range(5)]
+    model = tiny_model(family, "mha")
+    plan = cl.Selection.from_pruned(cl.enumerate_units(model, 4), [1])
+    cl.save_pruned(cl.prune(model, plan), folder / "small")
+    for place in (folder, folder / "small"):
+        in_one_file(place, lambda found: found.update({n: torch.ones(2) for n in names}))
+    with pytest.warns(UserWarning) as told:
+        ROADS[road](folder)
+    (text,) = (str(each.message) for each in told)
+    place = folder / "small" if "pruned" in road else folder
+    assert f"the files of {place} hold {', '.join(names[:3])} and 2 more" in text
 
 
 def index(folder: Path) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def run(options: Paper) -> int:
     name = _named(options.taken_for)
     require_writable(options.out)
     options.text.require()
-    kept = f"interrupted; finished work is kept in {options.out}. To resume:\n  {options.again}"
+    kept = f"interrupted; finished work is kept in {options.out}. To resume: {options.again}"
     print(report_device(options.model.device, options.model.dtype), flush=True)
     try:
         _say_memory(options)
