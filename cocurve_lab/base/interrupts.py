@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .first_signals import INTERRUPTED as INTERRUPTED
 from .first_signals import leave
@@ -59,12 +59,13 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # Python wraps what arrives while a class is made
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, KeyboardInterrupt):
-            cause = cause.__cause__
-        if cause is None:
+        wrapper: BaseException | None = error
+        # an error that an interrupt met while it ended the verb has it as context: it stays
+        while wrapper is not None and not isinstance(wrapper.__cause__, KeyboardInterrupt):
+            wrapper = wrapper.__cause__ or wrapper.__context__
+        if wrapper is None:
             raise
-        raise cause from None
+        raise cast(KeyboardInterrupt, wrapper.__cause__) from None
     finally:
         for timer in timers:
             timer.cancel()

@@ -107,16 +107,25 @@ def test_an_interrupt_that_python_wraps_is_one(number: int) -> None:
         def __set_name__(self, *_: object) -> None:
             os.kill(os.getpid(), number)
 
-    def wrap() -> None:
+    def wrap(how: str) -> None:
         with interruptible():
-            type("Config", (), {"field": Field()})
+            try:
+                type("Config", (), {"field": Field()})
+            except RuntimeError as error:
+                if how == "kept":
+                    raise
+                raise ValueError(how) from (error if how == "explained" else None)
 
     def fail() -> None:
         with interruptible():
-            raise ValueError("its own")
+            try:
+                os.kill(os.getpid(), number)
+            finally:
+                raise ValueError("its own")
 
-    with pytest.raises(KeyboardInterrupt):
-        wrap()
+    for how in ("kept", "explained", "hidden"):
+        with pytest.raises(KeyboardInterrupt):
+            wrap(how)
     with pytest.raises(ValueError, match="its own"):
         fail()
 

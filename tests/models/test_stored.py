@@ -113,7 +113,7 @@ def test_ignored_weights_are_named_once_on_every_road(
     cl.save_pruned(cl.prune(model, plan), folder / "small")
     for place in (folder, folder / "small"):
         in_one_file(place, lambda found: found.update({n: torch.ones(2) for n in names}))
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning, match="ignored") as told:
         ROADS[road](folder)
     (text,) = (str(each.message) for each in told)
     place = folder / "small" if "pruned" in road else folder
