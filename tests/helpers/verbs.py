@@ -12,7 +12,9 @@ and a GGUF file that a full disk had left wrong. Of 634 signals (100, 7; 100 eac
 build, merge, solve and search, 99 on prune and 35 on recover, where the run was ended from outside)
 three failed; mended, 90 did not (40, 9; ended from outside, too: 40 each on inventory and search,
 10 on recover). 24 signals on fetch (20, 2) left a lock once; mended, 20 left none. 36 on all twelve
-(3, 1) and 60 among the imports of solve, build and prune (20, 3) did not fail.
+(3, 1) and 60 among the imports of solve, build and prune (20, 3) did not fail. Nor did 490 later:
+170 on inventory (170, 11), 60 each on evaluate, export, lab and fetch (60, 12), and 40 each on
+compress and paper (40, 13).
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOT_LINES = {".md", ".png", ".npz", ".pyc"}
 BUDGETS = {
-    "cocurve_lab": 36_746,
-    "cocurve_lab/base": 2_077,
-    "cocurve_lab/models": 3_442,
+    "cocurve_lab": 36_797,
+    "cocurve_lab/base": 2_081,
+    "cocurve_lab/models": 3_484,
     "cocurve_lab/curvature": 1_886,
-    "cocurve_lab/estimator": 2_588,
+    "cocurve_lab/estimator": 2_590,
     "cocurve_lab/solver": 3_087,
     "cocurve_lab/measuring": 2_866,
     "cocurve_lab/pruner": 2_172,
@@ -24,10 +24,10 @@ BUDGETS = {
     "cocurve_lab/extensions/pretrained": 546,
     "cocurve_lab/methods": 2_445,
     "cocurve_lab/evaluation": 2_575,
-    "cocurve_lab/cli": 2_551,
+    "cocurve_lab/cli": 2_554,
     "notebooks/cocurve_studies": 12_170,
     "widgets/cocurve_widgets": 11_449,
-    "tests": 51_929,
+    "tests": 51_993,
 }
 CORE_PATH = (
     *("models/units", "models/masking", "estimator/algorithm1", "estimator/teacher"),
