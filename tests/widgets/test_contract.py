@@ -206,8 +206,6 @@ def test_files_hold_the_table_and_the_plan(
     assert b"<gexf" in instrument.save(tmp_path / "graph.gexf").read_bytes()
     with pytest.raises(cl.InputError, match=r"\.png"):
         instrument.save(tmp_path / "picture.png")
-    if make is FidelityScatter:  # its page has links, and asks for nothing
-        return
     sent: list[dict[str, str]] = []
     instrument.send = lambda content, buffers=None: sent.append(content)
     for name in (".csv", ".json", ".gexf", ".exe"):

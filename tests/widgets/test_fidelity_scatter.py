@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
+from traitlets import TraitError
 
 import cocurve_lab as cl
 from cocurve_lab.measuring.gap import RiskSplit
 from cocurve_lab.measuring.risk import PlanTable
 from cocurve_widgets import FidelityScatter, Measured, Session
+from cocurve_widgets.fidelity_points import METHODS
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import naive_risk, tiny_model, tiny_text, units_by_hand
 from helpers.waiting import eventually
@@ -45,7 +47,17 @@ def settle(scatter: FidelityScatter) -> None:
 
 def press(scatter: FidelityScatter, name: str) -> None:
     """What the front end sends when a button is clicked."""
-    scatter.controls.buttons[name]._handle_custom_msg({"event": "click"}, [])
+    say(scatter, press=name)
+
+
+def say(scatter: FidelityScatter, **content: str) -> None:
+    """A message of the front end."""
+    scatter._handle_custom_msg(content, [])
+
+
+def drawn(scatter: FidelityScatter, key: str = "name") -> list[Any]:
+    """A column of the plans that the page received."""
+    return list(scatter.plans.get(key, []))
 
 
 def plans(scatter: FidelityScatter) -> list[dict[str, Any]]:
@@ -95,38 +107,30 @@ def test_single_units_are_the_builds(scatter: FidelityScatter) -> None:
     np.testing.assert_allclose(predicted, np.diagonal(CURVATURE.matrix) / 2)
     measured = [point["measured_risk"] for point in singles]
     np.testing.assert_allclose(measured, CURVATURE.single_unit_risk)
-    assert "top-16 support" in scatter.controls.caption.value
-    assert "full vocabulary" in scatter.controls.caption.value
-    np.testing.assert_allclose(scatter.figure.singles.y, measured)
-    assert scatter.figure.singles.type == "scatter"  # svg, not webgl
+    assert "top-16 support" in scatter.view["caption"]
+    assert "full vocabulary" in scatter.view["caption"]
+    assert scatter.units["measured_risk"] == measured
+    assert set(scatter.units["measured_risk_error"]) == {None}  # JSON has no NaN
 
 
-def test_the_picture_holds_the_points(scatter: FidelityScatter) -> None:
+def test_the_page_receives_the_points(scatter: FidelityScatter) -> None:
     scatter.measure_ratio_sweep(1.0, [0.1, 0.3, 0.5])
-    figure, rows = scatter.figure, plans(scatter)
-    assert list(figure.plans.x) == [row["predicted_risk"] for row in rows]
-    assert list(figure.plans.y) == [row["measured_risk"] for row in rows]
-    assert len(set(figure.plans.marker.color)) == 3
-    scatter.measure_lambda_sweep(0.35, [0.0, 0.05, 0.5, 2.0])
-    drawn = {}  # lambda 1 and above look alike, the others do not
-    for row, mark in zip(plans(scatter), figure.plans.marker.symbol, strict=True):
-        drawn.setdefault(mark, set()).add(min(1.0, row["interaction_strength"]))
-    assert [len(strengths) for strengths in drawn.values()] == [1] * len(drawn)
-    assert len(drawn) >= 3
-    assert list(figure.equal.x) == list(figure.equal.y)
-    assert figure.widget.layout.xaxis.type == figure.widget.layout.yaxis.type == "log"
-    assert figure.widget._config["showSendToCloud"] is False
+    rows = plans(scatter)
+    for key in ("predicted_risk", "measured_risk", "realized_ratio", "method"):
+        assert drawn(scatter, key) == [row[key] for row in rows]
+    json.dumps(scatter.get_state(["plans", "units", "view", "offered"]), allow_nan=False)
+    with pytest.raises(TraitError):
+        scatter.plans = {}
 
 
 def test_what_log_axes_cannot_show_is_counted_and_named(scatter: FidelityScatter) -> None:
     scatter.measure([cl.solve_greedy(CURVATURE, ratio) for ratio in (0.0, 0.2)])
     assert len(plans(scatter)) == 2
-    assert len(scatter.figure.plans.x) == 1
     assert "1 of them is not above 0" in scatter.status
     assert "λ 1, ratio 0" in scatter.status
     scatter.session.selection = cl.solve_greedy(CURVATURE, 0.0)
     settle(scatter)
-    assert len(scatter.figure.ring.x) == 0
+    assert scatter.view["waiting"] == 0
     assert scatter.error == ""
 
 
@@ -140,17 +144,17 @@ def test_the_statistics_are_scipys(scatter: FidelityScatter) -> None:
     assert scores["all plans"]["median_ratio"] == pytest.approx(np.median(y / x))
     worst = rows[int(np.abs(np.log(y / x)).argmax())]["name"]
     assert scores["all plans"]["worst"] == worst
-    assert worst in scatter.controls.scores.value
     marks = {r.selection.fingerprint: r.selection for r in scatter.session.measured}
     alone = [sum(CURVATURE.single_unit_risk[i] for i in p.pruned) for p in marks.values()]
     rival = scores["all plans"]["spearman_single_units"]
     assert rival == pytest.approx(spearmanr(alone, y).statistic)
-    assert f"<td>{rival:.3f}</td>" in scatter.controls.scores.value
+    sent = scatter.view["scores"]
+    assert sent["all plans"] == scores["all plans"]
     assert scores["single units"]["spearman_single_units"] == pytest.approx(1)
     pool = next(score for name, score in scores.items() if name.startswith("same-budget"))
     assert pool["points"] == 26
     assert "at least three" in scores["ratio sweep, lambda 0"]["note"]
-    assert "needs at least three" in scatter.controls.scores.value
+    assert sent["ratio sweep, lambda 0"]["spearman"] is None
     assert scores["single units"]["points"] == len(UNITS)
     assert [row["method"] for row in rows].count("random") >= 14
     assert len({row["name"] for row in rows}) == len(rows)
@@ -163,38 +167,40 @@ def test_another_surrogate_predicts_where_it_is_chosen(scatter: FidelityScatter)
     marks = [record.selection for record in scatter.session.measured]
     prices = [additive.predict(plan, "price") for plan in marks]
     assert [row["additive_kl_risk"] for row in by_h] == prices
-    scatter.controls.surrogate.set_state({"index": 2})
+    assert list(scatter.offered["surrogates"]) == ["H", "pair KL", "additive KL"]
+    scatter.set_state({"surrogate": "additive KL"})
     settle(scatter)
     assert scatter.surrogate == "additive KL"
-    assert list(scatter.figure.plans.x) == prices
-    assert scatter.figure.widget.layout.xaxis.title.text.startswith("predicted additive KL")
+    assert drawn(scatter, "additive_kl_risk") == prices
     np.testing.assert_allclose(
-        scatter.figure.singles.x, [additive.predict([u], "price") for u in range(len(UNITS))]
+        scatter.units["additive_kl_risk"],
+        [additive.predict([u], "price") for u in range(len(UNITS))],
     )
     y = [row["measured_risk"] for row in by_h]
     found = scatter.statistics()["all plans"]["spearman"]
     assert found == pytest.approx(spearmanr(prices, y).statistic)
     assert plans(scatter) == by_h  # predicted_risk stays that of H
-    assert "has not seen these positions" in scatter.controls.caption.value
+    assert "has not seen these positions" in scatter.view["caption"]
     assert "surrogate='additive KL'" in scatter.code()
     scatter.session.selection = plan = cl.solve_greedy(CURVATURE, 0.45)
     settle(scatter)
     assert f"predicted {additive.predict(plan, 'price'):.3g} nats by the additive KL" in (
         scatter.status
     )
-    assert scatter.figure.waiting.x[0] == additive.predict(plan, "price")
+    assert scatter.view["waiting"] == additive.predict(plan, "price")
     scatter.surrogate = "pair KL"
     settle(scatter)
     pair = CURVATURE.pair_kl("price")
-    np.testing.assert_allclose(scatter.figure.plans.x, [pair.risk(p.pruned) for p in marks])
+    np.testing.assert_allclose(drawn(scatter, "pair_kl_risk"), [pair.risk(p.pruned) for p in marks])
 
 
 def test_without_shifts_only_h_predicts() -> None:
     curvature = random_curvature(make_units())
     scatter = FidelityScatter(curvature)
-    scatter.controls.surrogate.set_state({"index": 1})
-    assert "no sketch of shifts" in scatter.error
-    assert (scatter.surrogate, scatter.controls.surrogate.value) == ("H", "H")
+    assert list(scatter.offered["surrogates"]) == ["H"]
+    with pytest.raises(cl.InputError, match="no sketch of shifts"):
+        scatter.surrogate = "pair KL"
+    assert scatter.surrogate == "H"
     with pytest.raises(cl.InputError, match="Choose one of H, pair KL, additive KL"):
         scatter.surrogate = "Q"
     scatter.close()
@@ -202,16 +208,13 @@ def test_without_shifts_only_h_predicts() -> None:
 
 def test_filters_hide_points(scatter: FidelityScatter) -> None:
     scatter.measure_lambda_sweep(0.3, [0.0, 1.0])
-    scatter.controls.boxes["diagonal greedy"].set_state({"value": False})
-    assert "diagonal greedy" not in scatter.methods
+    scatter.set_state({"methods": [name for name in METHODS if name != "diagonal greedy"]})
     settle(scatter)
     assert [row["method"] for row in plans(scatter)] == ["edge-aware greedy"]
-    assert len(scatter.figure.plans.x) == 1
+    assert drawn(scatter, "method") == ["edge-aware greedy"]
     scatter.methods = ["diagonal greedy"]
     settle(scatter)
     assert [point["method"] for point in scatter.points] == ["diagonal greedy"]
-    assert scatter.controls.boxes["single unit"].value is False
-    assert scatter.figure.singles.visible is False
     scatter.session.selection = cl.solve_greedy(CURVATURE, 0.3)
     scatter.methods = []
     settle(scatter)
@@ -229,13 +232,10 @@ def test_texts_are_told_apart(scatter: FidelityScatter) -> None:
     )
     settle(scatter)
     assert "2 texts" in scatter.status
-    assert len(scatter.controls.text.options) == 2
+    assert len(scatter.view["texts"]) == 2
     scatter.text = row["text"]
     settle(scatter)
     assert plans(scatter) == [row]
-    scatter.controls.text.set_state({"value": "nowhere"})
-    assert "nothing was measured on 'nowhere'" in scatter.error
-    assert scatter.controls.text.value == row["text"]
 
 
 # Measuring --------------------------------------------------------------------------------------
@@ -253,20 +253,18 @@ def test_a_known_plan_is_not_measured_again(
 def test_points_appear_while_measuring_and_cancel_keeps_them(
     scatter: FidelityScatter, slowly: threading.Semaphore
 ) -> None:
-    cancel = scatter.controls.buttons["Cancel"]
-    assert cancel.disabled
+    assert not scatter.view["total"]
     press(scatter, "Same-budget pool")
-    eventually(lambda: "0 of 26" in scatter.controls.moving.value)
-    assert not cancel.disabled
+    eventually(lambda: "0 of 26" in scatter.view["moving"])
     slowly.release()
-    eventually(lambda: len(scatter.figure.plans.x) == 4)
-    eventually(lambda: "4 of 26 plans measured, about" in scatter.controls.moving.value)
-    assert scatter.controls.progress.value == 4
+    eventually(lambda: len(drawn(scatter)) == 4)
+    eventually(lambda: "4 of 26 plans measured, about" in scatter.view["moving"])
+    assert (scatter.view["done"], scatter.view["total"]) == (4, 26)
     press(scatter, "Cancel")
     slowly.release()
     settle(scatter)
-    assert len(plans(scatter)) == len(scatter.figure.plans.x) == 8  # those in the model still count
-    assert cancel.disabled
+    assert len(plans(scatter)) == len(drawn(scatter)) == 8  # those in the model still count
+    assert not scatter.view["total"]
     assert "8 of 26 plans measured" in scatter.status
     assert "then stopped" in scatter.status
     slowly.release(100)
@@ -305,11 +303,10 @@ def test_a_split_is_that_of_the_library_and_says_how_far_it_is(
     assert [text.split(" measured")[0] for text in words] == [f"{n} of 3 rows" for n in range(3)]
     assert "(splitting the risk)" in words[0]
     assert "3 of 3 rows measured" in scatter.status
-    assert scatter.controls.progress.value == 0
+    assert (scatter.view["done"], scatter.view["total"]) == (0, 0)
     assert not scatter.measurer.active
     assert repr(scatter.split(plan)) == repr(found)  # kept: nothing is measured again
     assert "0 of 0" not in scatter.status
-    assert scatter.controls.progress.layout.visibility == "hidden"  # an idle bar is noise
     assert len(words) == 3
     scatter.session.selection = plan
     assert repr(scatter.split()) == repr(found)
@@ -349,18 +346,15 @@ def test_a_stopped_split_keeps_its_rows_and_goes_on(
 def test_the_picture_moves_at_most_five_times_a_second(
     scatter: FidelityScatter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn = []
-    real = scatter.figure.draw
-    monkeypatch.setattr(
-        scatter.figure, "draw", lambda *a, **k: (drawn.append(time.monotonic()), real(*a, **k))
-    )
+    times: list[float] = []
+    scatter.observe(lambda _: times.append(time.monotonic()), "view")
     plan = cl.solve_greedy(CURVATURE, 0.2)
     for number in range(40):
         scatter.session.add_measured(Measured(plan, 0.1 + number, 0.01, f"text {number}"))
         time.sleep(0.01)
     settle(scatter)
-    assert np.diff(drawn).min() > 0.19
-    assert len(scatter.figure.plans.x) == 40
+    assert np.diff(times).min() > 0.19
+    assert len(drawn(scatter)) == 40
 
 
 def test_an_error_of_the_worker_is_shown(
@@ -373,7 +367,6 @@ def test_an_error_of_the_worker_is_shown(
     press(scatter, "Lambda sweep")
     settle(scatter)
     assert scatter.error == "sequence 0 gives NaN"
-    assert "sequence 0 gives NaN" in scatter.controls.error.value
     assert not scatter.measurer.active
     with pytest.raises(cl.NumericalError):
         scatter.measure(cl.solve_greedy(CURVATURE, 0.2))
@@ -386,51 +379,45 @@ def test_an_error_of_the_worker_is_shown(
 def test_a_click_on_a_point_chooses_it_everywhere(scatter: FidelityScatter) -> None:
     other = FidelityScatter(CURVATURE, session=scatter.session)
     scatter.measure_ratio_sweep(1.0, [0.1, 0.2])
-    trace, session = scatter.figure.plans, scatter.session
-    for handler in trace._click_callbacks:
-        handler(trace, SimpleNamespace(point_inds=[1]), None)
+    session = scatter.session
+    say(scatter, choose="λ 1, ratio 0.2")
     assert session.selection is session.measured[1].selection
-    settle(scatter)
-    assert list(scatter.figure.ring.y) == [session.measured[1].risk]
+    for instrument in (scatter, other):
+        settle(instrument)
+        assert instrument.view["chosen"] == "λ 1, ratio 0.2"
+    scatter.set_state({"selected_unit": 5})  # a click on a single unit
     settle(other)
-    assert list(other.figure.ring.y) == [session.measured[1].risk]
-    assert scatter.controls.plan.value == "λ 1, ratio 0.2"
-    singles = scatter.figure.singles
-    for handler in singles._click_callbacks:
-        handler(singles, SimpleNamespace(point_inds=[5]), None)
-    assert (session.selected_unit, other.selected_unit) == (5, 5)
-    assert scatter.controls.unit.value == UNITS[5].name
-    settle(scatter)
-    assert len(scatter.figure.ring.x) == 2
+    assert (session.selected_unit, other.view["unit"]) == (5, UNITS[5].name)
     other.close()
 
 
-def test_the_keyboard_chooses_too(scatter: FidelityScatter) -> None:
+def test_names_choose_too_and_unknown_ones_are_errors(scatter: FidelityScatter) -> None:
     scatter.measure_ratio_sweep(1.0, [0.1, 0.2])
-    scatter.controls.plan.set_state({"value": "λ 1, ratio 0.1"})
-    assert scatter.session.selection is scatter.session.measured[0].selection
-    scatter.controls.plan.set_state({"value": "no such plan"})
+    say(scatter, choose="λ 1, ratio 0.1")
+    say(scatter, choose="no such plan")
     assert "no measured plan is called 'no such plan'" in scatter.error
-    assert scatter.controls.plan.value == "λ 1, ratio 0.1"
-    scatter.controls.unit.set_state({"value": "L1.ffn[2]"})
+    assert scatter.session.selection is scatter.session.measured[0].selection
+    say(scatter, mark="L1.ffn[2]")
     assert scatter.selected_unit == UNITS.index("L1.ffn[2]")
     assert scatter.error == ""
-    scatter.controls.unit.set_state({"value": "L9.ffn[2]"})
+    say(scatter, mark="L9.ffn[2]")
     assert "L9.ffn[2]" in scatter.error
-    scatter.controls.unit.set_state({"value": ""})
+    say(scatter, mark="")
     assert scatter.session.selected_unit is None
+    say(scatter, press="no such button")
+    assert "no such button" in scatter.error
 
 
 def test_a_plan_of_another_view_is_marked_then_measured(scatter: FidelityScatter) -> None:
     plan = cl.solve_greedy(CURVATURE, 0.4, 0.3)
     scatter.session.selection = plan
     settle(scatter)
-    assert set(scatter.figure.waiting.x) == {plan.predicted_risk}
+    assert (scatter.view["waiting"], scatter.view["chosen"]) == (plan.predicted_risk, "")
     assert "only predicted so far" in scatter.status
     press(scatter, "Measure this plan")
     settle(scatter)
-    assert len(scatter.figure.waiting.x) == 0
-    assert list(scatter.figure.ring.x) == [plan.predicted_risk]
+    assert scatter.view["waiting"] is None
+    assert drawn(scatter) == [scatter.view["chosen"]]
     assert "(measured)" in scatter.status
 
 
@@ -441,7 +428,7 @@ def test_points_measured_elsewhere_appear(scatter: FidelityScatter) -> None:
     (row,) = plans(scatter)
     assert (row["method"], row["text"]) == ("other plan", "another text")
     assert row["predicted_risk"] == pytest.approx(CURVATURE.risk([1, 4]))
-    assert list(scatter.figure.plans.y) == [0.25]
+    assert drawn(scatter, "measured_risk") == [0.25]
 
 
 def test_a_cell_run_again_finds_its_points_named(scatter: FidelityScatter) -> None:
@@ -455,50 +442,12 @@ def test_a_cell_run_again_finds_its_points_named(scatter: FidelityScatter) -> No
 # Controls ---------------------------------------------------------------------------------------
 
 
-def test_controls_and_traits_follow_each_other(scatter: FidelityScatter) -> None:
-    controls = scatter.controls
-    controls.ratio.set_state({"value": 0.35})
-    controls.strengths.set_state({"value": "0, 0.2 ,1"})
-    controls.ratios.set_state({"value": "0.1 0.2"})
-    controls.rows.set_state({"value": 2})
-    assert (scatter.ratio, scatter.strengths, scatter.ratios) == (0.35, [0.0, 0.2, 1.0], [0.1, 0.2])
-    assert scatter.rows == 2
-    scatter.ratio, scatter.strengths, scatter.interaction_strength = 0.5, [0.3], 0.7
-    assert (controls.ratio.value, controls.strengths.value) == (0.5, "0.3")
-    assert controls.strength.value == 0.7
-    assert scatter.error == ""
-
-
-@pytest.mark.parametrize(
-    ("control", "typed", "words"),
-    [
-        ("ratio", 1.2, r"ratio is 1.2"),
-        ("ratio", 0.0, "ratio is 0.0"),
-        ("strengths", "0, x", "'0, x' is not a list of numbers"),
-        ("strengths", "", "strengths is empty"),
-        ("strengths", "-1", "interaction_strength is -1"),
-        ("ratios", "0.2, 7", "ratio is 7"),
-        ("rows", 4, "rows is 4; the held-out text has 3"),
-    ],
-)
-def test_a_refused_value_is_explained_and_goes_back(
-    scatter: FidelityScatter, control: str, typed: Any, words: str
-) -> None:
-    field = getattr(scatter.controls, control)
-    before = field.value
-    field.set_state({"value": typed})
-    assert words in scatter.error
-    assert 'role="alert"' in scatter.controls.error.value
-    assert field.value == before
-    with pytest.raises(cl.InputError):
-        setattr(scatter, control, {"ratio": 9.0, "rows": -1}.get(control, [-1.0]))
-
-
 def test_without_a_model_it_shows_what_is_known() -> None:
     scatter = FidelityScatter(CURVATURE, calibration=HELD_OUT, session=Session(CURVATURE))
     assert len(scatter.points) == len(UNITS)
-    assert "no model" in scatter.controls.moving.value
-    assert all(button.disabled for button in scatter.controls.buttons.values())
+    assert "no model" in scatter.view["reason"]
+    press(scatter, "Ratio sweep")
+    assert "no model" in scatter.error
     with pytest.raises(cl.InputError, match="no model"):
         scatter.measure_pool()
     with pytest.raises(cl.InputError, match="no plan is chosen"):
@@ -506,7 +455,7 @@ def test_without_a_model_it_shows_what_is_known() -> None:
     assert list(scatter.statistics()) == ["all plans", "single units"]
     scatter.session.attach(MODEL)
     scatter.measure(cl.solve_greedy(CURVATURE, 0.2))
-    assert not scatter.controls.buttons["Lambda sweep"].disabled
+    assert scatter.view["reason"] == ""
     scatter.close()
 
 
@@ -517,11 +466,11 @@ def test_a_matrix_alone_has_no_gray_points() -> None:
     unseen = HELD_OUT.assume_unseen()
     scatter = FidelityScatter(bare, MODEL, unseen, session=Session(bare))
     assert scatter.points == []
-    assert "no gray points" in scatter.controls.caption.value
-    assert "r unknown" in scatter.controls.caption.value
-    assert "overlap cannot be checked" in scatter.controls.caption.value
+    assert "no gray points" in scatter.view["caption"]
+    assert "r unknown" in scatter.view["caption"]
+    assert "overlap cannot be checked" in scatter.view["caption"]
     scatter.measure_lambda_sweep(0.3, [0.0, 1.0])
-    assert len(scatter.figure.plans.x) == len({row["measured_risk"] for row in scatter.points})
+    assert len(drawn(scatter)) == len({row["measured_risk"] for row in scatter.points})
     scatter.close()
 
 
@@ -557,17 +506,6 @@ def test_points_measured_elsewhere_are_a_comment_in_the_code(scatter: FidelitySc
     assert "# points on 'another text' were measured elsewhere" in scatter.code()
 
 
-def test_the_table_twin_is_sent_when_asked_for(scatter: FidelityScatter) -> None:
-    scatter.measure_lambda_sweep(0.3, [0.0, 1.0])
-    assert scatter.controls.table.value == ""
-    scatter.controls.twin.set_state({"value": True})
-    html = scatter.controls.table.value
-    assert html.count("<tr>") == 1 + len(scatter.points)
-    assert 'download="fidelity.csv"' in html
-    scatter.controls.twin.set_state({"value": False})
-    assert scatter.controls.table.value == ""
-
-
 def test_closing_stops_the_measurement(slowly: threading.Semaphore) -> None:
     session = Session(CURVATURE)
     scatter = FidelityScatter(CURVATURE, MODEL, HELD_OUT, session=session)
@@ -578,24 +516,3 @@ def test_closing_stops_the_measurement(slowly: threading.Semaphore) -> None:
     assert session.worker.join(60)
     assert len(session.measured) == 4
     assert scatter.error == ""
-
-
-# Notebook ---------------------------------------------------------------------------------------
-
-
-def test_a_page_that_comes_later_gets_the_figure_of_now(scatter: FidelityScatter) -> None:
-    """A page that is reloaded asks for the state; plotly would give that of the beginning."""
-    figure = scatter.figure.widget
-    scatter.measure_ratio_sweep(1.0, [0.2, 0.4])
-    settle(scatter)
-    state = figure.get_state()
-    assert state["_widget_layout"]["title"]["text"] == figure.layout.title.text
-
-    def values(sent: Any) -> list[float]:
-        binary = isinstance(sent, dict)
-        return np.frombuffer(sent["buffer"], sent["dtype"]).tolist() if binary else list(sent or [])
-
-    sent = [x for trace in state["_widget_data"] for x in values(trace.get("x"))]
-    for plan in plans(scatter):
-        assert any(x == pytest.approx(plan["predicted_risk"]) for x in sent if x is not None)
-    assert figure.get_state("_config").keys() == {"_config"}

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 
 import cocurve_lab as cl
@@ -20,7 +19,6 @@ from cocurve_lab.base.tables import brief, plus_minus, typeset
 from cocurve_lab.figures import COLORS, ORDERED, SIGNED
 from cocurve_lab.solver.guards import Rules, reachable_ratio
 from cocurve_lab.solver.protection import in_the_way
-from cocurve_widgets.fidelity_figure import RATIOS
 from cocurve_widgets.instrument import front
 from cocurve_widgets.lambda_explorer import MODULES
 from cocurve_widgets.packing import pack_problem, plan_mark
@@ -167,7 +165,8 @@ def test_a_color_has_one_meaning_and_a_share_is_ordered() -> None:
         sum(w * int(c[i : i + 2], 16) for w, i in ((0.3, 1), (0.59, 3), (0.11, 5))) for c in ORDERED
     ]
     assert light == sorted(light, reverse=True)
-    assert [shade for _, _, shade in RATIOS] == list(ORDERED)
+    ordered = text.split("export const ORDERED = [")[1].split("]")[0]
+    assert re.findall(r'"(#[0-9A-F]{6})"', ordered) == list(ORDERED)
 
 
 def test_front_joins_modules_without_their_imports() -> None:
@@ -175,13 +174,6 @@ def test_front_joins_modules_without_their_imports() -> None:
     assert "import {" not in joined
     assert joined.count("export default") == 1
     assert joined.index("export function greedy") < joined.index("export function renderLambda")
-
-
-def test_the_figure_keeps_every_kind_of_message_plotly_has() -> None:
-    names = {name for name in go.FigureWidget.class_trait_names() if name.startswith("_py2js_")}
-    text = (FRONT / "figure.js").read_text(encoding="utf-8")
-    listed = text.split("MESSAGES = [")[1].split("]")[0]
-    assert {f"_py2js_{name}" for name in re.findall(r'"(\w+)"', listed)} == names
 
 
 def test_tables_of_notebooks_write_numbers_as_the_instruments_do() -> None:

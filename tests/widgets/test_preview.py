@@ -13,7 +13,6 @@ import cocurve_lab as cl
 from cocurve_lab.extensions.surrogates.notes import preview_note
 from cocurve_widgets import (
     BridgeExplorer,
-    FidelityScatter,
     LambdaExplorer,
     export_html,
 )
@@ -88,18 +87,6 @@ def test_bridges_of_a_preview_are_told_from_bridges() -> None:
         assert ["preview" in text for text in words] == [expected] * 3
     assert "preview" in repr(cl.bridge_units(PREVIEW))
     assert list(cl.bridge_units(PREVIEW)) == list(cl.bridge_units(REAL))
-
-
-def test_the_scatter_has_the_note_on_top_and_in_its_picture() -> None:
-    preview, real = FidelityScatter(PREVIEW), FidelityScatter(REAL)
-    assert preview_note(PREVIEW) in preview.children[2].value
-    assert 'role="note"' in preview.children[2].value
-    assert "preview" in preview.figure.widget.layout.title.text
-    assert preview_note(PREVIEW) in preview.figure.widget._description  # its name for readers
-    assert "_description" in preview.figure.widget.get_state()
-    assert len(real.children) == len(preview.children) - 1
-    assert "preview" not in real.figure.widget.layout.title.text
-    assert "preview" not in real.figure.widget._description
 
 
 def test_the_page_is_called_a_preview(tmp_path: Path) -> None:

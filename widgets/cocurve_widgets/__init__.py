@@ -5,7 +5,6 @@ another.
 
     session.py             the plan, unit and measured plans that instruments share; their thread
     instrument.py          the base of all instruments: errors, linking, code, files
-    glossary.py            the words explained on hover, from front/glossary.js
     packing.py             H as the browser receives it
     still.py               what stays of an instrument in a saved notebook
     build_monitor.py       BuildMonitor: progress of a build (notebook 01)
@@ -15,10 +14,8 @@ another.
     solving.py             what LambdaExplorer solves on: the matrix, or the additive KL
     lambda_explorer.py     LambdaExplorer: drag lambda and see the plan change (02)
     bridge_explorer.py     BridgeExplorer: the graph of H and its bridge units (03)
-    fidelity_figure.py     FidelityScatter (04): its picture
-    fidelity_points.py     its points as rows, with their names and statistics
+    fidelity_points.py     FidelityScatter (04): points as rows, their names and statistics
     fidelity_measuring.py  measuring plans on the thread
-    fidelity_controls.py   its controls and tables
     fidelity_scatter.py    FidelityScatter itself: predicted against measured KL
     generation_compare.py  GenerationCompare: dense and pruned text side by side (05)
     export.py              export_html: both explorers in one offline page
@@ -43,6 +40,7 @@ _HOMES = {
     "MeasuredPlan": "session",
     "Session": "session",
     "export_html": "export",
+    "refresh_html": "export",
 }
 __all__ = sorted(_HOMES)
 

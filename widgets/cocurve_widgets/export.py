@@ -6,6 +6,8 @@ import base64
 import html
 import json
 import os
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +67,12 @@ what it costs.</p></header>
 </html>
 """
 
+_HELD = (  # what a page holds of its own: title, about, data
+    r"<title>(.*?)</title>",
+    r"<footer><small>(.*?)</small></footer>",
+    r'<script type="application/json" id="cocurve-data">(.*?)</script>',
+)
+
 
 def export_html(
     curvature: cl.Curvature,
@@ -113,15 +121,32 @@ def export_html(
     name = curvature.provenance.get("model_name", "a model")
     kind = matrix_name(curvature).removesuffix(" of H")
     heading = title or f"Co-pruning curvature of {name}"
-    text = _PAGE.format(
-        title=html.escape(heading + ("" if kind == "H" else f" ({kind})")),
-        about=html.escape(_about(curvature)),
-        css=front(*STYLES),
-        # no "<" at all: names may hold </script>, <!-- and <script, and each changes what follows
-        data=json.dumps(_plain(states), separators=(",", ":")).replace("<", "\\u003c"),
-        script=front(*MODULES),
-    )
-    write_atomically(path := Path(path), text.encode())
+    # no "<" at all: names may hold </script>, <!-- and <script, and each changes what follows
+    data = json.dumps(_plain(states), separators=(",", ":")).replace("<", "\\u003c")
+    title = html.escape(heading + ("" if kind == "H" else f" ({kind})"))
+    return _write(Path(path), title, html.escape(_about(curvature)), data)
+
+
+def refresh_html(path: str | os.PathLike[str]) -> Path:
+    """Write a page of `export_html` again: the present front end around the data that it holds.
+
+    `python -m cocurve_widgets.export PAGE ...` does the same for each page.
+
+    Raises:
+        InputError: the file is not a page of `export_html`.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    held = [re.search(pattern, text, re.DOTALL) for pattern in _HELD]
+    title, about, data = (found[1] if found else None for found in held)
+    if title is None or about is None or data is None:
+        raise cl.InputError(f"{path} is not a page of export_html. Write one with export_html.")
+    return _write(Path(path), title, about, data)
+
+
+def _write(path: Path, title: str, about: str, data: str) -> Path:
+    parts = {"title": title, "about": about, "data": data}
+    text = _PAGE.format(**parts, css=front(*STYLES), script=front(*MODULES))
+    write_atomically(path, text.encode())
     return path
 
 
@@ -191,3 +216,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and value - value != 0:
         return None
     return value
+
+
+if __name__ == "__main__":
+    for page in sys.argv[1:]:
+        print(refresh_html(page))

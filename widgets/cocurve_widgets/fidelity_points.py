@@ -6,20 +6,18 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from html import escape
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.surrogates.additive import ADDITIVE_KL
 from cocurve_lab.extensions.surrogates.pair_kl import PAIR_KL
-from cocurve_lab.measuring.agreement import predictions
+from cocurve_lab.measuring.agreement import DIAGONAL, EDGE_AWARE, RANDOM, SWAP, predictions
 
-from .fidelity_figure import DIAGONAL, EDGE_AWARE, OTHER, RANDOM, SWAP
 from .instrument import counted, plan_code
 from .session import MeasuredPlan, Session
 
-SINGLE = "single unit"
+OTHER, SINGLE = "other plan", "single unit"
 METHODS = (EDGE_AWARE, DIAGONAL, SWAP, RANDOM, OTHER, SINGLE)
 ALL_PLANS, SINGLE_UNITS = "all plans", "single units"
 # the scores that order plans: H with its edges, and the two without edges that it must beat
@@ -177,20 +175,14 @@ def drawable(row: dict[str, Any]) -> bool:
 # Words and numbers ------------------------------------------------------------------------------
 
 
-def hover(row: dict[str, Any]) -> str:
-    """The hover text of a point, as HTML."""
-    error = row["measured_risk_error"]
-    spread = "" if math.isnan(error) else f" ± {error:.2g}"
-    ratio = row["measured_risk"] / row["predicted_risk"] if row["predicted_risk"] > 0 else math.nan
-    lines = [
-        f"<b>{escape(row['name'])}</b> ({row['method']})",
-        f"removes {100 * row['realized_ratio']:.2f} % of removable cost, "
-        f"{counted(row['units'], 'unit')}",
-        f"predicted {row['predicted_risk']:.3g}",
-        f"measured {row['measured_risk']:.3g}{spread} ({ratio:.3g} x)",
-        f"on {escape(row['text'])}",
-    ]
-    return "<br>".join(lines)
+def by_column(rows: Rows) -> dict[str, list[Any]]:
+    """The rows as the page receives them: the values of each key, with None for NaN."""
+    return {key: [plain(row[key]) for row in rows] for key in (rows[0] if rows else ())}
+
+
+def plain(value: Any) -> Any:
+    """The value, or None in place of NaN, which JSON does not have."""
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def summarize(rows: Rows, marks: list[str], book: Book) -> dict[str, dict[str, Any]]:
@@ -215,6 +207,36 @@ def _score(rows: Rows) -> dict[str, Any]:
     worst = None if found.worst is None else rows[found.worst]["name"]
     ranks = dict(zip(RIVAL_RANKS, (rival.spearman for rival in rivals), strict=True))
     return asdict(found) | {"worst": worst} | ranks
+
+
+def caption(curvature: cl.Curvature, surrogate: str, text: str | None) -> str:
+    """The support and text that predictions and measurements are on; `text` is None without one."""
+    known = curvature.provenance
+    top_r = known.get("top_r")
+    support = "top-r support (r unknown)" if top_r is None else f"top-{top_r} support"
+    by, alone = f"on the teacher's {support}, from the calibration text", "½ H_uu"
+    if surrogate != "H":
+        count, tokens = curvature.require_shifts().of("price").probabilities.shape
+        by = (
+            f"by the {surrogate} of the shifts at {counted(count, 'position')}, on "
+            f"{counted(tokens, 'token')} each. A "
+            'plan solved on part "fit" of the shifts has not seen these positions; H has'
+        )
+        alone = "its KL there"
+    parts = [
+        f"Predicted: {by}. Measured: over the full vocabulary, on "
+        f"{text or 'the text each point names'}."
+    ]
+    if curvature.single_unit_risk is None:
+        parts.append("This curvature does not hold the KL of single units: no gray points.")
+    else:
+        parts.append(
+            f"Gray: each unit alone, {alone} against its KL in the build, on the calibration text; "
+            f"that KL is over {curvature.risk_support}."
+        )
+    if text and "row_fingerprints" not in known:
+        parts.append("H does not record its calibration rows, so overlap cannot be checked.")
+    return " ".join(parts)
 
 
 def status_line(rows: Rows, marks: list[str], plan: str, took: str) -> str:

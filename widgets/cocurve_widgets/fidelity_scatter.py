@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import ipywidgets as W
-from traitlets import Float, Int, List, Unicode, validate
+import anywidget
+from traitlets import Dict, Float, Int, List, Unicode, validate
 
 import cocurve_lab as cl
 from cocurve_lab.figures import COLORS
@@ -16,8 +17,6 @@ from cocurve_lab.measuring.agreement import predictions, same_budget_pool
 from cocurve_lab.measuring.gap import RiskSplit
 from cocurve_lab.solver.targets import require_ratio, require_strength
 
-from .fidelity_controls import FidelityControls
-from .fidelity_figure import FidelityFigure
 from .fidelity_measuring import Measurer
 from .fidelity_points import (
     METHODS,
@@ -25,9 +24,11 @@ from .fidelity_points import (
     SURROGATES,
     Book,
     Rows,
+    by_column,
+    caption,
     code_for,
     drawable,
-    hover,
+    plain,
     plan_row,
     predicted_by,
     predicted_risk,
@@ -35,7 +36,7 @@ from .fidelity_points import (
     status_line,
     summarize,
 )
-from .instrument import Instrument, guarded, named_matrix
+from .instrument import KIT, Instrument, front, guarded
 from .session import MeasuredPlan, Session, text_name
 from .still import plot_html
 
@@ -43,9 +44,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PAUSE = 0.2  # seconds between redraws at least
+MODULES = (*KIT, "axis.js", "compare.js", "measured.js", "guess.js", "chart.js", "scatter.js")
 
 
-class FidelityScatter(Instrument, W.VBox):
+class FidelityScatter(Instrument, anywidget.AnyWidget):
     """Predicted against measured KL(dense || pruned), both in nats per token.
 
     H predicts 1/2 s^T H s, as in the paper. With a sketch of shifts the pair KL and the additive KL
@@ -56,8 +58,6 @@ class FidelityScatter(Instrument, W.VBox):
     build's, the measurement over the tokens of `Curvature.risk_support`. Both axes are logarithmic:
     a plan whose prediction or measurement is not above 0 (the empty plan) is not drawn but named in
     the status.
-
-    Open one per notebook: a plotly FigureWidget sends 5 MB to the page.
 
     Args:
         curvature: H [M, M] with its units.
@@ -82,6 +82,9 @@ class FidelityScatter(Instrument, W.VBox):
         measurer: measures them.
     """
 
+    _esm = front(*MODULES)
+    _css = front("instrument.css")
+
     ratio = Float(0.2).tag(sync=True)
     interaction_strength = Float(1.0).tag(sync=True)
     strengths: List[float] = List(Float(), [0.0, 0.1, 0.25, 0.5, 1.0]).tag(sync=True)
@@ -91,6 +94,11 @@ class FidelityScatter(Instrument, W.VBox):
     surrogate = Unicode("H").tag(sync=True)
     methods: List[str] = List(Unicode(), list(METHODS)).tag(sync=True)
     text = Unicode().tag(sync=True)
+    # what the page draws: rows by column, what can be chosen, and everything else
+    plans: Dict[str, Any] = Dict(read_only=True).tag(sync=True)
+    units: Dict[str, Any] = Dict(read_only=True).tag(sync=True)
+    offered: Dict[str, Any] = Dict(read_only=True).tag(sync=True)
+    view: Dict[str, Any] = Dict(read_only=True).tag(sync=True)
 
     def __init__(
         self,
@@ -112,22 +120,23 @@ class FidelityScatter(Instrument, W.VBox):
         self.measurer = Measurer(self.session, self._changed)
         self._singles = single_rows(curvature)
         self._splits: dict[tuple[str, str], list[RiskSplit]] = {}  # a part per row done
-        self._drawn_plans: list[MeasuredPlan] = []
         self._drawn_at = 0.0
         self._timer: threading.Timer | None = None
-        self.figure = FidelityFigure(
-            self._singles, self.preview, named_matrix(self.session.curvature)
-        )
-        self.figure.on_click(self._clicked_plan, self._clicked_unit)
-        actions = {
+        self._actions = {
             "Measure this plan": lambda: self.measure(self.require_plan(), wait=False),
             "Lambda sweep": lambda: self.measure_lambda_sweep(wait=False),
             "Ratio sweep": lambda: self.measure_ratio_sweep(wait=False),
             "Same-budget pool": lambda: self.measure_pool(wait=False),
             "Cancel": self.cancel,
         }
-        self.controls = FidelityControls(self, actions, self.choose, self.refresh)
-        self.children = self.controls.around(self.figure.widget)
+        known = {"H": SURROGATES["H"]}
+        with suppress(cl.InputError):  # no sketch of shifts, or one of too few groups
+            curvature.require_shifts().of("price")
+            known = SURROGATES
+        rows = 0 if calibration is None else len(calibration)
+        self.set_trait("offered", {"methods": METHODS, "surrogates": known, "rows": rows})
+        self.set_trait("units", by_column(self._singles))
+        self.on_msg(self._on_message)
         for trait in ("selection", "measured", "selected_unit"):
             self.follow(self._changed, trait)
         self.observe(self._changed, ["methods", "text", "rows", "surrogate"])
@@ -419,25 +428,31 @@ class FidelityScatter(Instrument, W.VBox):
                 return
         raise cl.InputError(f"no measured plan is called {name!r}. Measure it, or choose another.")
 
-    # A click is handled outside the lock: all other views of the session answer and take theirs.
-    def _clicked_plan(self, number: int) -> None:
+    # Outside the lock: all other views of the session answer and take theirs.
+    def _on_message(self, _: Any, content: dict[str, Any], __: Any) -> None:
+        """Press a button, choose a plan or mark a unit by name, or send a file."""
+        if "want" in content:
+            self._answer(self, content, [])
+            return
         try:
-            self.session.selection = self._drawn_plans[number].selection
+            self.error = ""
+            if "press" in content:
+                self._actions[content["press"]]()
+            elif "choose" in content:
+                self.choose(content["choose"])
+            elif "mark" in content:
+                name = content["mark"]
+                self.selected_unit = self.curvature.units.index(name) if name else None
         except Exception as error:
             self.report(error)
-
-    def _clicked_unit(self, number: int) -> None:
-        try:
-            self.selected_unit = number
-        except Exception as error:
-            self.report(error)
+        self.send({"heard": True})
 
     # Drawing ------------------------------------------------------------------------------------
 
     @guarded
     def _changed(self, _: Any = None) -> None:
         """Redraw now, or after the rest of PAUSE: measuring would redraw more often than that."""
-        if self._timer is not None or not self.children:
+        if self._timer is not None or self.comm is None:
             return
         wait = self._drawn_at + PAUSE - time.monotonic()
         if wait <= 0:
@@ -450,63 +465,40 @@ class FidelityScatter(Instrument, W.VBox):
     @guarded
     def _later(self) -> None:
         self._timer = None
-        if self.children:  # else closed while the timer ran
+        if self.comm is not None:  # else closed while the timer ran
             self.refresh()
 
     @guarded
     def refresh(self) -> None:
         """Bring picture, numbers and status up to date."""
-        records, rows = self._records(), predicted_by(self.points, self.surrogate)
-        plans = rows[: len(records)]
-        pairs = [(record, row) for record, row in zip(records, plans, strict=True) if drawable(row)]
-        self._drawn_plans = [record for record, _ in pairs]
-        shown = [row for _, row in pairs]
-        singles = predicted_by(self._singles, self.surrogate)
-        self.figure.draw_singles(
-            singles, [hover(r) for r in singles], SURROGATES[self.surrogate][1]
-        )
-        rings, waiting = self._chosen(shown, singles)
-        self._drawn_at = time.monotonic()
-        self.figure.draw(
-            shown,
-            [hover(row) for row in shown],
-            show_singles=len(rows) > len(plans),
-            rings=rings,
-            waiting=waiting,
-        )
-        self._refresh_words(records, rows)
-
-    def _chosen(self, shown: Rows, singles: Rows) -> tuple[list[tuple[float, float]], float | None]:
-        """Places of the rings, and the chosen plan's prediction if it is not measured."""
-        rings, waiting = [], None
-        plan, unit = self.session.selection, self.selected_unit
-        if plan is not None:
-            mark = plan.fingerprint
-            mine = [
-                r
-                for r, m in zip(shown, self._drawn_plans, strict=True)
-                if m.selection.fingerprint == mark
-            ]
-            rings += [(row["predicted_risk"], row["measured_risk"]) for row in mine]
-            predicted = self._predicted(plan)
-            waiting = predicted if not mine and predicted > 0 else None
-        if unit is not None and SINGLE in self.methods and self._singles:
-            row = singles[unit]
-            rings += [(row["predicted_risk"], row["measured_risk"])] if drawable(row) else []
-        return rings, waiting
-
-    def _refresh_words(self, records: list[MeasuredPlan], rows: Rows) -> None:
-        controls, work, plan = self.controls, self.measurer, self.session.selection
-        marks = [record.selection.fingerprint for record in records]
-        names = list(dict.fromkeys(row["name"] for row in rows[: len(marks)]))
+        records, work, plan = self._records(), self.measurer, self.session.selection
+        rows, marks = self.points, [record.selection.fingerprint for record in records]
+        priced = predicted_by(rows, self.surrogate)
+        names = [row["name"] for row in rows[: len(marks)]]
         chosen = "" if plan is None else self.book.name(plan)[1]
-        texts = list(dict.fromkeys(record.text for record in self.session.measured))
+        drawn = {mark for mark, row in zip(marks, priced, strict=False) if drawable(row)}
+        known, unit = plan is None or plan.fingerprint in drawn, self.selected_unit
+        scores = summarize(priced, marks, self.book)
         here = None if self.calibration is None else text_name(self._held_out())
-        controls.show_work(self.reason(), work.done, work.total, work.words())
-        controls.show_menus(names, chosen if chosen in names else "", texts)
-        controls.show_words(summarize(rows, marks, self.book), here)
-        controls.show_table(self.points, None if plan is None else plan.to_json())
-        self.status = status_line(rows, marks, self._plan_words(), work.took)
+        view = {
+            "chosen": chosen if chosen in names else "",
+            "waiting": None if known else self._predicted(plan),
+            "unit": "" if unit is None else self.curvature.units[unit].name,
+            "reason": self.reason(),
+            "done": work.done,
+            "total": work.total,
+            "moving": work.words(),
+            "texts": list(dict.fromkeys(record.text for record in self.session.measured)),
+            "caption": caption(self.curvature, self.surrogate, here),
+            "scores": {
+                name: {key: plain(value) for key, value in score.items()}
+                for name, score in scores.items()
+            },
+        }
+        self._drawn_at = time.monotonic()
+        self.set_trait("plans", by_column(rows[: len(marks)]))
+        self.set_trait("view", view)
+        self.status = status_line(priced, marks, self._plan_words(), work.took)
 
     def _plan_words(self) -> str:
         """The session's plan, its prediction, and whether it is measured; empty without one."""
@@ -532,30 +524,14 @@ class FidelityScatter(Instrument, W.VBox):
     # Closing ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop measuring, leave the session, and close all widgets."""
-        if "controls" in vars(self):  # else the constructor failed half-way
-            self._leave()
+        """Stop measuring, leave the session, and close the widget."""
+        if "measurer" in vars(self):  # else the constructor failed half-way
+            with self.lock:
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = None
+            self.measurer.cancel()
         super().close()
-
-    def _leave(self) -> None:
-        with self.lock:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = None
-            inside: Any = self.children
-            self.children = []
-        self.measurer.cancel()
-        for widget in inside:
-            _close(widget)
 
     def __repr__(self) -> str:
         return f"FidelityScatter on {self.session!r}: {self.status}"
-
-
-def _close(widget: W.Widget) -> None:
-    """Close a widget and its children, layout and style, which are models of their own."""
-    parts = (*getattr(widget, "children", ()), getattr(widget, "layout", None))
-    for part in (*parts, getattr(widget, "style", None)):
-        if isinstance(part, W.Widget):
-            _close(part)
-    widget.close()

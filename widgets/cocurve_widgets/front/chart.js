@@ -21,7 +21,7 @@ export function svg(tag, attributes = {}, ...children) {
 }
 
 /** One of a row of marks: a single stop for Tab, arrows between them, Enter or a click to choose. */
-function stop(attributes, choose, ...children) {
+export function stop(attributes, choose, ...children) {
   return svg("g", { "data-stop": "", tabindex: "-1", style: "cursor:pointer", ...attributes,
     "data-lm-suppress-shortcuts": "true",
     onclick: (event) => {
@@ -51,9 +51,9 @@ export function place(home, chart) {
 /** The logarithmic axis of KL; what is not positive stands at its beginning. */
 const klAxis = (values, start, end) => logAxis(values.filter((value) => value > 0), start, end);
 
-const text = (x, y, content, attributes = {}) => svg("text", { x, y, ...attributes }, content);
+export const text = (x, y, content, attributes = {}) => svg("text", { x, y, ...attributes }, content);
 
-function sheet(width, height, colors, attributes, ...children) {
+export function sheet(width, height, colors, attributes, ...children) {
   return svg("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, fill: colors.muted,
     "font-family": FONT, "font-size": 12, class: "cc-chart", ...attributes }, ...children);
 }

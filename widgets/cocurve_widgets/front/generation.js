@@ -1,7 +1,7 @@
 // Texts of the dense model and of plans A and B that grow together, and KL at every token of one.
 // A token is [id, text] or, without text of its own (the end token), [id, "", name].
 import { Cleaner, FONT, GONE, ask, assign, button, counted, drawRules, drawUpwards, fit, frame, h, labeled,
-  menu, palette, percent, picture, receiveFiles, show, ticks, typedNumber, watch } from "./kit.js";
+  menu, numberInput, palette, percent, picture, receiveFiles, show, ticks, typedNumber, watch } from "./kit.js";
 
 const TITLES = { dense: "Dense", diagonal: "A", pruned: "B" };
 const BARS = { left: 70, right: 12, top: 26, height: 150, named: 10 };
@@ -76,16 +76,6 @@ export function short(prompt, length = 56) {
 }
 
 // Controls ------------------------------------------------------------------------------------
-
-function numberInput(model, cleaner, name, attributes) {
-  const input = h("input", { type: "number", ...attributes, onchange: () => {
-    const value = typedNumber(input); // what is out of bounds is brought in, and shown
-    input.value = value ?? model.get(name);
-    if (value !== null) assign(model, { [name]: value });
-  } });
-  cleaner.follow(model, [name], () => { input.value = model.get(name); });
-  return input;
-}
 
 function menuSelect(model, cleaner) {
   const select = h("select", { style: "max-width: 26em", onchange: () => {

@@ -15,6 +15,8 @@ export const COLORS = {
   b: "#CC79A7",
 };
 
+export const ORDERED = ["#A5DB36", "#4AC16D", "#1FA187", "#277F8E", "#365C8D", "#46327E"]; // a share that grows, as in figures.py
+
 export const FONT = "system-ui, sans-serif"; // of pictures; that of the page is in instrument.css
 
 const FOCUSABLE = new Set(["input", "select", "textarea", "button", "canvas", "summary"]);
@@ -78,6 +80,17 @@ export function typedNumber(field, round = (x) => x) {
   if (!Number.isFinite(field.valueAsNumber)) return null;
   const bound = (name, none) => (field[name] === "" ? none : Number(field[name]));
   return round(Math.min(bound("max", Infinity), Math.max(bound("min", -Infinity), field.valueAsNumber)));
+}
+
+/** A number field that follows a trait of that name and sets it. */
+export function numberInput(model, cleaner, name, attributes) {
+  const input = h("input", { type: "number", ...attributes, onchange: () => {
+    const value = typedNumber(input); // what is out of bounds is brought in, and shown
+    input.value = value ?? model.get(name);
+    if (value !== null) assign(model, { [name]: value });
+  } });
+  cleaner.follow(model, [name], () => { input.value = model.get(name); });
+  return input;
 }
 
 // A kernel that was restarted drops what is sent to it, mostly without an error.

@@ -1,3 +1,0 @@
-import { lateFigure, plotly } from "./figure.js";
-
-export default () => lateFigure(plotly);
