@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,19 @@ from .shared import solved
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 TRADED = (0.1, 0.15, 0.2, 0.25, 0.3)
 Pair = tuple[Selection, Selection]  # the plans of lambda 0 and 1
+
+
+def guess(options: Sequence[str], right: str, answer: str) -> Any:
+    """Ask for one of `options`; the answer shows only after a choice, and nothing is stored."""
+    import ipywidgets
+
+    ask, said = ipywidgets.ToggleButtons(options=options, value=None), ipywidgets.HTML()
+
+    def tell(change: Any) -> None:
+        said.value = f"You: {change.new}. H: {right}; {answer}."
+
+    ask.observe(tell, "value")
+    return ipywidgets.VBox([ask, said])
 
 
 def pairs(curvature: Curvature, ratios: Sequence[float] = RATIOS) -> dict[float, Pair]:

@@ -18,7 +18,7 @@ import cocurve_lab as cl
 from cocurve_lab.extensions.pretrained.kept import kept_curvature, kept_plans
 from cocurve_lab.solver.guards import reachable_ratio
 from cocurve_lab.solver.path import LambdaPath
-from cocurve_widgets import Measured, Session, export_html
+from cocurve_widgets import Measured, Session, export_html, refresh_html
 from cocurve_widgets.export import MODULES
 from cocurve_widgets.instrument import front
 from cocurve_widgets.packing import pack_problem, plan_mark
@@ -45,11 +45,23 @@ def test_page_of_an_8b_is_one_small_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(triangle, curvature.matrix[np.triu_indices(768)].astype("<f4"))
 
 
+def test_a_refreshed_page_keeps_what_it_holds_and_gets_the_present_front_end(tmp_path: Path) -> None:
+    name = "<!-- \\1 {css} & </script> </title>"  # nothing in a title is taken for a place to fill
+    path = export_html(SMALL, tmp_path / "page.html", title=name)
+    new, script = path.read_text(encoding="utf-8"), front(*MODULES)
+    assert new.count(script) == 1
+    path.write_text(new.replace(script, "old()"), encoding="utf-8")
+    assert refresh_html(path).read_text(encoding="utf-8") == new
+    path.write_text("<title>x</title>", encoding="utf-8")
+    with pytest.raises(cl.InputError, match="not a page of export_html"):
+        refresh_html(path)
+
+
 def test_the_page_of_the_real_model_is_of_this_front_end_and_what_is_kept() -> None:
     page = SHIPPED.with_name("explore_smollm2.html")
     text = page.read_text(encoding="utf-8")
     for part in (front(*MODULES), front("instrument.css")):
-        assert part in text, "make the page again: python data/measure_smollm2.py page"
+        assert part in text, "python -m cocurve_widgets.export notebooks/explore_*.html"
     assert page.stat().st_size < 2_000_000
     curvature = kept_curvature("smollm2")
     assert curvature is not None

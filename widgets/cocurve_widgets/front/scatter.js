@@ -85,7 +85,10 @@ export function scatterChart({ plans, singles, rings, waiting, name, colors, wid
   const middle = [(left + right) / 2, (top + base) / 2];
   const mark = (point) => {
     const [x, y] = at(point);
-    const [most, least] = [y - up.at(point.y + point.error), y - up.at(Math.max(point.y - point.error, low / 2))];
+    const [most, least] = [1, -1].map((sign) => { // the ends of the error bar, inside the axes
+      const end = point.y + sign * point.error;
+      return y - (end > 0 ? Math.min(base, Math.max(top, up.at(end))) : base);
+    });
     return stop({ role: "button", "aria-label": point.lines.join(", "), transform: `translate(${x} ${y})`,
       "data-here": rings.includes(point) ? "1" : null, onblur: () => tell(null), onfocus: (event) => {
         const box = event.currentTarget.getBoundingClientRect();
