@@ -16,28 +16,7 @@ from helpers.notebooks import NOTEBOOKS, SOLUTIONS, Ran, cold, findings_of
 from helpers.waiting import eventually
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-FIGURE = "[role=figure].js-plotly-plot"
-# the traces at the end of the figure are: equality, factor 2, single units, plans, rings, waiting
-TRACE = f"document.querySelector('{FIGURE}').data.at(%d).x.length"
-PLANS, RINGS = TRACE % -3, TRACE % -2
-POINTS = f"""(nth) => {{
-  const traces = document.querySelectorAll('{FIGURE} .scatterlayer .trace');
-  return [...traces].map(t => [...t.querySelectorAll('path.point')]).filter(p => p.length)[nth];
-}}"""
-PLACE = f"""() => {{
-  const box = ({POINTS})(1).at(-1).getBoundingClientRect();  // of plans, after the single units
-  return [box.x + box.width / 2, box.y + box.height / 2];
-}}"""
-# anywidget gives a widget two seconds to start; Plotly's code shall take longer than that here
-SLOW_CODE = """(() => {
-  const place = URL.createObjectURL.bind(URL);
-  URL.createObjectURL = blob => {
-    if (blob.size < 1e6) return place(blob);
-    const late = `await new Promise(resolve => setTimeout(resolve, 4000));
-      export { default } from "${place(blob)}"`;
-    return place(new Blob([late], { type: 'text/javascript' }));
-  };
-})()"""
+FIGURE = ".cocurve[data-plans]"
 
 
 @pytest.fixture(scope="module")
@@ -51,18 +30,18 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     content.cells[place:place] = more
     solved = tmp_path_factory.mktemp("solved") / notebook.name
     nbformat.write(content, solved)
-    yield from cold(request, solved, SMALL | {"HELD_OUT": 6}, script=SLOW_CODE)
+    yield from cold(request, solved, SMALL | {"HELD_OUT": 6})
 
 
 def plans(page: Any) -> int:
-    return int(page.evaluate(PLANS))
+    return int(page.locator(FIGURE).get_attribute("data-plans"))
 
 
 @pytest.fixture
 def page(ran: Ran) -> Any:
     """The page, with its first six plans measured and nothing going on."""
     page = ran.shown_in_lab().page
-    page.locator(f"{FIGURE} .gtitle").wait_for(state="attached", timeout=60_000)
+    page.locator(FIGURE).wait_for(state="attached", timeout=60_000)
     eventually(lambda: plans(page), lambda found: found >= 6, 120)
     idle(page)
     page.locator(FIGURE).scroll_into_view_if_needed()
@@ -103,11 +82,12 @@ def test_it_says_what_was_measured_and_the_solution_passes(ran: Ran) -> None:
 def test_the_figure_has_a_name_and_offers_no_upload(ran: Ran, page: Any) -> None:
     visit = ran.shown_in_lab()
     assert page.locator(FIGURE).count() == 1
-    assert visit.received <= 6e6
+    assert visit.received <= 1e6
     visit.require_no_upload()
-    named = page.locator("[role=figure][aria-label]").first
+    named = page.locator(f"{FIGURE} .cc-chart[aria-label]").first
     assert "measured KL" in (named.get_attribute("aria-label") or "")
-    assert len(page.evaluate(f"({POINTS})(0).map(() => 1)")) == 160  # single units
+    singles = page.locator(".cc-singles").get_attribute("d") or ""
+    assert singles.count("h0") == 160
     require_readable_notebook(page)
     visit.require_clean()
 
@@ -117,7 +97,7 @@ def test_a_pool_by_keyboard_and_a_sweep_by_mouse(page: Any) -> None:
     seen = grown(page, lambda: page.keyboard.press("Enter"), plans(page) + 25)  # one was known
     assert len(seen) >= 4, f"points came in {len(seen)} steps: {seen}"
     idle(page)
-    scores = page.locator(".cocurve table").first
+    scores = page.locator(f"{FIGURE} table").first
     scores.filter(has_text="same-budget pool, ratio 0.2").wait_for()
     type_into(page, "Ratio", "0.4")
     grown(page, page.get_by_role("button", name="Lambda sweep").click, plans(page) + 2)
@@ -140,11 +120,12 @@ def test_cancel_keeps_what_it_has(ran: Ran, page: Any) -> None:
 
 def test_a_click_on_a_point_is_the_sessions_plan_seen_by_another_cell(ran: Ran, page: Any) -> None:
     page.wait_for_timeout(300)
-    page.mouse.move(*page.evaluate(PLACE))
-    page.locator(".hoverlayer .hovertext").first.wait_for()
+    box = page.locator(f"{FIGURE} .cc-mark").last.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.locator(".cc-card", has_text="removes").wait_for()
     page.mouse.down()
     page.mouse.up()
-    eventually(lambda: page.evaluate(RINGS), lambda rings: rings == 1)
+    eventually(page.locator(".cc-chosen").count, lambda rings: rings == 1)
     # the ring is drawn first, the words follow
     name = eventually(page.get_by_label("Show plan", exact=True).input_value, bool)
     assert "random" in name or "swap" in name or "λ" in name
@@ -156,15 +137,15 @@ def test_a_click_on_a_point_is_the_sessions_plan_seen_by_another_cell(ran: Ran, 
 def test_a_plan_and_a_unit_by_keyboard(ran: Ran, page: Any) -> None:
     visit: Visit = ran.shown_in_lab()
     before = visit.settled()
-    type_into(page, "Show plan", "λ 1, ratio 0.2")
+    page.get_by_label("Show plan", exact=True).select_option("λ 1, ratio 0.2")
     page.get_by_text("chosen: λ 1, ratio 0.2").wait_for(state="attached")
     assert visit.settled() - before <= 20_000  # bytes
     type_into(page, "Mark unit", "L1.ffn[3]")
-    eventually(lambda: page.evaluate(RINGS), lambda rings: rings == 2)
+    eventually(page.locator(".cc-chosen").count, lambda rings: rings == 2)
     type_into(page, "Mark unit", "L77.ffn[3]")
     page.locator(".cc-error", has_text="L77.ffn[3]").wait_for()
     type_into(page, "Mark unit", "L1.ffn[4]")
-    page.locator(".cc-error").wait_for(state="detached")
+    page.locator(f"{FIGURE} .cc-error").wait_for(state="hidden")
 
 
 def test_a_method_less_and_the_table_with_its_file(page: Any) -> None:
@@ -172,19 +153,19 @@ def test_a_method_less_and_the_table_with_its_file(page: Any) -> None:
     page.get_by_label("random", exact=True).focus()
     page.keyboard.press("Space")
     eventually(lambda: plans(page), lambda found: found < shown)
-    page.get_by_role("button", name="Table and files").click()
+    page.locator(f"{FIGURE} summary").click()
     with page.expect_download() as download:
-        page.get_by_role("link", name="CSV").click()
+        page.locator(FIGURE).get_by_role("button", name="CSV").click()
     lines = Path(download.value.path()).read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("kind,method,name,")
     assert len(lines) == 1 + plans(page) + 160
-    page.get_by_role("button", name="Table and files").click()
+    page.locator(f"{FIGURE} summary").click()
     page.get_by_label("random", exact=True).click()
     eventually(lambda: plans(page), lambda found: found == shown)
 
 
 def test_the_figure_follows_the_window_in_both_directions(ran: Ran, page: Any) -> None:
-    figure = page.locator(f"{FIGURE} .main-svg").first
+    figure = page.locator(FIGURE)
     for width in (1920, 1280):
         page.set_viewport_size({"width": width, "height": 1600})
         eventually(

@@ -136,3 +136,10 @@ def test_an_error_counts_as_small_where_it_stays_so() -> None:
         "Within 30% to the end: predicted risk from 2 rows on, saliency from 4 rows on, "
         "optimism never."
     )
+
+
+def test_an_answer_shows_after_the_guess_alone() -> None:
+    ask, said = sentences.guess(["positive", "negative"], "negative", "ρ −0.3").children
+    assert (ask.value, said.value) == (None, "")
+    ask.value = "positive"
+    assert said.value == "You: positive. H: negative; ρ −0.3."

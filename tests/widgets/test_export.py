@@ -45,7 +45,9 @@ def test_page_of_an_8b_is_one_small_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(triangle, curvature.matrix[np.triu_indices(768)].astype("<f4"))
 
 
-def test_a_refreshed_page_keeps_what_it_holds_and_gets_the_present_front_end(tmp_path: Path) -> None:
+def test_a_refreshed_page_keeps_what_it_holds_and_gets_the_present_front_end(
+    tmp_path: Path,
+) -> None:
     name = "<!-- \\1 {css} & </script> </title>"  # nothing in a title is taken for a place to fill
     path = export_html(SMALL, tmp_path / "page.html", title=name)
     new, script = path.read_text(encoding="utf-8"), front(*MODULES)
