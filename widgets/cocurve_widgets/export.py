@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import cocurve_lab as cl
 from cocurve_lab.base.atomic import write_atomically
+from cocurve_lab.base.files import read_regular
 
 from .bridge_explorer import BridgeExplorer
 from .curvature_map import CurvatureMap
@@ -135,7 +136,7 @@ def refresh_html(path: str | os.PathLike[str]) -> Path:
     Raises:
         InputError: the file is not a page of `export_html`.
     """
-    text = Path(path).read_text(encoding="utf-8")
+    text = read_regular(path).decode()
     held = [re.search(pattern, text, re.DOTALL) for pattern in _HELD]
     title, about, data = (found[1] if found else None for found in held)
     if title is None or about is None or data is None:
