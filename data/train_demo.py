@@ -125,7 +125,6 @@ def export(model, tokenizer, out: Path) -> None:
     staging = out.with_name(out.name + "-staging")
     half = type(model)(model.config).half()
     half.load_state_dict(model.state_dict())
-    half.config.output_router_logits = False  # they are for training
     half.generation_config.update(do_sample=False, max_new_tokens=64)
     half.save_pretrained(staging)
     tokenizer.save_pretrained(staging)
@@ -193,7 +192,6 @@ def build_model(tokenizer, seed: int, experts: int = 0):
             num_local_experts=experts,
             num_experts_per_tok=2,
             router_aux_loss_coef=0.02,
-            output_router_logits=True,
         )
     )
 
@@ -222,6 +220,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
         optimizer.load_state_dict(state["optimizer"])
         first, past, curve = state["step"], state["seconds"], state["curve"]
     forward = torch.compile(model) if options.compile else model
+    spread = {"output_router_logits": True} if options.experts else {}  # adds its loss
     print(f"{model.num_parameters()} parameters, {len(stream)} tokens, step {first}", flush=True)
     running = []
     for step in range(first, options.steps):
@@ -230,7 +229,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
             group["lr"] = learning_rate(step, options.steps, options.peak_learning_rate)
         rows = rows_of_step(stream, starts, options.seed, step).to(device)
         with torch.autocast(device.type, torch.bfloat16):
-            loss = forward(input_ids=rows, labels=rows).loss
+            loss = forward(input_ids=rows, labels=rows, **spread).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -38,6 +38,13 @@ def guess(options: Sequence[str], right: str, answer: str) -> Any:
     return ipywidgets.VBox([ask, said])
 
 
+def choice(options: Sequence[str], description: str) -> Any:
+    """Buttons for a guess that a later cell reads as `.value`; kept in this kernel alone."""
+    import ipywidgets
+
+    return ipywidgets.ToggleButtons(options=options, value=None, description=description)
+
+
 def pairs(curvature: Curvature, ratios: Sequence[float] = RATIOS) -> dict[float, Pair]:
     """Solve at lambda 0 and 1 under the opening guards, where both reach the ratio.
 

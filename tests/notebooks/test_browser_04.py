@@ -127,7 +127,7 @@ def test_a_click_on_a_point_is_the_sessions_plan_seen_by_another_cell(ran: Ran, 
     page.mouse.up()
     eventually(page.locator(".cc-chosen").count, lambda rings: rings == 1)
     # the ring is drawn first, the words follow
-    name = eventually(page.get_by_label("Show plan", exact=True).input_value, bool)
+    name = eventually(page.get_by_role("combobox", name="Show plan").input_value, bool)
     assert "random" in name or "swap" in name or "λ" in name
     page.get_by_text(f"chosen: {name}").wait_for(state="attached")
     ran.shown_in_lab().run_cell("print(f.session.selection)")
@@ -137,7 +137,7 @@ def test_a_click_on_a_point_is_the_sessions_plan_seen_by_another_cell(ran: Ran, 
 def test_a_plan_and_a_unit_by_keyboard(ran: Ran, page: Any) -> None:
     visit: Visit = ran.shown_in_lab()
     before = visit.settled()
-    page.get_by_label("Show plan", exact=True).select_option("λ 1, ratio 0.2")
+    page.get_by_role("combobox", name="Show plan").select_option("λ 1, ratio 0.2")
     page.get_by_text("chosen: λ 1, ratio 0.2").wait_for(state="attached")
     assert visit.settled() - before <= 20_000  # bytes
     type_into(page, "Mark unit", "L1.ffn[3]")

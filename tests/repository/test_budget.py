@@ -25,7 +25,7 @@ BUDGETS = {
     "cocurve_lab/methods": 2_445,
     "cocurve_lab/evaluation": 2_575,
     "cocurve_lab/cli": 2_554,
-    "notebooks/cocurve_studies": 12_184,
+    "notebooks/cocurve_studies": 12_191,
     "widgets/cocurve_widgets": 11_449,
     "tests": 51_993,
 }
