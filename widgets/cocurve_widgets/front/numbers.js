@@ -21,7 +21,7 @@ const HAS = { kl: () => true, answers: (m) => answersOf(m)[1] > 0, text: (m) => 
 
 /**
  * What the rows show of a plan, by row: {record, apart, text, note}, or null. `note` says of how many
- * rows a value is, or of which plan it stands in for.
+ * rows a KL is, or of which plan it stands in for. Answers and text have questions, not rows.
  */
 export function shownOf(plan, known, live, now = Date.now() / 1000) {
   if (!plan) return { kl: null, answers: null, text: null };
@@ -32,7 +32,7 @@ export function shownOf(plan, known, live, now = Date.now() / 1000) {
     if (!found) return [row, null];
     const { record, apart } = found;
     const note = apart ? `${share(record.ratio)}, λ ${show(record.strength)}, ${unitCount(apart)} off`
-      : rowsText(record, live, now);
+      : rowsText(row === "kl" ? record : { ...record, rows: 0 }, live, now);
     return [row, { ...found, note, on: record.text }];
   }));
 }
