@@ -195,6 +195,11 @@ class Family:
     saved_names: tuple[tuple[str, str], ...] = ()
 
 
+_GRANITE_EXPERTS = (
+    ("block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj"),
+    ("block_sparse_moe.output_linear.weight", "block_sparse_moe.experts.down_proj"),
+    (".router.layer.weight", ".router.weight"),
+)
 FAMILIES = [
     # Llama covers Falcon3 and Yi; Mistral covers Nemo and Small (head_dim != hidden / heads).
     # Qwen3 and Gemma 3 norm queries and keys head by head, with weights that all heads share.
@@ -233,11 +238,7 @@ FAMILIES = [
         logit_scale=("logits_scaling", -1),
         experts="block_sparse_moe",
         router="router",
-        saved_names=(
-            (".input_linear.weight", ".experts.gate_up_proj"),
-            (".output_linear.weight", ".experts.down_proj"),
-            (".router.layer.weight", ".router.weight"),
-        ),
+        saved_names=_GRANITE_EXPERTS,
     ),
     Family(
         ("deepseek_v2", "deepseek_v3"),
@@ -299,11 +300,7 @@ FAMILIES = [
         experts="block_sparse_moe",
         router="router",
         shared_expert="shared_mlp",
-        saved_names=(
-            ("block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj"),
-            ("block_sparse_moe.output_linear.weight", "block_sparse_moe.experts.down_proj"),
-            (".router.layer.weight", ".router.weight"),
-        ),
+        saved_names=_GRANITE_EXPERTS,
     ),
     Family(
         ("falcon_h1",),

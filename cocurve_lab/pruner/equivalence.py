@@ -18,7 +18,7 @@ from ..calibration import CalibrationSet
 from ..estimator.support import widen
 from ..models.architectures import Architecture, describe
 from ..models.identity import belonging, embedding_weight, fingerprint_tensor, model_device
-from ..models.layer_calls import LayerCall, capture_calls, first_output
+from ..models.layer_calls import LayerCall, capture_calls
 from ..models.layers import held
 from ..models.masking import ablate
 from ..models.runtime import measuring, require_measurable
@@ -169,7 +169,7 @@ class Reference:
             for layer, (call, expected) in enumerate(row):
                 with float32_layer(architecture, layer) as module:
                     hidden = call.hidden.to(next(module.parameters()).device)
-                    found = first_output(module(hidden, *call.args, **call.kwargs)).cpu()
+                    found = call.run(module, hidden).cpu()
                 scale = max(1.0, float(expected.abs().max()))
                 worst = max(worst, float((found - expected).abs().max()) / scale)
         return worst
@@ -202,7 +202,7 @@ def _masked_layers(
                 weight = architecture.output_weight(layer, "ffn").data
                 weight.copy_(fold_gains(weight.to(embedding_weight(model).dtype), gains))
             with ablate(model, masks):
-                output = first_output(module(wide.hidden, *wide.args, **wide.kwargs))
+                output = wide.run(module, wide.hidden)
         # on the CPU: all layers of an 8B would take gigabytes on the device
         recorded.append((replace(wide, hidden=wide.hidden.cpu()), output.cpu()))
     return recorded
@@ -234,7 +234,7 @@ def float32_layer(architecture: Architecture, layer: int) -> Iterator[nn.Module]
 
 
 def upcast(call: LayerCall) -> LayerCall:
-    """Return the same call with every floating-point tensor in float32."""
+    """Return the same call of the layer alone, with every floating-point tensor in float32."""
 
     def up(value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point():

@@ -29,7 +29,7 @@ def guess(options: Sequence[str], right: str, answer: str) -> Any:
     """Ask for one of `options`; the answer shows only after a choice, and nothing is stored."""
     import ipywidgets
 
-    ask, said = ipywidgets.ToggleButtons(options=options, value=None), ipywidgets.HTML()
+    ask, said = choice(options), ipywidgets.HTML()
 
     def tell(change: Any) -> None:
         said.value = f"You: {change.new}. H: {right}; {answer}."
@@ -38,7 +38,7 @@ def guess(options: Sequence[str], right: str, answer: str) -> Any:
     return ipywidgets.VBox([ask, said])
 
 
-def choice(options: Sequence[str], description: str) -> Any:
+def choice(options: Sequence[str], description: str = "") -> Any:
     """Buttons for a guess that a later cell reads as `.value`; kept in this kernel alone."""
     import ipywidgets
 

@@ -201,7 +201,11 @@ class FidelityScatter(Instrument, anywidget.AnyWidget):
         additive_kl_risk, None where unknown. Risks in nats per token. Includes points that log axes
         cannot show.
         """
-        plans = [plan_row(self.curvature, self.book, record) for record in self._records()]
+        return self._rows(self._records())
+
+    def _rows(self, records: list[MeasuredPlan]) -> Rows:
+        """The rows of these plans, and of the single units if they are shown."""
+        plans = [plan_row(self.curvature, self.book, record) for record in records]
         return plans + (self._singles if SINGLE in self.methods else [])
 
     def _records(self) -> list[MeasuredPlan]:
@@ -234,7 +238,8 @@ class FidelityScatter(Instrument, anywidget.AnyWidget):
         and the Spearman of two scores without edges: "spearman_diagonal" of ½ Σ H_uu and
         "spearman_single_units" of the sum of the measured KLs of the units alone (NaN if unknown).
         """
-        records, rows = self._records(), predicted_by(self.points, self.surrogate)
+        records = self._records()
+        rows = predicted_by(self._rows(records), self.surrogate)
         return summarize(rows, [r.selection.fingerprint for r in records], self.book)
 
     def code(self) -> str:
@@ -472,7 +477,7 @@ class FidelityScatter(Instrument, anywidget.AnyWidget):
     def refresh(self) -> None:
         """Bring picture, numbers and status up to date."""
         records, work, plan = self._records(), self.measurer, self.session.selection
-        rows, marks = self.points, [record.selection.fingerprint for record in records]
+        rows, marks = self._rows(records), [record.selection.fingerprint for record in records]
         priced = predicted_by(rows, self.surrogate)
         names = [row["name"] for row in rows[: len(marks)]]
         chosen = "" if plan is None else self.book.name(plan)[1]

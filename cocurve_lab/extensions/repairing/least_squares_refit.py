@@ -18,7 +18,7 @@ from ...estimator.support import widen
 from ...models.architectures import Architecture, weight_of
 from ...models.families import KINDS, Kind
 from ...models.identity import model_device
-from ...models.layer_calls import LayerCall, capture_calls, entering, first_output
+from ...models.layer_calls import LayerCall, capture_calls, entering
 from ...models.layers import held
 from ...pruner.equivalence import float32_layer, upcast
 from .least_squares import ridge_of, ridge_update, wide_product
@@ -174,9 +174,9 @@ def _adds(architecture: Architecture, layer: int, call: LayerCall) -> bool:
                 if kind == "attention":  # the FFN would answer to its absence
                     stack.enter_context(_answering(architecture, layer, "ffn", None))
                 with _watching(architecture, layer, kind) as seen:
-                    whole = first_output(module(call.hidden, *call.args, **call.kwargs))
+                    whole = call.run(module, call.hidden)
                 with _answering(architecture, layer, kind, None):
-                    without = first_output(module(call.hidden, *call.args, **call.kwargs))
+                    without = call.run(module, call.hidden)
             write = seen[0][1].reshape(whole.shape)
             if not float((whole - without - write).norm()) <= 0.01 * float(write.norm()):
                 return False

@@ -82,6 +82,14 @@ export function typedNumber(field, round = (x) => x) {
   return round(Math.min(bound("max", Infinity), Math.max(bound("min", -Infinity), field.valueAsNumber)));
 }
 
+/** Show a popover right of `right` or, without room there, left of `left`; all of it in the window. */
+export function showBeside(card, left, right, top) {
+  if (!card.matches(":popover-open")) card.showPopover();
+  const [wide, tall] = [card.offsetWidth, card.offsetHeight];
+  card.style.left = `${right + wide < innerWidth ? right : Math.max(4, left - wide)}px`;
+  card.style.top = `${Math.max(4, Math.min(innerHeight - tall - 4, top))}px`;
+}
+
 /** A number field that follows a trait of that name and sets it. */
 export function numberInput(model, cleaner, name, attributes) {
   const input = h("input", { type: "number", ...attributes, onchange: () => {

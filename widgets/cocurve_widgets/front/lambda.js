@@ -4,7 +4,7 @@ import { axisOf, linearAxis, neighbor, planAt } from "./axis.js";
 import { handPanels, ownPlan, pairWith, toggled } from "./by_hand.js";
 import { difference } from "./compare.js";
 import { COLORS, Cleaner, GONE, SILENCE, assign, button, counted, frame, h, named, offer, palette,
-  percent, picture, receiveFiles, show, stemOf, typed, unitCount, watch } from "./kit.js";
+  percent, picture, receiveFiles, show, showBeside, stemOf, typed, unitCount, watch } from "./kit.js";
 import { edgePanel } from "./edge.js";
 import { chartPanel } from "./lambda_chart.js";
 import { CONTROLS, guardWords, labelOf, lambdaControls } from "./lambda_controls.js";
@@ -360,13 +360,9 @@ export function renderLambda({ model, el }) {
     const complete = drawCard(card, { problem, order: view.order, strength, u, gone, turns,
       solvedOn: onMatrix() ? null : surrogate() });
     if (!complete) model.send({ row: u });
-    if (!card.matches(":popover-open")) card.showPopover();
     const [x, y, w, t] = grid.box(u);
     const home = map.getBoundingClientRect();
-    const [wide, tall] = [card.offsetWidth, card.offsetHeight];
-    const right = home.left + x + w + 10;
-    card.style.left = `${right + wide < innerWidth ? right : Math.max(4, home.left + x - wide - 10)}px`;
-    card.style.top = `${Math.max(4, Math.min(innerHeight - tall - 4, home.top + y + t / 2 - 40))}px`;
+    showBeside(card, home.left + x - 10, home.left + x + w + 10, home.top + y + t / 2 - 40);
   }
   function tableOf() {
     const steps = new Map(view && view.feasible ? view.order.map((u, k) => [u, k]) : []);

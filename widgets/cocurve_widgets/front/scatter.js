@@ -4,7 +4,7 @@ import { clearLabels } from "./axis.js";
 import { place, sheet, stop, svg, text } from "./chart.js";
 import { brief, withError } from "./compare.js";
 import { Cleaner, GONE, ORDERED, ask, assign, button, frame, h, labeled, logAxis, menu, numberInput,
-  palette, percent, receiveFiles, redrawing, show, table, unitCount } from "./kit.js";
+  palette, percent, receiveFiles, redrawing, show, showBeside, table, unitCount } from "./kit.js";
 
 const RATIOS = [ // upper end of the realized ratio, name
   [0.075, "up to 7.5 %"], [0.15, "7.5 to 15 %"], [0.25, "15 to 25 %"],
@@ -243,9 +243,7 @@ export function render({ model, el }) {
       return;
     }
     card.replaceChildren(...point.lines.map((line, k) => h(k ? "div" : "b", {}, line)));
-    if (!card.matches(":popover-open")) card.showPopover();
-    card.style.left = `${Math.max(4, x + 12 + card.offsetWidth < innerWidth ? x + 12 : x - 12 - card.offsetWidth)}px`;
-    card.style.top = `${Math.min(innerHeight - card.offsetHeight - 4, y + 12)}px`;
+    showBeside(card, x - 12, x + 12, y + 12);
   };
   const draw = () => {
     const [now, colors, name] = [model.get("view"), palette(view.root), model.get("surrogate")];
