@@ -5,6 +5,7 @@
     python data/measure_smollm2.py best --c4 C4                   # 70 minutes
     python data/measure_smollm2.py methods --c4 C4                # an hour
     python data/measure_smollm2.py plans --c4 C4 --wikitext TEXT  # an hour
+    python data/measure_smollm2.py add --methods NAME --c4 C4 --wikitext TEXT  # minutes
     python data/measure_smollm2.py refit --c4 C4 --wikitext TEXT  # 20 minutes
     python data/measure_smollm2.py page --c4 C4                   # seconds
 
@@ -28,6 +29,7 @@ import numpy as np
 import torch
 
 import cocurve_lab as cl
+from cocurve_lab.base.schema import read_json
 from cocurve_lab.calibration import default_rows, read_documents
 from cocurve_lab.cli.demo import random_plan
 from cocurve_lab.extensions.choosing.racing import ChoiceOptions
@@ -376,7 +378,6 @@ def measure(options: argparse.Namespace) -> None:
         named.append(("searched", cl.Selection.from_json(file.read_text())))
     of_text = list(of_kinds(options, model, by_kind, curvature))
     named += of_text
-    distinct = list({plan.fingerprint: plan for _, plan in named}.values())
     # what is judged on some texts alone, and what is asked no question
     only = {"chat": {plan.fingerprint for _, plan in of_text}}
     only["wikitext"] = {
@@ -387,6 +388,45 @@ def measure(options: argparse.Namespace) -> None:
         for name, plan in named
         if plan.requested_ratio in BEST and not apart_of(name) and "ends" not in name
     }
+    rows["chat"] = by_kind["chat text"][1]
+    written, about = judged(options, model, tokenizer, named, rows, only)
+    fingerprint = curvature.provenance["model_fingerprint"]
+    write_plans(options.out / "plans.json", fingerprint, about, list(PROMPTS), written)
+    print(f"{len(written)} plans in {options.out / 'plans.json'}")
+
+
+def add(options: argparse.Namespace) -> None:
+    """Measure the plans of --methods alone, beside those of plans.json, which stay as they are."""
+    model, tokenizer = cl.load_model(NAME)
+    rows = texts(options, tokenizer)
+    del rows["calibration"]
+    titles = {cl.get_method(name).title for name in options.methods}
+    named = [(name, plan) for name, plan in of_methods(options) if name in titles]
+    only = {"manual": {x.fingerprint for _, x in named if x.requested_ratio in BEST}}
+    written, about = judged(options, model, tokenizer, named, rows, only)
+    kept, file = read_json(options.out / "plans.json"), options.out / "plans.json"
+    read_plans(file, read_curvature(options.out / KEPT_TEXTS["c4"]))  # checks it
+    for text, judge in about.items():
+        if kept["texts"][text]["fingerprint"] != judge["fingerprint"]:
+            raise SystemExit(f"{file} is judged on another {text}. Run the step plans.")
+    plans = [plan for plan in kept["plans"] if plan["name"] not in titles] + written
+    write_plans(file, kept["model_fingerprint"], kept["texts"], kept["prompts"], plans)
+    print(f"{len(written)} of {len(plans)} plans in {file} are new")
+
+
+def judged(
+    options: argparse.Namespace,
+    model: Any,
+    tokenizer: Any,
+    named: Sequence[Named],
+    rows: dict[str, cl.CalibrationSet],
+    only: Mapping[str, set[str]],
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Measure plans on the judges, and ask questions; as `write_plans` takes plans and texts.
+
+    `only`: the fingerprints of the plans that a text judges, where it does not judge all.
+    """
+    distinct = list({plan.fingerprint: plan for _, plan in named}.values())
     asked = [
         plan
         for name, plan in named
@@ -395,7 +435,6 @@ def measure(options: argparse.Namespace) -> None:
         and (plan.requested_ratio in BEST or name == "dense")
     ]
     asked = list({plan.fingerprint: plan for plan in asked}.values())
-    rows["chat"] = by_kind["chat text"][1]
     measured: dict[str, dict[str, np.ndarray]] = {plan.fingerprint: {} for plan in distinct}
     about = {}
     for name, judge in rows.items():
@@ -423,9 +462,7 @@ def measure(options: argparse.Namespace) -> None:
         )
         answered = right.get(plan.fingerprint), said.get(plan.fingerprint, ())
         written.append(as_written(name, plan, kl, nll, *answered))
-    fingerprint = curvature.provenance["model_fingerprint"]
-    write_plans(options.out / "plans.json", fingerprint, about, list(PROMPTS), written)
-    print(f"{len(written)} plans in {options.out / 'plans.json'}")
+    return written, about
 
 
 def refit(options: argparse.Namespace) -> None:
@@ -534,6 +571,7 @@ STEPS = {
     "best": best,
     "methods": methods,
     "plans": measure,
+    "add": add,
     "refit": refit,
     "page": page,
 }

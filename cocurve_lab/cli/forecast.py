@@ -13,6 +13,7 @@ from ..base.errors import InputError
 from ..base.tables import as_markdown
 from ..extensions.big_models.forecast import (
     GPUS,
+    HERE,
     build_on_paper,
     rate_here,
     row_operations,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 Positions = int | Literal["all"]
 LENGTH, TOP_R = 2048, 256
-HERE = 256  # tokens of a row on this machine
 # the paper's setting, and fewer rows with more positions, whose H is as good for less
 SETTINGS: tuple[tuple[int, Positions], ...] = ((128, 64), (12, "all"))
 # one H100 reached 0.40 to 0.49 of the share, measured (tests/benchmarks/GPU.md)

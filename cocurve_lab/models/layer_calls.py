@@ -142,15 +142,15 @@ class _Stop(Exception):
     """Ends a pass before its first layer runs."""
 
 
-def entering(architecture: Architecture, input_ids: Tensor) -> Tensor:
-    """Return what enters the first layer [B, T, d]; no layer runs.
+def entering(architecture: Architecture, input_ids: Tensor) -> LayerCall:
+    """Return how the first layer is called, with what enters it [B, T, d]; no layer runs.
 
     Args: as `run_decoder`.
     """
-    seen: list[Tensor] = []
+    seen: list[LayerCall] = []
 
     def stop(_: int, call: LayerCall) -> AbstractContextManager[None]:
-        seen.append(call.hidden)
+        seen.append(call)
         raise _Stop
 
     with suppress(_Stop):

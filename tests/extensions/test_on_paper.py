@@ -14,7 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 import cocurve_lab as cl
 from cocurve_lab.estimator import batches, replay, worker
 from cocurve_lab.extensions.big_models import forecast as on_paper
-from cocurve_lab.extensions.big_models.forecast import build_on_paper, row_operations, rows_of
+from cocurve_lab.extensions.big_models.forecast import (
+    build_on_paper,
+    rate_here,
+    row_operations,
+    rows_of,
+)
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.layers import source_of
 from cocurve_lab.models.loading import shapes_only
@@ -108,3 +113,11 @@ def test_rows_on_paper_are_checked_like_rows_of_text() -> None:
     with pytest.raises(cl.InputError):
         rows_of(3, 32, 32)
     assert torch.equal(rows_of(1, 9, 8).positions, torch.arange(8)[None])
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "gemma2", "mixtral", "lfm2", "llava"])
+def test_the_rate_of_this_machine_is_that_of_a_layer(family: str) -> None:
+    model = shapes_only(tiny_model(family, "mha", max_position_embeddings=512).config)
+    rate = rate_here(model, seconds=0.05)
+    assert 1e6 < rate < 1e13
+    assert all(weight.is_meta for weight in model.parameters())  # the model itself is as it was

@@ -6,11 +6,13 @@ asks itself (batches.py, models/streaming.py). Only operations are counted here.
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
+from torch import nn
 
 from ...calibration import CalibrationSet, draw_positions
 from ...estimator.batches import Room, choose_batch, choose_block, memory_needed, sweeps
@@ -18,12 +20,16 @@ from ...estimator.replay import TRACE_BYTES, trace_bytes
 from ...models.architectures import Architecture, describe, widths
 from ...models.experts import expert_cost
 from ...models.families import UNIT_KINDS, Kind
+from ...models.layer_calls import entering
 from ...models.layers import bytes_of
 from ...models.units import UnitSet
 from .streaming import Stream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+BATCH, HERE = 4, 256  # rows and tokens of each, of what is timed on this machine
 
 
 class Gpu(NamedTuple):
@@ -117,22 +123,29 @@ def rows_of(rows: int, length: int, positions: int | Literal["all"]) -> Calibrat
 
 
 def rate_here(model: PreTrainedModel, seconds: float = 2.0) -> float:
-    """Operations per second that this CPU reaches in float32 products of the model's FFN, measured.
+    """Operations per second that this CPU reaches in float32 in the model's first layer, measured.
 
     Args:
-        model: only its shapes are read; it may be on the meta device.
+        model: on the meta device; a copy of its first layer gets weights at random.
         seconds: to measure for.
     """
-    architecture = describe(model)
-    name = architecture.projection_names(0, "ffn")[0]
-    outputs, inputs = widths(architecture.projection(0, "ffn", name))
-    rows, weight = torch.randn(4 * 256, inputs), torch.randn(outputs, inputs)
-    torch.nn.functional.linear(rows, weight)  # the first one is slower
+    architecture = describe(copy.deepcopy(model).float())
+    small = nn.Embedding(1, architecture.config.hidden_size)  # no weights for other tokens
+    architecture.decoder.set_input_embeddings(small)
+    layer, rest = architecture.layers[0], architecture.tower.children()
+    for module in (
+        layer,
+        *(x for x in rest if x is not small and not isinstance(x, nn.ModuleList)),
+    ):
+        for tensor in module.to_empty(device="cpu").state_dict().values():
+            nn.init.normal_(tensor, std=0.02)
+    call = entering(architecture, torch.zeros(BATCH, HERE, dtype=torch.int64))
+    call.run(layer, call.hidden)  # the first one is slower
     done, begin = 0, time.perf_counter()
     while (took := time.perf_counter() - begin) < seconds:
-        torch.nn.functional.linear(rows, weight)
+        call.run(layer, call.hidden)
         done += 1
-    return 2.0 * done * len(rows) * inputs * outputs / took
+    return BATCH * done * _layer(architecture, 0, HERE, HERE, causal=True) / took
 
 
 # Operations ---------------------------------------------------------------------------------------

@@ -60,7 +60,9 @@ class Pair:
             target = "write"
         step = max(1, TOKENS_PER_BATCH // input_ids.shape[1])
         with held(dense, 0):  # it is called for each batch, though it does not run
-            entered = [entering(dense, ids.to(device)).cpu() for ids in input_ids.split(step)]
+            entered = [
+                entering(dense, ids.to(device)).hidden.cpu() for ids in input_ids.split(step)
+            ]
         needed = {"stream": ("dense", "pruned"), "write": ("pruned",), "dense": ("dense",)}[target]
         return cls(dense, pruned, calls, target, dict.fromkeys(needed, entered))
 
