@@ -1,9 +1,9 @@
 """Train the embedded demo model on the closed world of world.py, from nothing to a model folder.
 
     python data/train_demo.py --out data/demo
-    python data/train_demo.py --out ../mixture --experts 8 --steps 600 --documents 40000
+    python data/train_demo.py --out data/mixture --experts 16 --steps 800 --documents 100000
 
-The second line trains a small mixture of experts instead, which is not shipped.
+The second line trains a small mixture of experts instead.
 CPU or CUDA is chosen automatically. The schedule counts steps, never seconds, and the rows of a
 step depend on the seed and the step alone; so a run that was killed and started again with the
 same command goes on from its last checkpoint and sees what it would have seen. The folder is
@@ -41,6 +41,7 @@ from transformers import (
 
 END = "<eos>"  # stands between documents; also begin and padding
 CONTEXT, BATCH = 256, 32  # tokens per row, rows per step
+BALANCE = 0.02  # of the loss that spreads tokens over experts, beside the model's own
 SHARDS = 64  # of the training text, each with a seed of its own; drawn by several processes
 TOKENIZER_DOCUMENTS = 20_000
 FULL_PROMPTS, QUICK_PROMPTS = 200, 50  # per family: at the end, and while training
@@ -161,7 +162,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def build_model(tokenizer, seed: int, experts: int = 0):
     """The untrained model: grouped-query attention, two query heads per key/value head.
 
-    With experts, two of each layer for a token, and the loss that spreads tokens over them.
+    With experts, two of each layer for a token.
     """
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -191,9 +192,28 @@ def build_model(tokenizer, seed: int, experts: int = 0):
             num_key_value_heads=2,
             num_local_experts=experts,
             num_experts_per_tok=2,
-            router_aux_loss_coef=0.02,
+            router_aux_loss_coef=0.0,  # `balance` instead
         )
     )
+
+
+def balance(router_logits: tuple[torch.Tensor, ...], chosen: int) -> torch.Tensor:
+    """The loss that spreads tokens over the experts of each layer; 1 if all have equally many.
+
+    The sum over experts of their share of the choices times their mean probability, times their
+    number; the mean over layers. transformers adds the choices of all layers up first, so that an
+    expert may idle in one of them.
+
+    Args:
+        router_logits: [tokens, experts] of each layer.
+        chosen: experts of each token.
+    """
+    losses = []
+    for logits in router_logits:
+        likely = logits.float().softmax(-1)
+        picked = torch.zeros_like(likely).scatter_(1, likely.topk(chosen).indices, 1 / chosen)
+        losses.append(likely.shape[1] * (picked.mean(0) * likely.mean(0)).sum())
+    return torch.stack(losses).mean()
 
 
 def build_optimizer(model) -> torch.optim.AdamW:
@@ -220,7 +240,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
         optimizer.load_state_dict(state["optimizer"])
         first, past, curve = state["step"], state["seconds"], state["curve"]
     forward = torch.compile(model) if options.compile else model
-    spread = {"output_router_logits": True} if options.experts else {}  # adds its loss
+    routed = {"output_router_logits": True} if options.experts else {}
     print(f"{model.num_parameters()} parameters, {len(stream)} tokens, step {first}", flush=True)
     running = []
     for step in range(first, options.steps):
@@ -229,7 +249,10 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
             group["lr"] = learning_rate(step, options.steps, options.peak_learning_rate)
         rows = rows_of_step(stream, starts, options.seed, step).to(device)
         with torch.autocast(device.type, torch.bfloat16):
-            loss = forward(input_ids=rows, labels=rows, **spread).loss
+            made = forward(input_ids=rows, labels=rows, **routed)
+        loss = made.loss
+        if options.experts:
+            loss = loss + BALANCE * balance(made.router_logits, model.config.num_experts_per_tok)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
