@@ -6,8 +6,9 @@ A sentence in a notebook's text is true for every model. One that is not stands 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,29 +21,40 @@ from cocurve_lab.solver.selection import Selection
 from .findings import percent
 from .shared import solved
 
+if TYPE_CHECKING:
+    from cocurve_lab.measuring.answers import AnswerTable
+
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 TRADED = (0.1, 0.15, 0.2, 0.25, 0.3)
 Pair = tuple[Selection, Selection]  # the plans of lambda 0 and 1
 
 
-def guess(options: Sequence[str], right: str, answer: str) -> Any:
+def guess(options: Sequence[str], answer: str) -> Any:
     """Ask for one of `options`; the answer shows only after a choice, and nothing is stored."""
     import ipywidgets
 
-    ask, said = choice(options), ipywidgets.HTML()
+    ask = ipywidgets.ToggleButtons(options=options, value=None)
+    said = ipywidgets.HTML()
 
     def tell(change: Any) -> None:
-        said.value = f"You: {change.new}. H: {right}; {answer}."
+        said.value = f"<pre>You: {change.new}. {escape(answer)}</pre>"
 
     ask.observe(tell, "value")
     return ipywidgets.VBox([ask, said])
 
 
-def choice(options: Sequence[str], description: str = "") -> Any:
-    """Buttons for a guess that a later cell reads as `.value`; kept in this kernel alone."""
-    import ipywidgets
-
-    return ipywidgets.ToggleButtons(options=options, value=None, description=description)
+def right_by_ability(asked: AnswerTable) -> str:
+    """Tell which ability loses an answer first, and the right answers of each, plan by plan."""
+    counts = {name: asked.right[:, asked.of(name)].sum(axis=1) for name in asked.capabilities}
+    first = {name: np.flatnonzero(right < right[0])[:1] for name, right in counts.items()}
+    soonest = min((int(at[0]) for at in first.values() if len(at)), default=None)
+    lost = [name for name, at in first.items() if len(at) and at[0] == soonest]
+    shares = [plan.requested_ratio for plan in asked.selections]
+    where = "" if soonest is None else f" at {percent(shares[soonest])}"
+    lines = [f"Here: {' and '.join(lost) or 'none'}{where}.", ""]
+    lines.append(f"{'right answers':14}" + "".join(f"{share:>7.0%}" for share in shares))
+    lines += [f"{name:14}" + "".join(f"{n:>7}" for n in right) for name, right in counts.items()]
+    return "\n".join(lines)
 
 
 def pairs(curvature: Curvature, ratios: Sequence[float] = RATIOS) -> dict[float, Pair]:

@@ -12,9 +12,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOT_LINES = {".md", ".png", ".npz", ".pyc"}
 BUDGETS = {
-    "cocurve_lab": 36_809,
+    "cocurve_lab": 36_811,
     "cocurve_lab/base": 2_081,
-    "cocurve_lab/models": 3_481,
+    "cocurve_lab/models": 3_483,
     "cocurve_lab/curvature": 1_886,
     "cocurve_lab/estimator": 2_590,
     "cocurve_lab/solver": 3_080,
@@ -25,9 +25,9 @@ BUDGETS = {
     "cocurve_lab/methods": 2_445,
     "cocurve_lab/evaluation": 2_575,
     "cocurve_lab/cli": 2_554,
-    "notebooks/cocurve_studies": 12_191,
-    "widgets/cocurve_widgets": 11_029,
-    "tests": 51_854,
+    "notebooks/cocurve_studies": 12_379,
+    "widgets/cocurve_widgets": 11_038,
+    "tests": 52_041,
 }
 CORE_PATH = (
     *("models/units", "models/masking", "estimator/algorithm1", "estimator/teacher"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import cocurve_lab as cl
 from cocurve_lab.base.tables import Table
 from cocurve_lab.curvature.graph import bridge_units
 from cocurve_lab.extensions.pretrained.kept import kept_curvature
+from cocurve_lab.measuring.answers import AnswerTable
+from cocurve_lab.measuring.generation import Question
 from cocurve_studies import sentences
 from cocurve_studies.certainty import coverage, precision
 from helpers.problems import make_units, random_curvature
@@ -139,7 +142,22 @@ def test_an_error_counts_as_small_where_it_stays_so() -> None:
 
 
 def test_an_answer_shows_after_the_guess_alone() -> None:
-    ask, said = sentences.guess(["positive", "negative"], "negative", "ρ −0.3").children
+    ask, said = sentences.guess(["positive", "negative"], "H: negative; ρ < 0.").children
     assert (ask.value, said.value) == (None, "")
     ask.value = "positive"
-    assert said.value == "You: positive. H: negative; ρ −0.3."
+    assert said.value == "<pre>You: positive. H: negative; ρ &lt; 0.</pre>"
+
+
+def test_the_ability_that_loses_an_answer_first_is_named() -> None:
+    units = make_units()
+    plans = [replace(cl.Selection.from_pruned(units, []), requested_ratio=r) for r in (0, 0.2, 0.4)]
+    questions = [Question(name, "?", "!") for name in ("sums", "code") for _ in range(3)]
+    right = np.array([[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 0], [0, 0, 0, 1, 1, 0]], bool)
+    zeros = np.zeros(right.shape)
+    table = AnswerTable(tuple(plans), tuple(questions), right, zeros, zeros[0], right)
+    first, _, head, *rows = sentences.right_by_ability(table).splitlines()
+    assert first == "Here: code at 20%."
+    assert head.split() == ["right", "answers", "0%", "20%", "40%"]
+    assert [row.split() for row in rows] == [["sums", "3", "3", "0"], ["code", "2", "1", "2"]]
+    kept = AnswerTable(tuple(plans), tuple(questions), right[[0, 0, 0]], zeros, zeros[0], right)
+    assert sentences.right_by_ability(kept).startswith("Here: none.")

@@ -35,7 +35,7 @@ def test_five_steps_frame_what_they_name_and_end_where_they_began(
     assert curvature is not None
     guards = cl.opening_guards(curvature.units)
     alone, full = (set(cl.solve_greedy(curvature, 0.3, x, guards).pruned) for x in (0, 1))
-    address = "#interaction_strength=0.5&ratio=0.3"
+    address = "#interaction_strength=0.75&ratio=0.3"
     viewport = {"width": size[0], "height": size[1]}
     with lab.page(PAGE, address, viewport=viewport) as page:
         page.locator(".cc-more > summary").first.click()

@@ -55,8 +55,9 @@ script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
 <header><h1>{title}</h1>
 <p>Each cell of the map is a part of a language model: an attention head or a block of FFN
 channels. The solid ones are removed. Which of them go <em>together</em> matters: removing two can
-cost more than the sum of both, or less. Drag λ to say how much that counts in the choice, and see
-what it costs.</p></header>
+cost more than the sum of both, or less. The matrix H predicts both, part by part and pair by pair.
+λ is the weight of the pairs in the choice, from none to full. Drag it, and see what was
+measured.</p></header>
 <p id="blocked">Scripts are blocked here. Open this file in a browser that allows them.</p>
 <main><div id="lambda"></div><div id="bridge"></div><div id="map"></div></main>
 <footer><small>{about}</small></footer>
@@ -68,6 +69,7 @@ what it costs.</p></header>
 </html>
 """
 
+_OPENING = {"interaction_strength": 0.5}  # favors neither end
 _HELD = (  # what a page holds of its own: title, about, data
     r"<title>(.*?)</title>",
     r"<footer><small>(.*?)</small></footer>",
@@ -116,7 +118,7 @@ def export_html(
         raise cl.InputError(
             "export_html got a model or questions, but no text to measure on. Pass held_out=."
         )
-    states = _states(own)
+    states = _states(own, **_OPENING)
     if scales:
         states["scales"] = {name: _at_scale(parts, own) for name, parts in scales.items()}
     name = curvature.provenance.get("model_name", "a model")
@@ -186,7 +188,7 @@ def _at_scale(interactions: Interactions, session: Session) -> dict[str, Any]:
                 units, inside, curvature, interaction_strength=plan.interaction_strength, **facts
             )
             found.add_measured(replace(record, selection=same))
-    return _states(found, ratio=min(0.6, 0.2 * part_of))
+    return _states(found, ratio=min(0.6, 0.2 * part_of), **_OPENING)
 
 
 def _about(curvature: cl.Curvature) -> str:

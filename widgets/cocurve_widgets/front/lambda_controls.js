@@ -64,7 +64,7 @@ export function lambdaControls(problem, does) {
   const reach = h("span", {});
   const slider = (name, words, box, input) => h("div", { class: `cc-slider ${name}` },
     input, h("div", { class: "cc-row" }, h("span", {}, ...words), box)); // the slider is the first stop of Tab
-  const strength = slider("cc-along", ["λ, weight of the edges: 0 none, 1 in full"], lambdaBox, lambda);
+  const strength = slider("cc-along", ["λ, weight of the edges: 0 none, 1 in full; plans are equally wide"], lambdaBox, lambda);
   const share_ = slider("", ["share to remove (ratio)", reach], h("span", {}, ratioBox, " %"), ratio);
   const guards = h("div", { class: "cc-controls" },
     labeled("layer cap", h("span", { class: "cc-row" }, capMode, capBox),

@@ -114,7 +114,10 @@ export function lessOf(record, other) {
   return { difference: mean, error: Math.sqrt(spread / rows) };
 }
 
-/** What the measured steps of a ratio say, in a sentence: where KL is lowest, and whether H knew. */
+/**
+ * What the measured steps of a ratio say, in a sentence: where KL is lowest, which lambdas are level
+ * with it, within two paired errors, and whether H knew.
+ */
 export function verdict(steps, ratio, by = "H") {
   const at = `At ${share(ratio)}`;
   if (!steps.length) return `${at} no plan of these guards is measured.`;
@@ -122,15 +125,18 @@ export function verdict(steps, ratio, by = "H") {
   const best = steps.reduce((low, step) => (step.risk < low.risk ? step : low));
   const lambda = (step) => `λ = ${show(Number(step.strength.toPrecision(3)))}`;
   const ends = [...new Set([steps[0], steps.at(-1)])].filter((step) => step !== best);
+  const isLevel = ({ difference, error }) => Math.abs(difference) < 2 * error;
+  const level = steps.filter((step) => step !== best && !ends.includes(step) && isLevel(lessOf(step.record, best.record)));
+  const beside = level.length ? ` (level with it: ${level.map((step) => show(Number(step.strength.toPrecision(3)))).join(", ")})` : "";
   const said = ends.map((step) => {
     const { difference, error } = lessOf(step.record, best.record);
     const costs = `${lambda(step)} costs ${withError({ risk: difference, error })} nats more`;
-    if (Math.abs(difference) < 2 * error) return `${costs}, which is inconclusive`;
+    if (isLevel({ difference, error })) return `${costs}, which is inconclusive`;
     if (step.predicted === null || best.predicted === null) return costs;
     const way = step.predicted > best.predicted ? "the same way" : "the other way";
     return `${costs}; ${by} ranks them ${way}`;
   });
-  return `${at} the lowest measured KL is at ${lambda(best)}; ${said.join("; ")}.`;
+  return `${at} the lowest measured KL is at ${lambda(best)}${beside}; ${said.join("; ")}.`;
 }
 
 /** How many rows a record is of, and when: "kept, 6 rows", "4 of 16 rows, just now". */

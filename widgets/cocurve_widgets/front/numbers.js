@@ -90,6 +90,7 @@ export function numbersPanel() {
   const [kl, predicted, right] = [line("measured KL", true), line("predicted KL"), line("right answers", true)];
   const whole = h("small", {});
   right.parts[0].append(whole);
+  kl.parts[0].append(h("small", {}, "± one standard error"));
   const numbers = h("table", { class: "cc-numbers" }, h("thead", {}, h("tr", {}, h("th", {}, "nats per token"),
     ...heads.map((parts) => h("th", {}, ...parts)), h("th", {}, CHANGE))),
   h("tbody", {}, kl.row, predicted.row, right.row));
