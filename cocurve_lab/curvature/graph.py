@@ -43,18 +43,23 @@ def edge_graph(
         raise InputError(
             f"threshold is {threshold}, but it bounds |correlation|. Give one in [0, 1]."
         )
-    first, second = np.triu_indices(len(curvature.units), k=1)
-    edges, correlations = curvature.matrix[first, second], curvature.correlation()[first, second]
-    strength = np.abs(correlations)
-    keep = np.flatnonzero((edges != 0) & (strength >= (threshold or 0.0)))
-    if top_k is not None:  # a stable sort, so that ties go to the lowest (u, v)
+    correlations = curvature.correlation()
+    strength = np.triu(np.abs(correlations), 1).ravel()
+    found = np.triu(curvature.matrix != 0, 1).ravel() & (strength >= (threshold or 0.0))
+    keep = np.flatnonzero(found)  # by u, then v
+    if top_k is not None:
+        if 0 < top_k < len(keep):  # millions of pairs are not sorted for a few
+            mine = strength[keep]
+            keep = keep[mine >= np.partition(mine, -top_k)[-top_k]]
+        # a stable sort, so that ties go to the lowest (u, v)
         keep = keep[np.argsort(-strength[keep], kind="stable")[:top_k]]
+    first, second = np.divmod(keep, len(curvature.units))
     graph = nx.Graph()
     graph.add_nodes_from(_nodes(curvature))
-    columns = (first, second, edges, correlations)
+    columns = (first, second, curvature.matrix.flat[keep], correlations.flat[keep])
     graph.add_edges_from(
         (u, v, {"curvature": edge, "correlation": correlation})
-        for u, v, edge, correlation in zip(*(c[keep].tolist() for c in columns), strict=True)
+        for u, v, edge, correlation in zip(*(c.tolist() for c in columns), strict=True)
     )
     return graph
 

@@ -195,7 +195,7 @@ def leads(part: str, result: Comparison) -> None:
 
 
 def gap(row: dict) -> str:
-    clear = row["behind"] > 2 * row["behind_error"]
+    clear = abs(row["behind"]) > 2 * row["behind_error"]
     return plus_minus(row["behind"], row["behind_error"]) + ("" if clear else " (not clear)")
 
 

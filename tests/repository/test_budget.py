@@ -12,10 +12,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOT_LINES = {".md", ".png", ".npz", ".pyc"}
 BUDGETS = {
-    "cocurve_lab": 36_811,
+    "cocurve_lab": 36_816,
     "cocurve_lab/base": 2_081,
     "cocurve_lab/models": 3_483,
-    "cocurve_lab/curvature": 1_886,
+    "cocurve_lab/curvature": 1_891,
     "cocurve_lab/estimator": 2_590,
     "cocurve_lab/solver": 3_080,
     "cocurve_lab/measuring": 2_866,
