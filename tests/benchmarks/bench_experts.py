@@ -1,10 +1,10 @@
 """Time the solver, the path and the graph on an H as large as that of a mixture of experts.
 
     python tests/benchmarks/bench_experts.py --layers 48 --experts 128
-    python tests/benchmarks/bench_experts.py --model ../mixture --rows 64 --held-out 32
+    python tests/benchmarks/bench_experts.py --model mixture --rows 64 --held-out 32
 
-The second line measures a trained mixture (data/train_demo.py --experts): H of its experts, the
-pairs that H says matter, and REAP against H, each with its standard error over held-out rows.
+The second line prints the tables of EXPERTS.md: rankings against H on a trained mixture, over three
+draws of calibration rows, and every pair of experts measured.
 
 The default has the units of Qwen3-30B-A3B: 48 layers of 4 KV groups and 128 experts, M = 6,336. H
 is random. Prints seconds of the processor, which other work on the machine changes little.
@@ -13,13 +13,22 @@ is random. Prints seconds of the processor, which other work on the machine chan
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import cocurve_lab as cl
+from cocurve_lab.base.tables import pick, plus_minus
+from cocurve_studies.trust import experts
+from helpers.benchmarks import head, row
+
+PAIR_ROWS = 8  # that every pair of experts is measured on
 
 
 def units_of(layers: int, experts: int, top_k: int = 8) -> cl.UnitSet:
@@ -40,43 +49,45 @@ def timed(name: str, call: Callable[[], Any]) -> Any:
     return found
 
 
-def measured(folder: str, rows: int, held_out: int) -> None:
-    """Print what H says about the experts of a mixture, and the KL of plans, in nats per token."""
+def measured(folder: str, rows: int, held_out: int, draws: int, cache: str) -> None:
+    """Print the tables of EXPERTS.md: KL of plans over draws of rows, and pairs of experts."""
     model, tokenizer = cl.load_model(folder)
-    text, judge = cl.default_calibration("demo", tokenizer, rows, held_out=held_out)
-    units, only = cl.enumerate_units(model), cl.Guards(kinds=("expert",))
-    curvature = cl.estimate_curvature(model, units, text, progress=False)
-    print(curvature)
-    print("\npair, H_uv, KL of both less the KL of each (standard error over rows)")
-    experts = np.flatnonzero(units.kinds == "expert")
-    edges = np.triu(curvature.matrix[np.ix_(experts, experts)], 1)
-    strongest = np.argsort(np.abs(edges), axis=None)[::-1][:8]
-    for u, v in zip(*np.unravel_index(strongest, edges.shape), strict=True):
-        pair = [int(experts[u]), int(experts[v])]
-        sets = [pair, pair[:1], pair[1:]]
-        plans = [cl.Selection.from_pruned(units, chosen) for chosen in sets]
-        both, one, other = cl.measure_plans(model, plans, judge, progress=False).kl
-        found = both - one - other
-        error = found.std(ddof=1) / len(found) ** 0.5
-        names = f"{units[pair[0]]} {units[pair[1]]}"
-        print(f"{names:32} {edges[u, v]:9.5f}  {found.mean():9.5f} ({error:.5f})", flush=True)
-    print("\nratio, plan, KL (standard error), less that of REAP (paired standard error)")
-    ranked = {name: cl.get_method(name) for name in ("reap", "expert-frequency")}
-    evidence = {n: m.measure(model, units, text, progress=False) for n, m in ranked.items()}
-    for ratio in (0.1, 0.25, 0.5):
-        plans = {n: method.select(evidence[n], units, ratio) for n, method in ranked.items()}
-        for name, strength, uniform in (
-            ("H, equal counts", 1.0, None),
-            ("diagonal of H, equal counts", 0.0, None),
-            ("H, free counts", 1.0, ()),
-            ("diagonal of H, free counts", 0.0, ()),
-        ):
-            plans[name] = cl.solve_greedy(curvature, ratio, strength, only, uniform=uniform)
-        table = cl.measure_plans(model, list(plans.values()), judge, progress=False)
-        for number, name in enumerate(plans):
-            less, error = table.paired(number, 0)
-            kl = f"{table.mean[number]:.4f} ({table.standard_error[number]:.4f})"
-            print(f"{ratio:4.0%}  {name:30} {kl}  {less:+.4f} ({error:.4f})", flush=True)
+    text, judge = cl.default_calibration("mixture", tokenizer, draws * rows, held_out)
+    units, tables, paired = cl.enumerate_units(model), [], []
+    for draw in range(draws):
+        mine = text.rows(draw * rows, (draw + 1) * rows)
+        curvature = cl.load_or_estimate(cache, model, units, mine)
+        print(curvature, flush=True)
+        tables.append(experts.experts_study(model, curvature, mine, judge, cache=cache))
+        pairs = experts.pairs_of_experts(model, curvature, judge.rows(0, PAIR_ROWS), cache=cache)
+        paired.append(experts.stand_ins(curvature, pairs))
+    print()
+    shares = sorted({line["requested_ratio"] for line in tables[0]})
+    head("plan", *(f"{share:.0%}" for share in shares), *(f"{s:.0%}, less REAP" for s in shares))
+    for name in dict.fromkeys(line["plan"] for line in tables[0]):
+        cells = [[pick(t, plan=name, requested_ratio=s)[0] for t in tables] for s in shares]
+        kls = [_over_draws([one["kl"] for one in each]) for each in cells]
+        behind = [
+            _over_draws(
+                [one["behind"] for one in each], np.mean([one["behind_error"] for one in each])
+            )
+            for each in cells
+        ]
+        row(name, *kls, *([""] * len(shares) if name == experts.REAP else behind))
+    print()
+    head(*experts.PAIR_COLUMNS.values())
+    for at, first in enumerate(paired[0]):
+        each = [table[at] for table in paired]
+        keys = ("negative", "negative_h", "same_sign", "rank_correlation")
+        errors = [np.mean([r.get(f"{key}_error", 0.0) for r in each]) for key in keys]
+        told = [_over_draws([r[key] for r in each], e) for key, e in zip(keys, errors, strict=True)]
+        row(first["pairs"], first["count"], *told)
+
+
+def _over_draws(values: list[float], over_rows: float = 0.0) -> str:
+    """The mean over draws of rows, with the error that joins draws and judged rows."""
+    over_draws = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return plus_minus(float(np.mean(values)), float(np.hypot(over_draws, over_rows)))
 
 
 def main() -> None:
@@ -84,12 +95,14 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--experts", type=int, default=128)
     parser.add_argument("--path", action="store_true", help="the lambda path, too: minutes")
-    parser.add_argument("--model", help="a folder with a mixture to measure instead")
+    parser.add_argument("--model", help="a mixture to measure instead")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--held-out", type=int, default=32)
+    parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--cache", default="build/experts")
     asked = parser.parse_args()
     if asked.model:
-        measured(asked.model, asked.rows, asked.held_out)
+        measured(asked.model, asked.rows, asked.held_out, asked.draws, asked.cache)
         return
     units = units_of(asked.layers, asked.experts)
     print(f"M = {len(units):,}; H takes {8 * len(units) ** 2 / 1e6:,.0f} MB", flush=True)
