@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 PALETTE = ("#0072B2", "#E69F00", "#D55E00", "#009E73", "#56B4E9", "#CC79A7", "#808080")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
 # one color has one meaning in figures and instruments: kind of a unit, bridge, sign of an edge
-COLORS: dict[str, str] = dict[str, str](zip(ALL_KINDS, (*PALETTE[:2], "#8C564B"), strict=True)) | {
+COLORS: dict[str, str] = dict[str, str](
+    zip(ALL_KINDS, (*PALETTE[:2], "#8C564B", *PALETTE[4:6]), strict=True)
+) | {
     "bridge": "#D55E00",
     "positive": "#8E5BB5",
     "negative": "#009E73",
@@ -169,7 +171,7 @@ def plot_budget(selection: Selection) -> Figure:
             name=LABELS[kind],
             marker={
                 "color": COLORS[kind],
-                "pattern": {"shape": ("", "/", "x")[ALL_KINDS.index(kind)]},
+                "pattern": {"shape": ("", "/", "x", "+", "-")[ALL_KINDS.index(kind)]},
             },
             hovertemplate=f"layer %{{x}}, {LABELS[kind]}: %{{y:.0%}} removed<extra></extra>",
         )

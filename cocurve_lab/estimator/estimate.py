@@ -21,6 +21,7 @@ from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature, merge_shards
 from ..curvature.settings import MAY_BE_ABSENT, BuildOptions
 from ..models.architectures import describe
+from ..models.families import require_language
 from ..models.identity import known_record, model_dtype, model_name
 from ..models.runtime import require_measurable, require_one_device
 from ..models.units import UnitSet, enumerate_units, require_units
@@ -245,6 +246,8 @@ def build_settings(
     if top_r < 1:
         raise InputError(f"top_r is {top_r}. Give a support of at least one token.")
     require_measurable(model, calibration)
+    if units.of_vision.any():
+        _require_images(units, calibration, options)
     if isinstance(options, BuildOptions) and options.bfloat16_products:
         require_extension("require products", "bfloat16_products")(model)
     return options.marks(units) | {
@@ -260,6 +263,17 @@ def build_settings(
         "method": options.method,
         "groups": min(options.groups, len(calibration)),
     }
+
+
+def _require_images(units: UnitSet, calibration: CalibrationSet, options: Options) -> None:
+    """Raise InputError where units of the image tower would all look free, or have no columns."""
+    if not isinstance(options, BuildOptions) or options.refit_ratio or options.bfloat16_products:
+        require_language(units.kinds, "a build that is not the paper's")
+    if not any(getattr(calibration, "images", ())):
+        raise InputError(
+            "there are units of the image tower, but no row carries an image, so all of them would "
+            "cost nothing. Give rows of image_rows, or list the units without vision=True."
+        )
 
 
 def _options_of(method: str) -> Any:

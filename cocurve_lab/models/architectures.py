@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import ArchitectureError
+from ..base.seams import extension
 from .experts import require_routed
-from .families import ALL_KINDS, UNIT_KINDS, Family, Kind, RowBlock, find_family
+from .families import LANGUAGE_KINDS, TOWERS, UNIT_KINDS, Family, Kind, RowBlock, find_family
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -64,6 +65,22 @@ class Architecture:
     def layers(self) -> Sequence[Any]:
         """The decoder layers, first to last."""
         return _find(self.decoder, self.family.layers)
+
+    @property
+    def depth(self) -> int:
+        """Number of layers that may have units: those of `layers`, then those of an image tower."""
+        return len(self.layers)
+
+    @property
+    def vision_layers(self) -> range:
+        """The numbers of the image tower's layers, after those of `layers`; checked here."""
+        raise ArchitectureError(
+            f"{type(self.model).__name__} has no image tower whose units are known, or "
+            "cocurve_lab.extensions is absent. Enumerate units without vision=True."
+        )
+
+    def settle_vision(self) -> None:
+        """Let the image tower know what was cut of it; only models that have one are asked."""
 
     def last_hidden(self, ids: Tensor) -> Tensor:
         """Run the decoder on token ids [B, T]: what the head reads [B, T, d], on their device."""
@@ -123,7 +140,7 @@ class Architecture:
 
     def kinds(self, layer: int, *, routed: bool = True) -> tuple[Kind, ...]:
         """The kinds of units that a layer was built with; without experts if not `routed`."""
-        all_of = (kind for kind in ALL_KINDS if self.block(layer, kind) is not None)
+        all_of = (kind for kind in LANGUAGE_KINDS if self.block(layer, kind) is not None)
         return tuple(kind for kind in all_of if routed or not UNIT_KINDS[kind].routed)
 
     def mixers(self, layer: int) -> list[Any]:
@@ -295,9 +312,7 @@ def describe(model: Any) -> Architecture:
             f"{type(model).__name__} has no layers, so nothing to prune. Check config.json."
         )
     for layer in range(len(architecture.layers)):
-        for kind in architecture.kinds(layer, routed=False):
-            _require_linear(architecture, layer, kind)
-            _require_independent(architecture, layer, kind)
+        require_declared(architecture, layer)
         kinds = architecture.kinds(layer)
         mixed = "attention" in kinds or architecture.mixers(layer)
         if kinds in ((), ("attention",)) or not mixed:
@@ -307,7 +322,16 @@ def describe(model: Any) -> Architecture:
             )
         if "expert" in architecture.kinds(layer):
             require_routed(architecture.block(layer, "expert"), family, layer)
-    return architecture
+    both = extension("two towers") if model.config.model_type in TOWERS else None
+    found: Architecture = architecture if both is None else both(architecture)
+    return found
+
+
+def require_declared(architecture: Architecture, layer: int) -> None:
+    """Raise ArchitectureError unless a layer's projections are as the family declares them."""
+    for kind in architecture.kinds(layer, routed=False):
+        _require_linear(architecture, layer, kind)
+        _require_independent(architecture, layer, kind)
 
 
 def _require_linear(architecture: Architecture, layer: int, kind: Kind) -> None:

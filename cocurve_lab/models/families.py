@@ -7,13 +7,13 @@ The order of residual and norms is not declared, because each layer runs its own
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
 from ..base.errors import ArchitectureError, InputError
 
-Kind = Literal["attention", "ffn", "expert"]
+Kind = Literal["attention", "ffn", "expert", "vision-attention", "vision-ffn"]
 
 
 class RowBlock(NamedTuple):
@@ -41,6 +41,8 @@ class UnitKind:
         feeds: the later kinds of the same layer that read its output.
         routed: whether a router chooses among the units. They have no columns then: `start:stop` of
             a unit is its place among the experts (experts.py).
+        inside: of a kind of the image tower, the kind that its units are in that tower by itself;
+            None for the language tower. Such units are listed where they are asked for.
     """
 
     label: str
@@ -54,6 +56,12 @@ class UnitKind:
     normed: bool = False
     feeds: tuple[Kind, ...] = ()
     routed: bool = False
+    inside: Kind | None = None
+
+    @property
+    def rare(self) -> bool:
+        """Whether most models have no such units."""
+        return self.routed or self.inside is not None
 
 
 def _attention_step(architecture: Any, layer: int) -> int:
@@ -124,8 +132,29 @@ UNIT_KINDS: dict[Kind, UnitKind] = {  # in the order of their blocks in a layer
         routed=True,
     ),
 }
+LANGUAGE_KINDS: tuple[Kind, ...] = tuple(UNIT_KINDS)
+KINDS = tuple(kind for kind in LANGUAGE_KINDS if not UNIT_KINDS[kind].routed)  # with columns
+VISION_KINDS: dict[Kind, Kind] = {"attention": "vision-attention", "ffn": "vision-ffn"}
+UNIT_KINDS["vision-attention"] = replace(
+    UNIT_KINDS["attention"],
+    label="vision attention",
+    plural="vision heads",
+    feeds=(),
+    inside="attention",
+)
+UNIT_KINDS["vision-ffn"] = replace(
+    UNIT_KINDS["ffn"], label="vision FFN", plural="vision FFN groups", inside="ffn"
+)
 ALL_KINDS: tuple[Kind, ...] = tuple(UNIT_KINDS)
-KINDS = tuple(kind for kind in ALL_KINDS if not UNIT_KINDS[kind].routed)  # those with columns
+
+
+def require_language(kinds: Iterable[Any], what: str) -> None:
+    """Raise InputError, naming what was asked for, if units are of the image tower."""
+    if any(UNIT_KINDS[kind].inside for kind in kinds):
+        raise InputError(
+            f"{what} knows the language tower alone, but there are units of the image tower. "
+            "Enumerate the units without vision=True."
+        )
 
 
 @dataclass(frozen=True)

@@ -164,8 +164,9 @@ def like_columns(architecture: Architecture, scale: Tensor, layer: int, kind: Ki
 def _scaling_hook(scale: Tensor):  # type: ignore[no-untyped-def]
     def hook(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         columns = args[0]
-        if scale.dim() > columns.dim():  # OPT's FFN sees [B * T, W]: give each row its own mask
-            columns = (columns.unflatten(0, (len(scale), -1)) * scale).flatten(0, 1)
+        # OPT's FFN sees [B * T, W], Pixtral [1, B * T, W]: give each row its own mask
+        if scale.dim() == 3 and (columns.dim() == 2 or len(columns) != len(scale)):
+            columns = (columns.reshape(len(scale), -1, scale.shape[-1]) * scale).view_as(columns)
         else:
             columns = columns * scale
         return (columns, *args[1:])
@@ -174,7 +175,7 @@ def _scaling_hook(scale: Tensor):  # type: ignore[no-untyped-def]
 
 
 def _require_fit(architecture: Architecture, unit: Unit) -> None:
-    layers = len(architecture.layers)
+    layers = architecture.depth
     width = architecture.width(unit.layer, unit.kind) if unit.layer < layers else 0
     if unit.stop > width:
         raise MismatchError(

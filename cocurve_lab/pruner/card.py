@@ -149,7 +149,10 @@ def _layers(manifest: Mapping[str, Any]) -> str:
         (n, *(layer.get(name, "-") for name in names), *(gone[f"L{n}.{kind}"] for kind in kinds))
         for n, layer in enumerate(layers)
     )
-    return as_markdown(("layer", *map(left.__getitem__, names), *removed), rows)
+    table = as_markdown(("layer", *map(left.__getitem__, names), *removed), rows)
+    images = sum(count for place, count in gone.items() if ".vision-" in place)
+    beside = f"{images} units of the image tower are removed, too; config.json has its widths."
+    return f"{table}\n\n{beside}" if images else table
 
 
 def _arguments(values: Mapping[str, Any], names: Iterable[str] | None = None) -> str:

@@ -52,6 +52,7 @@ from .manifest import (
     widths_in,
     widths_of,
 )
+from .modeling_cocurve import VISION_WIDTHS, narrow_vision
 from .slicing import block_cuts, block_modules, settle_heads
 
 if TYPE_CHECKING:
@@ -297,6 +298,10 @@ def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
     ):
         model: Any = auto_class(config).from_config(config, dtype=dtype)
     _narrow(describe(model), manifest["layers"] if known else widths_in(folder, describe(model)))
+    vision = getattr(getattr(config, "vision_config", None), VISION_WIDTHS, None)
+    if vision is not None:
+        with rejecting(f"{folder / 'config.json'} has no such image tower"), torch.device("meta"):
+            narrow_vision(model.base_model, vision)
     model.cocurve_manifest = manifest or manifest_elsewhere(model)
     model.cocurve_dtype = dtype
     return model

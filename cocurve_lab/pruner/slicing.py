@@ -19,6 +19,7 @@ from ..models.experts import narrowed, require_enough
 from ..models.families import UNIT_KINDS, Kind
 from ..models.weights import settle_ties
 from ..solver.selection import Selection
+from .empty import EmptyAttention, EmptyConv1D
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,6 +47,8 @@ def cut_model(model: PreTrainedModel, selection: Selection, *, inplace: bool) ->
         memo = {id(getattr(parent, name)): module for parent, name, module in replacements}
         model = copy.deepcopy(model, memo)
     settle_heads(describe(model))
+    if selection.units.of_vision.any():
+        describe(model).settle_vision()
     settle_ties(model)
     vars(model).pop("cocurve_manifest", None)  # that of an earlier round has other widths
     return model
@@ -80,7 +83,8 @@ def tensor_cuts(
 def _plan_cuts(
     architecture: Architecture, selection: Selection
 ) -> Iterator[tuple[int, Kind, dict[str, Cut]]]:
-    for layer in range(len(architecture.layers)):
+    both = selection.units.of_vision.any()
+    for layer in range(architecture.depth if both else len(architecture.layers)):
         for kind in architecture.kinds(layer):
             columns, gains = kept_columns(architecture, selection, layer, kind)
             yield layer, kind, block_cuts(architecture, layer, kind, columns, gains)
@@ -223,50 +227,7 @@ def fold_gains(weight: Tensor, gains: Tensor) -> Tensor:
     return folded
 
 
-# Empty blocks -------------------------------------------------------------------------------------
-
-
-class EmptyAttention(nn.Module):
-    """Replaces an attention block that lost every head. It returns the output bias, if any.
-
-    Weights that belong to no unit stay: the bias, and norms that all heads share.
-    """
-
-    def __init__(self, architecture: Architecture, layer: int, output: nn.Module) -> None:
-        super().__init__()
-        attention = architecture.block(layer, "attention")
-        self.head_dim = architecture.head_dim(layer)
-        self.num_key_value_groups = architecture.queries_per_group(layer)
-        self.layer_idx = attention.layer_idx
-        self.output_name = architecture.output_name("attention")
-        family = architecture.family
-        gone = {self.output_name, *family.qkv, *family.shared}
-        for name, module in attention.named_children():
-            if name not in gone and next(module.parameters(), None) is not None:
-                self.add_module(name, module)
-        self.add_module(self.output_name, output)
-
-    def forward(self, hidden_states: Tensor, **options: Any) -> tuple[Tensor, None]:
-        cache = options.get("past_key_values", options.get("layer_past"))  # GPT-NeoX: layer_past
-        if cache is not None:
-            # transformers may read the length of the past from this layer's cache, so the cache
-            # holds one number per token
-            rows, length, _ = hidden_states.shape
-            note = hidden_states.new_zeros(rows, 1, length, 1)
-            cache.update(note, note, self.layer_idx)
-        return getattr(self, self.output_name)(hidden_states[..., :0]), None
-
-
-class EmptyConv1D(nn.Module):
-    """A Conv1D without inputs: returns the bias. (transformers' own cannot run on none.)"""
-
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter) -> None:
-        super().__init__()
-        self.weight, self.bias = weight, bias  # [0, out], [out]
-        self.nx, self.nf = weight.shape
-
-    def forward(self, columns: Tensor) -> Tensor:
-        return self.bias.expand(*columns.shape[:-1], -1)
+# Head counts --------------------------------------------------------------------------------------
 
 
 class OwnCounts:

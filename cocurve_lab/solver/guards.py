@@ -38,7 +38,7 @@ class Guards:
         layer_cap_factor: the cap as a multiple of the ratio (the release uses 1.5). Give at most
             one of the two caps. This one depends on the ratio, so plans of smaller ratios are not
             prefixes of larger ones.
-        protect_first, protect_last: number of layers at either end that stay whole.
+        protect_first, protect_last: number of decoder layers at either end that stay whole.
         kinds: the unit kinds that may be pruned; by default every kind of the model.
         tensor_parallel: a number of devices that share each layer: the KV heads and the FFN
             channels left are multiples of it, or none are left.
@@ -175,8 +175,8 @@ class Rules:
         if costs.dtype == np.int64:  # whole costs are then compared and summed exactly
             room = np.floor(room).astype(np.int64)
         self.room = room.tolist()
-        layers, last = units.layers, units.num_layers - guards.protect_last
-        self.open = (layers >= guards.protect_first) & (layers < last)
+        layers, last = units.layers, units.decoder_layers - guards.protect_last
+        self.open = (layers >= guards.protect_first) & (layers < last) | units.of_vision
         self.of_kind = np.isin(units.kinds, guards.kinds)
         self.excluded = np.zeros(len(units), dtype=bool)
         self.excluded[list(units.indices(exclude))] = True

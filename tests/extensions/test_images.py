@@ -32,8 +32,10 @@ def rows_of(family: str, count: int = 2) -> ImageRows:
     """Random rows with an image of 8 x 8 in each, as the family's processor makes them."""
     random = torch.Generator().manual_seed(3)
     ids, images = torch.randint(80, (count, LENGTH), generator=random), []
+    next_ones = family == "llava_next"  # two patches, and a sign after each line
+    end = 12 if next_ones else 6
     for row in ids:
-        row[2:6] = IMAGE
+        row[2:end] = IMAGE
         types = (row[None] == IMAGE).int()
         if family.startswith("qwen"):
             row[1], row[6] = IMAGE + 2, IMAGE + 3
@@ -43,10 +45,13 @@ def rows_of(family: str, count: int = 2) -> ImageRows:
                 {"pixel_values": pixels, "image_grid_thw": grid, "mm_token_type_ids": types}
             )
             continue
-        images.append({"pixel_values": torch.randn(1, 3, 8, 8, generator=random)})
+        shape = (1, 2, 3, 8, 8) if next_ones else (1, 3, 8, 8)
+        images.append({"pixel_values": torch.randn(shape, generator=random)})
         if family == "gemma3":
             images[-1]["token_type_ids"] = types
-    scored = torch.arange(6, LENGTH - 1).expand(count, -1)
+        if family in ("llava_next", "mistral3"):
+            images[-1]["image_sizes"] = torch.tensor([[8, 8]])
+    scored = torch.arange(end, LENGTH - 1).expand(count, -1)
     return ImageRows(ids, scored, images=tuple(images))
 
 

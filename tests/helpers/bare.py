@@ -89,7 +89,7 @@ def load(folder: str) -> dict[str, Any]:
 def read_it(folder: str) -> dict[str, Any]:
     """The least of `load`."""
     expected = load_file(f"{folder}.expected.safetensors")
-    inputs = {name: expected[name] for name in ("input_ids", "attention_mask")}
+    inputs = {k: v for k, v in expected.items() if k not in ("logits", "generated")}
     tower = "text_config" in json.loads(Path(folder, "config.json").read_text())
     auto = AutoModelForImageTextToText if tower else AutoModelForCausalLM
     model, info = auto.from_pretrained(folder, trust_remote_code=True, output_loading_info=True)

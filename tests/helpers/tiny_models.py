@@ -285,6 +285,26 @@ _TOWERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     ),
 }
 TOWERS = {name: (CONFIG_MAPPING[name], {}) for name in _TOWERS}
+# of the image tower: its blocks in the model, W_O, W_down, and what its configuration calls its
+# heads and its width, which Qwen2-VL calls otherwise
+_QWEN_TOWER = ("model.visual.blocks", "attn.proj")
+_HF_HEADS = ("num_attention_heads", "hidden_size")
+VISION_PLACES: dict[str, tuple[str, str, str, str, str]] = {
+    "gemma3": ("model.vision_tower.encoder.layers", "self_attn.out_proj", "mlp.fc2", *_HF_HEADS),
+    "qwen2_vl": (*_QWEN_TOWER, "mlp.fc2", "num_heads", "embed_dim"),
+    "qwen2_5_vl": (*_QWEN_TOWER, "mlp.down_proj", "num_heads", "hidden_size"),
+    "qwen3_vl": (*_QWEN_TOWER, "mlp.linear_fc2", "num_heads", "hidden_size"),
+    "internvl": (
+        *("model.vision_tower.encoder.layer", "attention.projection_layer", "mlp.fc2"),
+        *_HF_HEADS,
+    ),
+    "mistral3": (
+        *("model.vision_tower.transformer.layers", "attention.o_proj", "feed_forward.down_proj"),
+        *_HF_HEADS,
+    ),
+}
+VISION_PLACES |= {"llava": VISION_PLACES["gemma3"], "llava_next": VISION_PLACES["gemma3"]}
+VISION_PLACES |= {"qwen3_5": VISION_PLACES["qwen3_vl"]}
 MHA_ONLY = (
     "gpt_neox",
     "gpt_neox_sequential",
@@ -482,6 +502,23 @@ def attention_is_whole(config: Any) -> bool:
     )
 
 
+def vision_by_hand(model: PreTrainedModel, groups: int = GROUPS) -> list[Columns]:
+    """The units of the image tower: heads, then contiguous channel groups of a block."""
+    *_, heads_name, width_name = VISION_PLACES[model.config.model_type]
+    config, first = model.config.vision_config, model.config.get_text_config().num_hidden_layers
+    heads, width = getattr(config, heads_name), getattr(config, width_name)
+    channels = width * config.mlp_ratio if width_name == "embed_dim" else config.intermediate_size
+    parts = np.array_split(np.arange(channels), groups)
+    step, units = width // heads, []
+    depth = getattr(config, "depth", None) or config.num_hidden_layers
+    for layer in range(first, first + depth):
+        at = [(head * step, (head + 1) * step) for head in range(heads)]
+        units += [Columns(layer, "vision-attention", *columns) for columns in at]
+        ends = [(int(part[0]), int(part[-1]) + 1) for part in parts]
+        units += [Columns(layer, "vision-ffn", *columns) for columns in ends]
+    return units
+
+
 def units_by_hand(model: PreTrainedModel, groups: int = GROUPS) -> list[Columns]:
     """The paper's units in order: KV-aligned query groups, then contiguous channel groups."""
     config = model.config.get_text_config()
@@ -543,19 +580,30 @@ def masked_by_hand(
         for unit, scale in scales:
             if unit.kind == "expert":
                 continue
+            if unit.kind.startswith("vision"):
+                blocks, *of_block = VISION_PLACES[model.config.model_type][:3]
+                at = unit.layer - model.config.get_text_config().num_hidden_layers
+                place = f"{blocks}.{at}.{of_block[unit.kind == 'vision-ffn']}"
+                stack.callback(_cut_by_hand(model.get_submodule(place), unit, scale))
+                continue
             output = outputs[unit.kind == "ffn"]
             if unit.kind == "ffn" and unit.layer in dict(routers(model)) and output in LLAMA_PLACES:
                 many = model.config.model_type.startswith("deepseek")
                 output = f"mlp.shared_expert{'s' * many}.down_proj"
             module = model.get_submodule(f"{layers}.{unit.layer}.{output}")
-
-            def cut(_: Any, args: Any, unit: Any = unit, scale: float = scale) -> Any:
-                changed = args[0].clone()
-                changed[..., unit.start : unit.stop] *= scale
-                return (changed,)
-
-            stack.callback(module.register_forward_pre_hook(cut).remove)
+            stack.callback(_cut_by_hand(module, unit, scale))
         yield
+
+
+def _cut_by_hand(module: Any, unit: Any, scale: float) -> Any:
+    """Scale a unit's input columns of a projection; what undoes it."""
+
+    def cut(_: Any, args: Any) -> Any:
+        changed = args[0].clone()
+        changed[..., unit.start : unit.stop] *= scale
+        return (changed,)
+
+    return module.register_forward_pre_hook(cut).remove
 
 
 @torch.no_grad()
@@ -570,12 +618,13 @@ def naive_build(
     top_r: int,
     groups: int = GROUPS,
     wanted: Sequence[int] | None = None,
+    vision: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """H [M, M] by eq. (gram) and the single-unit KL [M] on the support: a full pass per unit.
 
-    With `wanted`, of these units alone.
+    With `wanted`, of these units alone; with `vision`, those of the image tower, too.
     """
-    units = units_by_hand(model, groups)
+    units = units_by_hand(model, groups) + (vision_by_hand(model, groups) if vision else [])
     units = units if wanted is None else [units[u] for u in wanted]
     features: list[list[Tensor]] = [[] for _ in units]
     risks: list[list[Tensor]] = [[] for _ in units]

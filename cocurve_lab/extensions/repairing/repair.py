@@ -48,7 +48,7 @@ from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...measuring.risk import model_risk
 from ...models.architectures import describe
-from ...models.families import KINDS, Kind
+from ...models.families import KINDS, Kind, require_language
 from ...models.identity import belonging, weight_marks
 from ...models.runtime import measuring, require_measurable, require_one_device
 from ...pruner.cutting import prune, require_prunable
@@ -229,6 +229,9 @@ class _PlanRefit:
     calibration: CalibrationSet
     sequential: bool
     options: RepairOptions
+
+    def __post_init__(self) -> None:
+        require_language(self.selection.units.kinds, "a refit")
 
     @cached_property
     def columns(self) -> dict[Block, Tensor]:
