@@ -13,8 +13,9 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+from .errors import CocurveError
 from .first_signals import INTERRUPTED as INTERRUPTED
 from .first_signals import leave
 
@@ -58,14 +59,16 @@ def interruptible() -> Iterator[None]:
     report, sys.unraisablehook = sys.unraisablehook, again
     try:
         yield
-    except Exception as error:  # Python wraps what arrives while a class is made
-        wrapper: BaseException | None = error
-        # an error that an interrupt met while it ended the verb has it as context: it stays
-        while wrapper is not None and not isinstance(wrapper.__cause__, KeyboardInterrupt):
-            wrapper = wrapper.__cause__ or wrapper.__context__
-        if wrapper is None:
+    except Exception as error:
+        # Python wraps what arrives while a class is made, and torch cannot leave what it was about
+        # to enter; but an error of ours that an interrupt met while it ended the verb stays
+        found: BaseException | None = error
+        while found is not None and not isinstance(found, KeyboardInterrupt):
+            ours = isinstance(found, (CocurveError, OSError))
+            found = found.__cause__ or (None if ours else found.__context__)
+        if found is None:
             raise
-        raise cast(KeyboardInterrupt, wrapper.__cause__) from None
+        raise found from None
     finally:
         for timer in timers:
             timer.cancel()

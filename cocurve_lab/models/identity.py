@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 DEMO = "demo"  # the name of the embedded model
+EMBEDDED = (DEMO, "mixture")  # a mixture of experts that knows the same world
 MANIFEST = "cocurve_manifest.json"  # lies beside the weights of a pruned model
 READ = (  # what is read beside the weights and the manifest
     *("modeling_cocurve.py", "config.json", "generation_config.json"),
@@ -54,11 +55,12 @@ def demo_folder() -> Path:
 
 
 def is_demo(model_id: str | os.PathLike[str]) -> bool:
-    """Whether a model id means the embedded model, by name or by folder."""
-    if str(model_id) == DEMO:
+    """Whether a model id means an embedded model, by name or by folder."""
+    if str(model_id) in EMBEDDED:
         return True
     try:
-        return Path(model_id).is_dir() and Path(model_id).resolve() == demo_folder().resolve()
+        places = [demo_folder().with_name(name).resolve() for name in EMBEDDED]
+        return Path(model_id).is_dir() and Path(model_id).resolve() in places
     except InputError:  # no embedded model here, so this is another one
         return False
 

@@ -33,7 +33,7 @@ from ..base.schema import (
 from ..base.seams import extension, require_extension
 from .architectures import describe
 from .families import TOWERS
-from .identity import DEMO, MANIFEST, demo_folder, is_demo, is_pruned, require_sealed
+from .identity import DEMO, EMBEDDED, MANIFEST, demo_folder, is_demo, is_pruned, require_sealed
 from .layers import source_of
 from .load_errors import (
     explain,
@@ -77,14 +77,14 @@ _HUB_OPTIONS = (*_PLACE_OPTIONS, "trust_remote_code")
 
 
 def place_of(model_id: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Resolve a model id: "demo", or an extension's name, becomes a folder; ~ the home folder."""
+    """Resolve a model id: an embedded or an extension's name is a folder; ~ the home folder."""
     if not isinstance(model_id, (str, os.PathLike)):
         raise InputError(
             f"the model is {shown(model_id)}. Give its name as text: a hub id, a folder, or "
             f"{DEMO!r}."
         )
-    if str(model_id) == DEMO:
-        return demo_folder()
+    if str(model_id) in EMBEDDED:
+        return demo_folder().with_name(str(model_id))
     named = extension(f"model {model_id}") if isinstance(model_id, str) else None
     if named is None:
         return os.path.expanduser(model_id)
@@ -179,7 +179,7 @@ def load_model(
     """Load a causal language model and its tokenizer, ready to measure.
 
     Args:
-        model_id: "demo" for the embedded model, "smollm2" (see `cocurve fetch`), a hub id, a
+        model_id: "demo" or "mixture", which ship, "smollm2" (see `cocurve fetch`), a hub id, a
             folder ("./smollm2" is always one), or a GGUF file, which is dequantized to float32.
         device: by default CUDA if torch can use it, else the CPU. "mps" and "xpu" are untested.
         dtype: by default float32 on the CPU and for the embedded model, else the checkpoint's own.

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import cocurve_lab as cl
 from cocurve_lab.base.interrupts import interruptible, run_child
 from helpers import verbs
 from helpers.waiting import eventually
@@ -116,18 +117,21 @@ def test_an_interrupt_that_python_wraps_is_one(number: int) -> None:
                     raise
                 raise ValueError(how) from (error if how == "explained" else None)
 
-    def fail() -> None:
+    def fail(error: Exception) -> None:
         with interruptible():
             try:
                 os.kill(os.getpid(), number)
             finally:
-                raise ValueError("its own")
+                raise error
 
     for how in ("kept", "explained", "hidden"):
         with pytest.raises(KeyboardInterrupt):
             wrap(how)
-    with pytest.raises(ValueError, match="its own"):
-        fail()
+    for known in (cl.InputError("no such unit"), OSError("no such file")):
+        with pytest.raises(type(known), match=str(known)):
+            fail(known)
+    with pytest.raises(KeyboardInterrupt):  # as torch, of a mode that it was about to enter
+        fail(RuntimeError("trying to pop from empty mode stack"))
 
 
 @pytest.mark.usefixtures("ctrl_c")
