@@ -1,7 +1,7 @@
 """Make the README's pictures: every notebook in a real JupyterLab, its instrument as a PNG.
 
     python widgets/gallery/make_gallery.py            # about five minutes; H is built once
-    python widgets/gallery/make_gallery.py moving     # only slider.png, of the page: seconds
+    python widgets/gallery/make_gallery.py slider     # one of them, of the page: seconds
 
 slider.png is an animated PNG. Needs what `make test` needs, and a browser at /usr/bin/chromium.
 """
@@ -35,11 +35,14 @@ LARGEST = 1_000_000  # bytes, all pictures together
 
 
 def main() -> None:
-    moving()
-    if "moving" in sys.argv:
+    asked = sys.argv[1:] or ["slider", *(name for _, name, *_ in PICTURES)]
+    if "slider" in asked:
+        moving()
+    mine = [picture for picture in PICTURES if picture[1] in asked]
+    if not mine:
         return
     with tempfile.TemporaryDirectory() as folder, running_lab(Path(folder)) as lab:
-        for notebook, name, selector, theme in PICTURES:
+        for notebook, name, selector, theme in mine:
             take(lab, ROOT / "notebooks" / f"{notebook}.ipynb", name, selector, theme)
     total = sum(path.stat().st_size for path in HERE.glob("*.png"))
     if total > LARGEST:
@@ -107,6 +110,10 @@ def take(lab: Lab, notebook: Path, name: str, selector: str, theme: str) -> None
         visit.run_all(timeout=1200)
         page.wait_for_selector(selector, state="attached", timeout=60_000)
         visit.theme(theme)
+        if name == "text":
+            visit.set("compare", ratio=0.4)
+            page.get_by_role("button", name="Generate", exact=True).click()
+            page.get_by_text("written together").first.wait_for()
         page.wait_for_timeout(3000)
         shown: Any = page.locator(".jp-OutputArea-output", has=page.locator(selector)).first
         shown.scroll_into_view_if_needed()
