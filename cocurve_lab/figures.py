@@ -16,7 +16,7 @@ import numpy as np
 from .base.errors import CocurveError
 from .curvature.graph import Bridges, bridge_units
 from .curvature.matrix import Curvature
-from .models.families import ALL_KINDS, UNIT_KINDS
+from .models.families import ALL_KINDS, LANGUAGE_KINDS, UNIT_KINDS
 from .solver.selection import Selection
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ PALETTE = ("#0072B2", "#E69F00", "#D55E00", "#009E73", "#56B4E9", "#CC79A7", "#8
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
 # one color has one meaning in figures and instruments: kind of a unit, bridge, sign of an edge
 COLORS: dict[str, str] = dict[str, str](
-    zip(ALL_KINDS, (*PALETTE[:2], "#8C564B", *PALETTE[4:6]), strict=True)
+    zip(LANGUAGE_KINDS, (*PALETTE[:2], "#8C564B"), strict=True)
 ) | {
     "bridge": "#D55E00",
     "positive": "#8E5BB5",
@@ -130,7 +130,12 @@ def plot_saliency(curvature: Curvature, bridges: Bridges | None = None) -> Figur
             mode="markers",
             name=LABELS[kind],
             text=[units.units[i].name for i in mine],
-            marker={"color": COLORS[kind], "symbol": symbol, "size": 8, "opacity": 0.8},
+            marker={
+                "color": COLORS[UNIT_KINDS[kind].inside or kind],
+                "symbol": symbol,
+                "size": 8,
+                "opacity": 0.8,
+            },
             hovertemplate="%{text}<br>saliency %{x:.3g}<br>connectivity %{y:.3g}<extra></extra>",
         )
     chosen = list(bridges)
@@ -170,7 +175,7 @@ def plot_budget(selection: Selection) -> Figure:
             y=share,
             name=LABELS[kind],
             marker={
-                "color": COLORS[kind],
+                "color": COLORS[UNIT_KINDS[kind].inside or kind],
                 "pattern": {"shape": ("", "/", "x", "+", "-")[ALL_KINDS.index(kind)]},
             },
             hovertemplate=f"layer %{{x}}, {LABELS[kind]}: %{{y:.0%}} removed<extra></extra>",

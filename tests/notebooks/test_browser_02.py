@@ -269,7 +269,7 @@ def test_a_plan_is_made_and_an_edge_measured_by_clicks(visit: Visit, root: Any) 
     said = root.locator(".cc-says").first
     assert "soup" not in str(said.text_content())
     enter(root, "prompt", "Name: Kit. Food:")
-    eventually(said.text_content, lambda text: "“ soup”" in str(text))
+    eventually(said.text_content, lambda text: "“ soup”" in str(text), 60)
 
 
 def test_it_breaks_no_rule_of_axe_and_is_used_without_a_mouse(visit: Visit, root: Any) -> None:

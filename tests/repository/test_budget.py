@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOT_LINES = {".md", ".png", ".npz", ".pyc"}
 BUDGETS = {
-    "cocurve_lab": 37_174,
+    "cocurve_lab": 37_179,
     "cocurve_lab/base": 2_084,
     "cocurve_lab/models": 3_555,
     "cocurve_lab/curvature": 1_891,
@@ -27,7 +27,7 @@ BUDGETS = {
     "cocurve_lab/cli": 2_554,
     "notebooks/cocurve_studies": 12_379,
     "widgets/cocurve_widgets": 11_038,
-    "tests": 52_472,
+    "tests": 52_475,
 }
 CORE_PATH = (
     *("models/units", "models/masking", "estimator/algorithm1", "estimator/teacher"),

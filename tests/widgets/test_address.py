@@ -62,7 +62,7 @@ def test_a_link_reopens_what_was_shown(lab: Lab, tmp_path: Path) -> None:
         plan.locator(".cc-numbers td").first.wait_for()
         assert address() == ""  # as it opens
         opening = state()
-        enter(plan, "lambda, typed", "0.5")
+        enter(plan, "lambda, typed", "0.25")
         plan.locator(".cc-more > summary").click()
         page.get_by_role("button", name="Pin B as A").click()
         enter(plan, "ratio in percent, typed", "35")
@@ -85,7 +85,7 @@ def test_a_link_reopens_what_was_shown(lab: Lab, tmp_path: Path) -> None:
         heat.locator("canvas").press("ArrowRight")
         heat.get_by_label("only pairs of the plan").check()
         written = ("map.only_plan=true", "map.window=", "ratio=", "threshold=", "protect_first=0")
-        written += ("pin.interaction_strength=0.5",)
+        written += ("pin.interaction_strength=0.25",)
         eventually(address, lambda text: all(part in text for part in written))
         link, shown = page.url, state()
         assert shown != opening

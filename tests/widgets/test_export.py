@@ -237,6 +237,7 @@ def test_damage_plans_by_hand_and_pairs_need_no_kernel(lab: Lab, tmp_path: Path)
         root, keyboard = page.locator(".cocurve").first, page.keyboard
         rows = root.locator(".cc-four tbody tr")
         kl, right = (rows.nth(k).locator("td") for k in (0, 2))
+        enter(root, "lambda, typed", 1)
         expect(kl.nth(2)).to_contain_text("off")  # nobody measured at 20 %: the nearest plan
         expect(kl.nth(2)).to_have_class("cc-stand-in")
         root.get_by_label("ratio, share of cost to remove").press("ArrowRight")  # the next measured
@@ -288,7 +289,7 @@ def test_map_and_bridges_follow_the_plan_and_a_brush_is_seen_everywhere(
     with lab.page(file) as page:
         plan, bridges, heat = page.locator(".cocurve").all()
         enter(plan, "ratio in percent, typed", 30)
-        wanted = cl.solve_greedy(SMALL, 0.3, 1.0, cl.opening_guards(SMALL.units))
+        wanted = cl.solve_greedy(SMALL, 0.3, 0.5, cl.opening_guards(SMALL.units))
         count = len(wanted)
         expect(heat).to_contain_text(f"plan: {count} of {count} units removed")
         risk = numbers(heat, ".cc-card table", "predicted risk so far", 1)

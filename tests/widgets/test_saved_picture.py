@@ -148,7 +148,7 @@ def test_the_picture_of_the_bridges_names_edges_plan_and_bars(tab: Any) -> None:
     shown = sum(r > 0 and not {u, v} <= attention for u, v, r in rho)
     assert title == "Bridges"
     assert edges == f"tiny: {shown} of 2,145 edges: |ρ| ≥ 0.1, positive only, cross and FFN blocks."
-    count = len(cl.solve_greedy(NAMED, 0.3, guards=OPENING))
+    count = len(cl.solve_greedy(NAMED, 0.3, 0.5, OPENING))
     assert crossed == f"Crossed: the {count} units that the present plan removes."
     assert flow == f"Bars: e{bars[1:]}."
     unit = bars.split()[2]
