@@ -16,7 +16,7 @@ import numpy as np
 from .base.errors import CocurveError
 from .curvature.graph import Bridges, bridge_units
 from .curvature.matrix import Curvature
-from .models.families import ALL_KINDS, LANGUAGE_KINDS, UNIT_KINDS
+from .models.families import ALL_KINDS, LANGUAGE_KINDS, UNIT_KINDS, VISION_KINDS
 from .solver.selection import Selection
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ COLORS: dict[str, str] = dict[str, str](
     "positive": "#8E5BB5",
     "negative": "#009E73",
 }
+# a kind of an image tower has the color of the same kind in a language tower
+KIND_COLORS = COLORS | {kind: COLORS[own] for own, kind in VISION_KINDS.items()}
 FONT = "system-ui, sans-serif"  # that of the instruments
 # a correlation from -1 to 1, in the colors of the two signs
 SIGNED = ((0.0, COLORS["negative"]), (0.5, "#F7F7F7"), (1.0, COLORS["positive"]))
@@ -130,12 +132,7 @@ def plot_saliency(curvature: Curvature, bridges: Bridges | None = None) -> Figur
             mode="markers",
             name=LABELS[kind],
             text=[units.units[i].name for i in mine],
-            marker={
-                "color": COLORS[UNIT_KINDS[kind].inside or kind],
-                "symbol": symbol,
-                "size": 8,
-                "opacity": 0.8,
-            },
+            marker={"color": KIND_COLORS[kind], "symbol": symbol, "size": 8, "opacity": 0.8},
             hovertemplate="%{text}<br>saliency %{x:.3g}<br>connectivity %{y:.3g}<extra></extra>",
         )
     chosen = list(bridges)
@@ -175,7 +172,7 @@ def plot_budget(selection: Selection) -> Figure:
             y=share,
             name=LABELS[kind],
             marker={
-                "color": COLORS[UNIT_KINDS[kind].inside or kind],
+                "color": KIND_COLORS[kind],
                 "pattern": {"shape": ("", "/", "x", "+", "-")[ALL_KINDS.index(kind)]},
             },
             hovertemplate=f"layer %{{x}}, {LABELS[kind]}: %{{y:.0%}} removed<extra></extra>",
