@@ -94,7 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--experts", type=int, default=128)
-    parser.add_argument("--path", action="store_true", help="the lambda path, too: minutes")
+    parser.add_argument("--path", type=float, help="the lambda path, too, up to this lambda")
     parser.add_argument("--model", help="a mixture to measure instead")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--held-out", type=int, default=32)
@@ -120,8 +120,9 @@ def main() -> None:
     timed("edge_graph", lambda: cl.edge_graph(curvature, top_k=2000))
     timed("bridge_units", lambda: cl.bridge_units(curvature))
     if asked.path:
-        path = timed("lambda_path 20 %", lambda: cl.lambda_path(curvature, 0.2))
-        print(f"    {len(path.segments)} segments, {path.orders} orders")
+        end = asked.path
+        path = timed("lambda_path 20 %", lambda: cl.lambda_path(curvature, 0.2, maximum=end))
+        print(f"    lambda 0 to {end:g}: {len(path.segments)} segments, {path.orders} orders")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import pearsonr, spearmanr
 
 from cocurve_lab.base.errors import InputError
@@ -75,6 +77,17 @@ def test_threshold_and_top_k_against_a_loop(threshold: float, top_k: int | None)
 def test_ties_of_top_k_go_to_the_lowest_pairs() -> None:
     curvature = Curvature(np.full((15, 15), 0.5) + 0.5 * np.eye(15), UNITS)
     assert sorted(edge_graph(curvature, top_k=16).edges) == pairs(curvature)[:16]
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(seed=st.integers(0, 10_000), levels=st.integers(1, 4), top_k=st.integers(0, 110))
+def test_top_k_is_what_a_full_sort_keeps(seed: int, levels: int, top_k: int) -> None:
+    upper = np.triu(np.random.default_rng(seed).integers(-levels, levels + 1, (15, 15)), 1) / 64
+    curvature = Curvature(upper + upper.T + np.eye(15), UNITS)  # few values, so many ties
+    drawn = [(u, v) for u, v in pairs(curvature) if upper[u, v]]
+    kept = sorted(drawn, key=lambda pair: (-abs(upper[pair]), pair))[:top_k]
+    found = edge_graph(curvature, top_k=top_k).edges
+    assert sorted(tuple(sorted(edge)) for edge in found) == sorted(kept)
 
 
 def test_gephi_can_read_it(tmp_path: Path) -> None:

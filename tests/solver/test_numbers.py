@@ -166,6 +166,15 @@ def test_a_wrong_budget_gives_no_plan(needed: float) -> None:
         greedy.selection(1.0)
 
 
+def test_the_room_of_a_prefix_is_what_its_steps_left_to_the_bit() -> None:
+    costs = np.random.default_rng(0).uniform(0.1, 9.0, len(LARGE))
+    greedy = Greedy(CURVATURE, Budget(costs, 0.6 * costs.sum(), 0.6), Guards(layer_cap=0.9))
+    greedy.run(1.0)
+    assert len(greedy.order) > len(LARGE) / 3
+    assert greedy.rules.room_after(greedy.order) == greedy.room
+    assert greedy.rules.room_after(()) == greedy.rules.room
+
+
 def test_a_run_that_stalled_has_no_prefix_beyond_its_end() -> None:
     run = longest(CURVATURE, Guards(layer_cap=0.3), 0.6)
     assert run.realized_ratio < 0.3
