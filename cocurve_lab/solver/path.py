@@ -16,6 +16,8 @@ from .guards import FREE, Guards, UnitsLike
 from .selection import Selection
 from .targets import require_strength
 
+BLOCK = 50_000  # crossings found at once: arrays that stay in the cache of the processor
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -235,8 +237,10 @@ class _Sweep:
             self.events[start:] = np.inf
         self.patience[start:stop] = self._hair()
         start = max(start, len(greedy.rules.forced))  # forced steps have no rivals
-        if start < stop:
-            self.events[start:stop] = self._crossings(start, stop).min(axis=1)
+        steps = BLOCK // (greedy.size + 1) + 1
+        for first in range(start, stop, steps):
+            last = min(first + steps, stop)
+            self.events[first:last] = self._crossings(first, last).min(axis=1)
 
     def _hair(self) -> float:
         """Distance after an event at which to look at a step again for the first time."""
