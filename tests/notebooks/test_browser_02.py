@@ -90,7 +90,7 @@ def redrawn(root: Any, before: list[str]) -> None:
 def test_after_run_all_it_stands_as_the_text_above_says(ran: Ran) -> None:
     visit = ran.shown_in_lab()
     found = "explorer.ratio, explorer.interaction_strength, explorer.layer_cap"
-    visit.becomes(found, "(0.2, 1.0, None)")
+    visit.becomes(found, "(0.2, 0.5, None)")
     visit.becomes("explorer.guards == guards == cl.Guards(protect_first=1, protect_last=1)", "True")
     assert (
         "SmolLM2: Attention units that λ 1 removes, against λ 0: more at 15% (17 for 11" in ran.text
