@@ -403,12 +403,13 @@ def add(options: argparse.Namespace) -> None:
     titles = {cl.get_method(name).title for name in options.methods}
     named = [(name, plan) for name, plan in of_methods(options) if name in titles]
     only = {"manual": {x.fingerprint for _, x in named if x.requested_ratio in BEST}}
-    written, about = judged(options, model, tokenizer, named, rows, only)
-    kept, file = read_json(options.out / "plans.json"), options.out / "plans.json"
+    file = options.out / "plans.json"
     read_plans(file, read_curvature(options.out / KEPT_TEXTS["c4"]))  # checks it
-    for text, judge in about.items():
-        if kept["texts"][text]["fingerprint"] != judge["fingerprint"]:
+    kept = read_json(file)
+    for text, judge in rows.items():
+        if kept["texts"][text]["fingerprint"] != judge.fingerprint:
             raise SystemExit(f"{file} is judged on another {text}. Run the step plans.")
+    written, _ = judged(options, model, tokenizer, named, rows, only)
     plans = [plan for plan in kept["plans"] if plan["name"] not in titles] + written
     write_plans(file, kept["model_fingerprint"], kept["texts"], kept["prompts"], plans)
     print(f"{len(written)} of {len(plans)} plans in {file} are new")

@@ -113,16 +113,17 @@ class Interactions:
 
         Negative where the second part costs less once the first is gone.
         """
-        return self._by_row.mean(axis=0)
+        return self.by_row.mean(axis=0)
 
     @cached_property
     def interaction_error(self) -> np.ndarray:
         """Standard error of `interaction` over rows [pool, pool]; NaN with a single row."""
-        rows, size, _ = self._by_row.shape
-        return standard_error(self._by_row.reshape(rows, -1).T).reshape(size, size)
+        rows, size, _ = self.by_row.shape
+        return standard_error(self.by_row.reshape(rows, -1).T).reshape(size, size)
 
     @cached_property
-    def _by_row(self) -> np.ndarray:
+    def by_row(self) -> np.ndarray:
+        """R(a + b) - R(a) - R(b) [rows, pool, pool], nats per token; 0 on the diagonal."""
         own = self.alone[:, list(self.pool)]
         found = self.together - own[:, :, None] - own[:, None, :]
         found[:, range(len(self.pool)), range(len(self.pool))] = 0
@@ -136,7 +137,7 @@ class Interactions:
         layer, and its cost. Each row is a group, so error bars are over rows. `expand` turns a plan
         of stand-ins into one of the model's units.
         """
-        grams = self._by_row.copy()
+        grams = self.by_row.copy()
         own = self.alone[:, list(self.pool)]
         grams[:, range(len(self.pool)), range(len(self.pool))] = 2 * own
         order = [self.pool.index(part) for part in self._ordered]
