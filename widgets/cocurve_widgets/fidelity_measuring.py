@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import cocurve_lab as cl
 from cocurve_lab.measuring.gap import RiskSplit
@@ -15,6 +17,7 @@ from .session import Cancelled, CancelToken, MeasuredPlan, Session, measured_on
 
 CHUNK = 4  # plans measured at once; between two chunks Cancel is heard and the model is free
 Waiting = tuple[cl.Selection, cl.CalibrationSet]
+Key = tuple[str, str]  # the fingerprints of both
 
 
 class Measurer:
@@ -26,66 +29,48 @@ class Measurer:
     Args:
         session: has the model, and receives the results.
         moved: called whenever there is something new to show.
+        failed: called with an error of the session's thread.
 
     Attributes:
-        done, total: plans of the present work, less the cancelled ones, or rows where it splits
-            the risk of one plan; 0 when idle.
+        done, total: plans of the present work, or rows where it splits the risk of one plan; 0
+            when idle.
         noun: what `done` and `total` count, for a status line.
         stage: the present step, for a status line.
         took: size and time of the last finished work, in words; empty before the first.
     """
 
-    def __init__(self, session: Session, moved: Callable[[], None]) -> None:
-        self.session, self._moved = session, moved
+    def __init__(
+        self, session: Session, moved: Callable[[], None], failed: Callable[[Exception], None]
+    ) -> None:
+        self.session, self._moved, self._failed = session, moved, failed
         self._lock = threading.RLock()
-        self._todo: deque[Waiting] = deque()
-        self._running: list[Waiting] = []  # taken from `_todo`, in the model now
-        self._dropped = 0  # plans of the present work that `cancel` took out of `_todo`
-        self._tokens: list[CancelToken] = []  # of all work going on: a cell and the thread may both
-        self._job: CancelToken | None = None  # of the job on the thread that takes from `_todo`
+        self._todo: dict[Key, Waiting] = {}  # what the thread measures, or is to measure
+        self._serving = False  # whether the thread measures what is in `_todo`, or soon will
+        self._tokens: list[CancelToken] = []  # of what goes on: a cell and the thread may both
         self._began = 0.0
         self.done = self.total = 0
         self.noun, self.stage, self.took = "plan", "", ""
 
     @property
     def active(self) -> bool:
-        """Whether anything waits or runs.
-
-        The mailbox keeps one "measure" job, so another instrument of the session may have dropped
-        ours before it began; then its token is cancelled and nothing is active.
-        """
-        with self._lock:
-            return bool(self._tokens) or (self._job is not None and not self._job.cancelled)
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Estimate of the seconds left from the plans done so far; None before the first."""
-        with self._lock:
-            if not self.done:
-                return None
-            return (time.monotonic() - self._began) / self.done * (self.total - self.done)
+        """Whether anything waits or runs."""
+        return bool(self._tokens or self._todo)
 
     def words(self) -> str:
         """Progress as a sentence; empty when idle."""
         with self._lock:
             if not self.total:
                 return ""
-            left = self.seconds_left
-            eta = "" if left is None else f", about {left:.0f} s left"
+            spent, eta = time.monotonic() - self._began, ""
+            if self.done:
+                eta = f", about {spent / self.done * (self.total - self.done):.0f} s left"
             return f"{self.done} of {counted(self.total, self.noun)} measured{eta} ({self.stage})"
 
     def measure_here(self, plans: Sequence[cl.Selection], held_out: cl.CalibrationSet) -> None:
         """Measure in this thread; return when all are done or cancelled."""
-        token = CancelToken()
-        self._expect(len(plans))
-        self._start(token)
-        try:
-            for start in range(0, len(plans), CHUNK):
-                self._measure(list(plans[start : start + CHUNK]), held_out, token)
-        except Cancelled:
-            pass
-        finally:
-            self._end(token)
+        chunks = (plans[start : start + CHUNK] for start in range(0, len(plans), CHUNK))
+        steps = (partial(self._measure, chunk, held_out) for chunk in chunks)
+        self._here(len(plans), "plan", steps)
 
     def split_here(
         self, plan: cl.Selection, held_out: cl.CalibrationSet, parts: list[RiskSplit]
@@ -97,95 +82,65 @@ class Measurer:
             held_out: text to measure on.
             parts: one per row done so far; the others are appended as they come.
         """
-        token, todo = CancelToken(), range(len(parts), len(held_out))
-        self._expect(len(todo), "row")
-        self._start(token)
-        try:
-            for number in todo:
-                token.check()
-                self._say("waiting for the model")
-                with self.session.exclusive(token) as model:
-                    self._say("splitting the risk")
-                    row = held_out.rows(number, number + 1)
-                    parts.append(cl.split_risk(model, plan, row, progress=False))
-                with self._lock:
-                    self.done += 1
-        except Cancelled:
-            pass
-        finally:
-            with self._lock:
-                left = len(held_out) - len(parts)
-                self.total -= left
-                self._dropped += left
-            self._end(token)
+        left = range(len(parts), len(held_out))
+        steps = (partial(self._split, plan, held_out.rows(k, k + 1), parts) for k in left)
+        self._here(len(left), "row", steps)
 
-    def measure_soon(
-        self,
-        plans: Sequence[cl.Selection],
-        held_out: cl.CalibrationSet,
-        failed: Callable[[Exception], None],
-    ) -> None:
-        """Hand plans to the session's thread, behind those it already has.
-
-        Args:
-            plans: those that wait or run already are skipped.
-            held_out: text to measure on.
-            failed: called with the error, should there be one.
-        """
-        if not plans:
-            return
+    def measure_soon(self, plans: Sequence[cl.Selection], held_out: cl.CalibrationSet) -> None:
+        """Hand plans to the session's thread, behind those it already has."""
         with self._lock:
-            pending = (*self._running, *self._todo)
-            known = {plan.fingerprint for plan, text in pending if text is held_out}
-            fresh = [plan for plan in plans if plan.fingerprint not in known]
-            self._expect(len(fresh))
-            self._todo.extend((plan, held_out) for plan in fresh)
-            if self._job is None or self._job.cancelled:
-                self._job = self.session.worker.submit("measure", self._work, failed)
+            asked = {(plan.fingerprint, held_out.fingerprint): (plan, held_out) for plan in plans}
+            self._expect(len(asked.keys() - self._todo.keys()), "plan")
+            self._todo |= asked
+            if asked and not self._serving:
+                self._serving = True
+                self.session.worker.submit(f"measure {id(self)}", self._serve, self._failed)
         self._moved()
 
     def cancel(self) -> None:
         """Stop after the plans that are in the model now, which still count."""
         with self._lock:
-            self.total -= len(self._todo)
-            self._dropped += len(self._todo)
             self._todo.clear()
             if self._tokens:
                 self.stage = "stopping after the plans being measured"
-            for token in (*self._tokens, self._job):
-                if token is not None:
-                    token.cancel()
-        self._moved()
+            for token in self._tokens:
+                token.cancel()
+        self._sum_up()
 
-    def _work(self, token: CancelToken) -> None:
-        self._start(token)
+    # Steps --------------------------------------------------------------------------------------
+
+    def _here(self, count: int, noun: str, steps: Iterable[Callable[[CancelToken], None]]) -> None:
+        self._expect(count, noun)
+        with self._going_on() as token:
+            for step in steps:
+                step(token)
+
+    def _serve(self, _: CancelToken) -> None:
+        """Measure what waits, on the thread."""
         try:
-            while chunk := self._next(token):
-                self._measure([plan for plan, _ in chunk], chunk[0][1], token)
-        finally:
+            while chunk := self._next():
+                plans, texts = zip(*chunk.values(), strict=True)
+                with self._going_on() as token:
+                    self._measure(plans, texts[0], token)
+                with self._lock:
+                    self._todo = {k: v for k, v in self._todo.items() if k not in chunk}
+        except Exception:
             with self._lock:
-                self._running = []
-                if self._job is token:  # else a newer job has taken over what waits
-                    self._job = None
-                    self._todo.clear()
-            self._end(token)
+                self._todo, self._serving = {}, False
+            raise
+        finally:
+            self._sum_up()
 
-    def _next(self, token: CancelToken) -> list[Waiting]:
+    def _next(self) -> dict[Key, Waiting]:
         """The next plans, all on one text; empty when all are done."""
         with self._lock:
-            token.check()
-            chunk: list[Waiting] = []
-            while self._todo and len(chunk) < CHUNK:
-                if chunk and self._todo[0][1] is not chunk[0][1]:
-                    break
-                chunk.append(self._todo.popleft())
-            self._running = chunk
-            if not chunk:
-                self._job = None  # decided under the lock: later plans submit a new job
-            return chunk
+            first = dict(itertools.islice(self._todo.items(), CHUNK))
+            # decided under the lock: plans that come later submit a new job
+            self._serving = bool(first)
+            return {k: v for k, v in first.items() if k[1] == next(iter(first))[1]}
 
     def _measure(
-        self, plans: list[cl.Selection], held_out: cl.CalibrationSet, token: CancelToken
+        self, plans: Sequence[cl.Selection], held_out: cl.CalibrationSet, token: CancelToken
     ) -> None:
         token.check()
         self._say("waiting for the model")
@@ -194,39 +149,60 @@ class Measurer:
             table = cl.measure_plans(
                 model, plans, held_out, progress=False, calibrated_on=self.session.curvature
             )
+            self.done += len(plans)
         facts = measured_on(held_out)
         numbers = zip(plans, table.mean.tolist(), table.standard_error.tolist(), strict=True)
-        with self._lock:
-            self.done += len(plans)
         self.session.add_measured(*(MeasuredPlan(p, kl, se, **facts) for p, kl, se in numbers))
 
-    def _expect(self, count: int, noun: str = "plan") -> None:
+    def _split(
+        self,
+        plan: cl.Selection,
+        row: cl.CalibrationSet,
+        parts: list[RiskSplit],
+        token: CancelToken,
+    ) -> None:
+        token.check()
+        self._say("waiting for the model")
+        with self.session.exclusive(token) as model:
+            self._say("splitting the risk")
+            parts.append(cl.split_risk(model, plan, row, progress=False))
+            self.done += 1
+
+    def _expect(self, count: int, noun: str) -> None:
         with self._lock:
             if not self.active:
-                self.done = self.total = self._dropped = 0
+                self.done = self.total = 0
                 self._began, self.noun = time.monotonic(), noun
             elif noun != self.noun:
                 self.noun = "step"
             self.total += count
 
-    def _start(self, token: CancelToken) -> None:
+    @contextmanager
+    def _going_on(self) -> Iterator[CancelToken]:
+        """Within the block `cancel` ends the work; at its end it is summed up if it was the last."""
+        token = CancelToken()
         with self._lock:
             self._tokens.append(token)
+        try:
+            yield token
+        except Cancelled:
+            pass
+        finally:
+            with self._lock:
+                self._tokens.remove(token)
+            self._sum_up()
 
-    def _end(self, token: CancelToken) -> None:
+    def _sum_up(self) -> None:
+        """Tell what the work took, once nothing of it waits or runs."""
         with self._lock:
-            self._tokens.remove(token)
-            if not self.active:
+            if self.total and not self.active:
+                stopped = ", then stopped" if self.done < self.total else ""
                 seconds = time.monotonic() - self._began
-                asked = self.total + self._dropped
-                stopped = ", then stopped" if self._dropped else ""
                 how = f"measured in {seconds:.1f} s{stopped}"
-                if asked:  # else all was known before
-                    self.took = f"{self.done} of {counted(asked, self.noun)} {how}"
+                self.took = f"{self.done} of {counted(self.total, self.noun)} {how}"
                 self.done = self.total = 0
         self._moved()
 
     def _say(self, stage: str) -> None:
-        with self._lock:
-            self.stage = stage
+        self.stage = stage
         self._moved()

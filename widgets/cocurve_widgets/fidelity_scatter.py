@@ -117,7 +117,7 @@ class FidelityScatter(Instrument, anywidget.AnyWidget):
         self.curvature, self.calibration = curvature, calibration
         super().__init__(session, **controls)
         self.book = Book.of(self.session)
-        self.measurer = Measurer(self.session, self._changed)
+        self.measurer = Measurer(self.session, self._changed, self.report)
         self._singles = single_rows(curvature)
         self._splits: dict[tuple[str, str], list[RiskSplit]] = {}  # a part per row done
         self._drawn_at = 0.0
@@ -281,7 +281,7 @@ class FidelityScatter(Instrument, anywidget.AnyWidget):
             self.measurer.measure_here(list(fresh.values()), held_out)
             self.refresh()
         else:
-            self.measurer.measure_soon(list(fresh.values()), held_out, self.report)
+            self.measurer.measure_soon(list(fresh.values()), held_out)
         known = self._on(text)
         found = [known[plan.fingerprint] for plan in plans if plan.fingerprint in known]
         return [plan_row(self.curvature, self.book, record) for record in found]
