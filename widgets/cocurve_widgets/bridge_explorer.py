@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, observe, validate
+from traitlets import Bool, Bytes, Dict, Enum, Int, observe
 
 import cocurve_lab as cl
 from cocurve_lab.curvature.matrix import BLOCKS
@@ -18,6 +18,7 @@ from .instrument import KIT, Explorer, counted, front, guarded, named_matrix
 from .packing import pair_rows
 from .session import Session
 from .still import plot_html
+from .traits import Some, Within
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -77,14 +78,14 @@ class BridgeExplorer(Explorer):
 
     _esm = front(*KIT, "bridge_parts.js", "bridge.js", "bridge_main.js")
 
-    threshold = Float(0.0).tag(sync=True)
+    threshold = Within(0, 1, 0.0).tag(sync=True)
     edges_of = Enum(("all", "bridges"), "all").tag(sync=True)
-    compared_ratio = Float(None, allow_none=True).tag(sync=True)
+    compared_ratio = Within(0, RATIOS[-1], None, allow_none=True).tag(sync=True)
     sign = Enum(("both", "positive", "negative"), "both").tag(sync=True)
-    blocks: List[str] = List(default_value=list(BLOCKS)).tag(sync=True)
+    blocks = Some(BLOCKS).tag(sync=True)
     ego = Bool(False).tag(sync=True)
-    saliency_quantile = Float(0.5).tag(sync=True)
-    connectivity_quantile = Float(0.5).tag(sync=True)
+    saliency_quantile = Within(0, 1, 0.5).tag(sync=True)
+    connectivity_quantile = Within(0, 1, 0.5).tag(sync=True)
     table_of = Enum(("edges", "units", "bridges"), "edges").tag(sync=True)
 
     nodes = Dict().tag(sync=True)
@@ -105,12 +106,12 @@ class BridgeExplorer(Explorer):
         tokenizer: PreTrainedTokenizerBase | None = None,
         **controls: Any,
     ) -> None:
-        self._require_known(controls)
-        session = Session.bind(curvature, session, model, tokenizer)
         self._ends, self._rho = _strongest_edges(curvature)
         self._solved: tuple[Any, dict[str, Any]] | None = None
         self._seconds = 0.0
-        super().__init__(session, **_payload(curvature, self._ends, self._rho), **controls)
+        shared: Any = {"session": session, "model": model, "tokenizer": tokenizer}
+        sent = _payload(curvature, self._ends, self._rho)
+        super().__init__(curvature, **shared, **sent, **controls)
         self._find_bridges()
         self.share("brushed")
         if "threshold" not in controls:
@@ -122,33 +123,6 @@ class BridgeExplorer(Explorer):
         self.follow(self._compare_plans, "selection")
         self.on_msg(self._answer)
 
-    # Traits at the edge -------------------------------------------------------------------------
-
-    @validate("threshold", "saliency_quantile", "connectivity_quantile")
-    def _in_unit_interval(self, proposal: Any) -> float:
-        if not 0 <= proposal.value <= 1:  # NaN fails too
-            what = "|correlation|" if proposal.trait.name == "threshold" else "a quantile"
-            raise TraitError(
-                f"{proposal.trait.name} is {proposal.value}; {what} lies in [0, 1]. Set a value "
-                "in that range."
-            )
-        return float(proposal.value)
-
-    @validate("compared_ratio")
-    def _in_range(self, proposal: Any) -> float | None:
-        if proposal.value is not None and not 0 <= proposal.value <= RATIOS[-1]:  # NaN fails too
-            raise TraitError(
-                f"compared_ratio is {proposal.value}. Set it between 0 and {RATIOS[-1]:g}, or None."
-            )
-        return None if proposal.value is None else float(proposal.value)
-
-    @validate("blocks")
-    def _known_blocks(self, proposal: Any) -> list[str]:
-        unknown = [block for block in proposal.value if block not in BLOCKS]
-        if unknown:
-            raise TraitError(f"blocks holds {unknown[0]!r}. Choose from {', '.join(BLOCKS)}.")
-        return [block for block in BLOCKS if block in proposal.value]
-
     # Bridges and plans --------------------------------------------------------------------------
 
     @observe("saliency_quantile", "connectivity_quantile")
@@ -159,9 +133,7 @@ class BridgeExplorer(Explorer):
     @guarded
     def _find_bridges(self) -> None:
         start = time.perf_counter()
-        found = cl.bridge_units(
-            self.session.curvature, self.saliency_quantile, self.connectivity_quantile
-        )
+        found = cl.bridge_units(self.curvature, self.saliency_quantile, self.connectivity_quantile)
         pearson = found.saliency_connectivity_correlation
         self.bridges = {
             "indices": list(found.indices),
@@ -170,7 +142,7 @@ class BridgeExplorer(Explorer):
             "ranked": found.ranked,
             "note": found.note,
             "correlation": None if math.isnan(pearson) else pearson,
-            "flow": _flow(self.session.curvature, list(found.indices)),
+            "flow": _flow(self.curvature, list(found.indices)),
         }
         self._seconds = time.perf_counter() - start
         self._compare_plans()
@@ -185,7 +157,7 @@ class BridgeExplorer(Explorer):
         """Set `plans`: the session's plan, and the two it is compared with, under its guards."""
         start = time.perf_counter()
         plan = self.session_plan()
-        ratio, guards = RATIO, cl.opening_guards(self.session.curvature.units)
+        ratio, guards = RATIO, cl.opening_guards(self.curvature.units)
         if plan is not None:
             ratio, guards = plan.requested_ratio, plan.guards
         if self.compared_ratio is not None:
@@ -231,7 +203,7 @@ class BridgeExplorer(Explorer):
         problem = ""
         for strength in (0.0, 1.0):
             try:
-                plan = cl.solve_greedy(self.session.curvature, ratio, strength, guards)
+                plan = cl.solve_greedy(self.curvature, ratio, strength, guards)
                 orders.append(list(plan.pruned))
             except cl.CocurveError as error:  # out of reach under these guards; the page shows it
                 orders.append(None)
@@ -265,7 +237,7 @@ class BridgeExplorer(Explorer):
         )
 
     def _source(self) -> str:
-        return f"Estimated from {named_matrix(self.session.curvature)}, not measured"
+        return f"Estimated from {named_matrix(self.curvature)}, not measured"
 
     # What is shown ------------------------------------------------------------------------------
 
@@ -275,7 +247,7 @@ class BridgeExplorer(Explorer):
         shown: np.ndarray = np.abs(self._rho) >= self.threshold
         if self.sign != "both":
             shown &= (self._rho > 0) == (self.sign == "positive")
-        attention = self.session.curvature.units.kinds == "attention"
+        attention = self.curvature.units.kinds == "attention"
         heads = attention[u].astype(int) + attention[v]
         wanted = [self.blocks.count(block) > 0 for block in ("ffn", "cross", "attention")]
         shown &= np.array(wanted)[heads]
@@ -297,7 +269,7 @@ class BridgeExplorer(Explorer):
         """
         if self.table_of == "edges":
             return self._edge_rows()
-        everyone = range(len(self.session.curvature.units))
+        everyone = range(len(self.curvature.units))
         chosen = everyone if self.table_of == "units" else self.bridges["indices"]
         return [self._unit_row(unit) for unit in chosen]
 
@@ -312,7 +284,7 @@ class BridgeExplorer(Explorer):
         return plot_html(points, ("saliency, nats per token", "connectivity, nats per token"))
 
     def _edge_rows(self) -> list[dict[str, Any]]:
-        return pair_rows(self.session.curvature, self._ends[self._shown()])
+        return pair_rows(self.curvature, self._ends[self._shown()])
 
     def _unit_row(self, unit: int) -> dict[str, Any]:
         columns = ("name", "saliency", "connectivity", "residual")
@@ -330,7 +302,7 @@ class BridgeExplorer(Explorer):
 
     def _graph(self) -> Any:
         """The shown edges as a networkx graph, each node with `bridge` and `removed`."""
-        graph = cl.edge_graph(self.session.curvature, top_k=MOST_EDGES)
+        graph = cl.edge_graph(self.curvature, top_k=MOST_EDGES)
         graph.remove_edges_from(self._ends[~self._shown()].tolist())
         if self.ego and self.selected_unit is not None:
             near = {self.selected_unit, *graph[self.selected_unit]}

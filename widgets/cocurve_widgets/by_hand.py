@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from traitlets import Enum, HasTraits, Instance, Int, List, TraitError, Unicode, validate
+from traitlets import Enum, HasTraits, Int, List, TraitError, Unicode, validate
 
 import cocurve_lab as cl
 
-from .session import require_unit
+from .traits import PlanOfUnits, require_unit
 
 MODES = ("mark", "remove", "pair")
 
@@ -32,7 +32,7 @@ class ByHand(HasTraits):
     mode = Enum(MODES, "mark").tag(sync=True)
     pair: List[int] = List(Int()).tag(sync=True)
     prompt = Unicode().tag(sync=True)
-    pinned = Instance(cl.Selection, allow_none=True)
+    pinned = PlanOfUnits()
 
     curvature: cl.Curvature
     selection: Any
@@ -40,10 +40,8 @@ class ByHand(HasTraits):
 
     @validate("pair")
     def _valid_pair(self, proposal: Any) -> list[int]:
-        units: list[int] = proposal.value
-        for unit in units:
-            require_unit(self.curvature, unit, "pair holds")
-        if len(units) > 2 or len(set(units)) < len(units) or None in units:
+        units = [require_unit(self.curvature, unit, "pair holds") for unit in proposal.value]
+        if len(units) > 2 or len(set(units)) < len(units):
             raise TraitError(f"pair is {units}. Give at most two different units.")
         return units
 
@@ -63,13 +61,14 @@ class ByHand(HasTraits):
         self._take_by_hand([])
 
     def _take_by_hand(self, pruned: list[int]) -> None:
-        self._own = cl.Selection.from_pruned(self.curvature.units, pruned, self.curvature)
-        self.pinned = self._own
+        self._own = self.pinned = self._removing(pruned)
+
+    def _removing(self, pruned: list[int]) -> cl.Selection:
+        return cl.Selection.from_pruned(self.curvature.units, pruned, self.curvature)
 
     def _pair_plans(self) -> list[cl.Selection]:
         """Either unit of the pair alone, then both; empty without two units."""
         if len(self.pair) < 2:
             return []
         u, v = self.pair
-        units, curvature = self.curvature.units, self.curvature
-        return [cl.Selection.from_pruned(units, part, curvature) for part in ([u], [v], [u, v])]
+        return [self._removing(part) for part in ([u], [v], [u, v])]

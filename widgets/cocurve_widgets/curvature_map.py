@@ -11,7 +11,8 @@ import cocurve_lab as cl
 
 from .instrument import KIT, Explorer, front, guarded, named_matrix
 from .packing import gray_image, pair_rows
-from .session import CancelToken, Session, require_unit
+from .session import CancelToken, Session
+from .traits import UnitIndex
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -79,7 +80,7 @@ class CurvatureMap(Explorer):
     only_plan = Bool(False).tag(sync=True)
     step = Int(0).tag(sync=True)
     playing = Bool(False).tag(sync=True)
-    partner = Int(None, allow_none=True).tag(sync=True)
+    partner = UnitIndex().tag(sync=True)
     table_of = Enum(("units", "ledger", "pairs"), "units").tag(sync=True)
 
     nodes = Dict().tag(sync=True)
@@ -100,10 +101,10 @@ class CurvatureMap(Explorer):
         **controls: Any,
     ) -> None:
         self._require_known(controls)
-        session = Session.bind(curvature, session, model, tokenizer)
         controls.setdefault("window", [0, 0, len(curvature.units)])
         later = {name: controls.pop(name) for name in ("step", "playing") if name in controls}
-        super().__init__(session, **_payload(curvature), **controls)
+        shared: Any = {"session": session, "model": model, "tokenizer": tokenizer}
+        super().__init__(curvature, **shared, **_payload(curvature), **controls)
         self._take_plan()
         for name, value in later.items():  # they need the plan
             setattr(self, name, value)
@@ -117,7 +118,7 @@ class CurvatureMap(Explorer):
     @validate("window")
     def _inside(self, proposal: Any) -> list[float]:
         column, row, span = proposal.value
-        size = len(self.session.curvature.units)
+        size = len(self.curvature.units)
         if not (
             min(FEWEST, size) <= span <= size
             and 0 <= column <= size - span
@@ -145,12 +146,6 @@ class CurvatureMap(Explorer):
             )
         return bool(proposal.value)
 
-    @validate("partner")
-    def _known_partner(self, proposal: Any) -> int | None:
-        value: int | None = proposal.value
-        require_unit(self.session.curvature, value, "partner is")
-        return value
-
     # Order and plan -----------------------------------------------------------------------------
 
     @observe("order")
@@ -161,7 +156,7 @@ class CurvatureMap(Explorer):
             self.session.worker.submit(f"clusters {id(self)}", self._cluster, self.report)
 
     def _cluster(self, token: CancelToken) -> None:
-        found = cluster_order(self.session.curvature)
+        found = cluster_order(self.curvature)
         token.check()
         self.clustered = found
 
@@ -171,7 +166,7 @@ class CurvatureMap(Explorer):
         with self.hold_sync():
             # a step beyond a shorter plan must not exist at any time
             self.step, self.playing = 0, False
-            self.plan = {} if plan is None else _steps(plan, self.session.curvature)
+            self.plan = {} if plan is None else _steps(plan, self.curvature)
             self.step = 0 if plan is None else len(plan)
         self._tell()
 
@@ -182,12 +177,12 @@ class CurvatureMap(Explorer):
 
     @guarded
     def _tell(self) -> None:
-        source = f"Estimated from {named_matrix(self.session.curvature)}, not measured."
+        source = f"Estimated from {named_matrix(self.curvature)}, not measured."
         u, v = self.selected_unit, self.partner
         if u is None or v is None:
             self.status = source
             return
-        curvature = self.session.curvature
+        curvature = self.curvature
         first, second = (curvature.units[i].name for i in (u, v))
         edge, scale = curvature.matrix[u, v], np.sqrt(np.prod(curvature.saliency[[u, v]]))
         text = f"{first} and {second}: H_uv {edge:.4g} nats per token"
@@ -212,7 +207,7 @@ class CurvatureMap(Explorer):
 
     def places(self) -> list[int]:
         """The units in the order of the picture, as indices, [M]."""
-        curvature, size = self.session.curvature, len(self.session.curvature.units)
+        curvature, size = self.curvature, len(self.curvature.units)
         if self.order == "saliency":
             return [int(u) for u in np.argsort(-curvature.saliency, kind="stable")]
         if self.order == "clustering":
@@ -248,7 +243,7 @@ class CurvatureMap(Explorer):
         return rows
 
     def _pair_rows(self) -> list[dict[str, Any]]:
-        curvature, places = self.session.curvature, np.array(self.places())
+        curvature, places = self.curvature, np.array(self.places())
         column, row, span = self.window
         columns, rows = (places[int(at) : int(np.ceil(at + span))] for at in (column, row))
         inside = np.zeros_like(curvature.matrix, dtype=bool)
@@ -261,7 +256,7 @@ class CurvatureMap(Explorer):
 
     def code(self) -> str:
         """The Python that reproduces what is on the screen; it needs `curvature`."""
-        size, last = len(self.session.curvature.units), len(self.plan.get("order", []))
+        size, last = len(self.curvature.units), len(self.plan.get("order", []))
         changed = self.changed(CONTROLS, window=[0, 0, size], playing=self.playing, step=last)
         step = changed.pop("step", None)
         given = "".join(f"    {name}={value!r},\n" for name, value in changed.items())
@@ -276,12 +271,12 @@ class CurvatureMap(Explorer):
     def state(self) -> dict[str, Any]:
         """The initial state of the front end, for a page without a kernel (`kernel` is False)."""
         if not self.clustered:
-            self.clustered = cluster_order(self.session.curvature)
+            self.clustered = cluster_order(self.curvature)
         return self.public_traits() | {"kernel": False, "playing": False, "error": ""}
 
     def _still_picture(self) -> str:
         """The strengths of all pairs as a PNG, dark where strong; blocks of units where many."""
-        curvature, places = self.session.curvature, self.places()
+        curvature, places = self.curvature, self.places()
         rho = np.abs(curvature.correlation())[np.ix_(places, places)]
         np.fill_diagonal(rho, 0.0)
         size = -(-len(places) // STILL)

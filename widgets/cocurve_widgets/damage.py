@@ -64,10 +64,10 @@ class Damage:
         self,
         session: Session,
         held_out: cl.CalibrationSet,
-        questions: Sequence[Question] = (),
-        *,
+        questions: Sequence[Question],
         changed: Callable[[], None],
         failed: Callable[[Exception], None],
+        *,
         cache: str | os.PathLike[str] | None = None,
     ) -> None:
         session.require_model()

@@ -179,7 +179,7 @@ class Measurer:
 
     @contextmanager
     def _going_on(self) -> Iterator[CancelToken]:
-        """Within the block `cancel` ends the work; at its end it is summed up if it was the last."""
+        """Within the block `cancel` ends the work; after it all is summed up if it was the last."""
         token = CancelToken()
         with self._lock:
             self._tokens.append(token)

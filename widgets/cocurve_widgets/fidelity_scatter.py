@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import anywidget
 from traitlets import Dict, Float, Int, List, Unicode, validate
 
 import cocurve_lab as cl
@@ -39,6 +38,7 @@ from .fidelity_points import (
 from .instrument import KIT, Instrument, front, guarded
 from .session import MeasuredPlan, Session, text_name
 from .still import plot_html
+from .traits import Some
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -47,7 +47,7 @@ PAUSE = 0.2  # seconds between redraws at least
 MODULES = (*KIT, "axis.js", "compare.js", "measured.js", "guess.js", "chart.js", "scatter.js")
 
 
-class FidelityScatter(Instrument, anywidget.AnyWidget):
+class FidelityScatter(Instrument):
     """Predicted against measured KL(dense || pruned), both in nats per token.
 
     H predicts 1/2 s^T H s, as in the paper. With a sketch of shifts the pair KL and the additive KL
@@ -83,7 +83,6 @@ class FidelityScatter(Instrument, anywidget.AnyWidget):
     """
 
     _esm = front(*MODULES)
-    _css = front("instrument.css")
 
     ratio = Float(0.2).tag(sync=True)
     interaction_strength = Float(1.0).tag(sync=True)
@@ -92,7 +91,7 @@ class FidelityScatter(Instrument, anywidget.AnyWidget):
     seed = Int(0).tag(sync=True)
     rows = Int(0).tag(sync=True)
     surrogate = Unicode("H").tag(sync=True)
-    methods: List[str] = List(Unicode(), list(METHODS)).tag(sync=True)
+    methods = Some(METHODS).tag(sync=True)
     text = Unicode().tag(sync=True)
     # what the page draws: rows by column, what can be chosen, and everything else
     plans: Dict[str, Any] = Dict(read_only=True).tag(sync=True)
@@ -113,9 +112,9 @@ class FidelityScatter(Instrument, anywidget.AnyWidget):
         self._require_known(controls)
         if calibration is not None:
             calibration = calibration.require_disjoint(curvature)
-        session = Session.bind(curvature, session, model, tokenizer)
-        self.curvature, self.calibration = curvature, calibration
-        super().__init__(session, **controls)
+        self.calibration = calibration
+        shared: Any = {"session": session, "model": model, "tokenizer": tokenizer}
+        super().__init__(curvature, **shared, **controls)
         self.book = Book.of(self.session)
         self.measurer = Measurer(self.session, self._changed, self.report)
         self._singles = single_rows(curvature)
@@ -179,13 +178,6 @@ class FidelityScatter(Instrument, anywidget.AnyWidget):
             raise cl.InputError(f"surrogate is {proposal.value!r}. Choose one of {known}.")
         if proposal.value != "H":
             self.curvature.require_shifts().of("price")  # says what is missing
-        return proposal.value
-
-    @validate("methods")
-    def _check_methods(self, proposal: Any) -> Any:
-        unknown = [name for name in proposal.value if name not in METHODS]
-        if unknown:
-            raise cl.InputError(f"methods names {unknown[0]!r}. Choose from {', '.join(METHODS)}.")
         return proposal.value
 
     # Points -------------------------------------------------------------------------------------

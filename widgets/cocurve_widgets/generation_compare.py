@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import anywidget
-from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, Unicode, observe, validate
+from traitlets import Bool, Dict, Enum, Float, Int, List, Unicode, observe
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import as_html
@@ -25,6 +24,7 @@ from cocurve_lab.measuring.lockstep import Sampling, first_divergence, forced_kl
 
 from .instrument import KIT, Instrument, counted, front, guarded, plan_code
 from .session import Cancelled, CancelToken, Session
+from .traits import PlanOfUnits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -105,7 +105,7 @@ class Written:
         )
 
 
-class GenerationCompare(Instrument, anywidget.AnyWidget):
+class GenerationCompare(Instrument):
     """Text before and after pruning, from one prompt, one batch and one seed.
 
     One row of the batch is the dense model, one runs under the mask of A, the diagonal plan
@@ -131,7 +131,6 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
     """
 
     _esm = front(*KIT, "generation.js")
-    _css = front("instrument.css")
 
     prompt = Unicode().tag(sync=True)
     max_new_tokens = Int(64).tag(sync=True)
@@ -144,7 +143,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
     live = Bool(True).tag(sync=True)
     forced_text = Enum(list(FORCED_TEXTS), "dense").tag(sync=True)
     custom_text = Unicode().tag(sync=True)
-    selection = Instance(cl.Selection, allow_none=True)
+    selection = PlanOfUnits()
 
     dense_text = Unicode().tag(sync=True)
     diagonal_text = Unicode().tag(sync=True)
@@ -186,7 +185,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         self._written: Written | None = None
         self._latest: cl.Selection | None = None  # plan B of the newest run
         self._following = False  # while the sliders are set to a plan
-        super().__init__(session, **controls)
+        super().__init__(curvature, session=session, **controls)
         self.menu = [
             {"group": q.capability, "prompt": q.prompt, "answer": q.answer} for q in self._questions
         ]
@@ -202,14 +201,6 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         self.status = self.status or "no text yet: press Generate"
 
     # Controls -----------------------------------------------------------------------------------
-
-    @validate("selection")
-    def _require_fitting(self, proposal: Any) -> cl.Selection | None:
-        plan: cl.Selection | None = proposal.value
-        if plan is not None:
-            units = self.session.curvature.units
-            plan.units.require_same(units, mine="the plan", theirs="the curvature")
-        return plan
 
     @observe("selection")
     def _tell_selection(self, change: Any) -> None:
@@ -238,7 +229,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
 
     def _solved(self, guards: cl.Guards) -> cl.Selection:
         sliders = self.ratio, self.interaction_strength
-        return cl.solve_greedy(self.session.curvature, *sliders, guards)
+        return cl.solve_greedy(self.curvature, *sliders, guards)
 
     @guarded
     def _plan_changed(self, first: bool = False) -> None:
@@ -391,7 +382,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         if plan.interaction_strength is None:
             return None
         try:
-            found = cl.solve_greedy(self.session.curvature, plan.requested_ratio, 0.0, plan.guards)
+            found = cl.solve_greedy(self.curvature, plan.requested_ratio, 0.0, plan.guards)
         except cl.InfeasibleError:
             return None
         return None if _same_plan(found, plan) else found
@@ -541,7 +532,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
                 "import cocurve_lab as cl",
                 "from cocurve_lab.measuring.lockstep import Sampling, forced_kl",
                 "",
-                f"selection = {plan_code(request.selection, self.session.curvature)}",
+                f"selection = {plan_code(request.selection, self.curvature)}",
                 f"sampling = {sampling!r}",
                 f"pair = cl.compare_text(model, tokenizer, {prompt!r}, selection, sampling{chat})",
                 "print(pair.dense, pair.pruned, sep='\\n---\\n')",

@@ -8,20 +8,24 @@ import re
 from collections.abc import Callable, Iterable
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 import anywidget
 from ipywidgets import DOMWidget
-from traitlets import Bool, Int, List, Unicode, default, validate
+from traitlets import Bool, Unicode, default
 
 import cocurve_lab as cl
 from cocurve_lab.base.atomic import write_atomically
 from cocurve_lab.base.records import read_text
 from cocurve_lab.base.tables import as_csv
 
-from .session import Session, require_unit, require_units
+from .session import Session
 from .still import Still
+from .traits import UnitIndex, UnitIndices
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 KIT = ("glossary.js", "kit.js")  # what every front end of ours begins with
 
@@ -57,8 +61,14 @@ def guarded(method: Method) -> Method:
     return run  # type: ignore[return-value]
 
 
-class Instrument(Still, DOMWidget):
-    """Base class of the instruments, combined with AnyWidget (drawn by us) or with a box.
+class Instrument(Still, anywidget.AnyWidget):
+    """Base class of the instruments.
+
+    Args:
+        curvature: H [M, M].
+        session: shared with other instruments; by default the curvature's own.
+        model, tokenizer: added to the session; None keeps what it has.
+        **controls: initial values of the traits.
 
     Attributes:
         selected_unit: index of the marked unit, shared by all views of a session; None for none.
@@ -74,17 +84,27 @@ class Instrument(Still, DOMWidget):
 
     _followed: list[tuple[Callable[..., None], str]] = []  # noqa: RUF012  (replaced in __init__)
 
-    selected_unit = Int(None, allow_none=True).tag(sync=True)
+    _css = front("instrument.css")
+
+    selected_unit = UnitIndex().tag(sync=True)
     status = Unicode().tag(sync=True)
     error = Unicode().tag(sync=True)
     preview = Unicode(read_only=True).tag(sync=True)
     matrix_name = Unicode(read_only=True).tag(sync=True)
     model_name = Unicode(read_only=True).tag(sync=True)
 
-    def __init__(self, session: Session, **controls: Any) -> None:
+    def __init__(
+        self,
+        curvature: cl.Curvature,
+        *,
+        session: Session | None = None,
+        model: PreTrainedModel | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        **controls: Any,
+    ) -> None:
         self._require_known(controls)
-        self.session = session
-        self.lock = session.lock
+        self.session = Session.bind(curvature, session, model, tokenizer)
+        self.lock = self.session.lock
         self._followed = []
         super().__init__(**controls)
         _close_earlier_run(self)
@@ -104,23 +124,22 @@ class Instrument(Still, DOMWidget):
                 hint = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(known)}."
                 raise cl.InputError(f"{cls.__name__} has no control {name!r}. {hint}")
 
+    @property
+    def curvature(self) -> cl.Curvature:
+        """H of the session."""
+        return self.session.curvature
+
     @default("preview")
     def _preview_note(self) -> str:
-        return self.session.curvature.note()
+        return self.curvature.note()
 
     @default("matrix_name")
     def _named_matrix(self) -> str:
-        return matrix_name(self.session.curvature)
+        return matrix_name(self.curvature)
 
     @default("model_name")
     def _named_model(self) -> str:
-        return str(self.session.curvature.provenance.get("model_name", ""))
-
-    @validate("selected_unit")
-    def _known_unit(self, proposal: Any) -> int | None:
-        value: int | None = proposal.value
-        require_unit(self.session.curvature, value, "selected_unit is")
-        return value
+        return str(self.curvature.provenance.get("model_name", ""))
 
     # Linking ------------------------------------------------------------------------------------
 
@@ -196,7 +215,7 @@ class Instrument(Still, DOMWidget):
         )
 
     def _graph(self) -> Any:
-        return cl.edge_graph(self.session.curvature, top_k=10_000)
+        return cl.edge_graph(self.curvature, top_k=10_000)
 
     def public_traits(self) -> dict[str, Any]:
         """The public traits that the page receives, by name."""
@@ -217,26 +236,20 @@ class Instrument(Still, DOMWidget):
         return {name: value for name, value in values.items() if value != wanted[name]}
 
 
-class Explorer(Instrument, anywidget.AnyWidget):
-    """An instrument on H that draws itself and shares its brush.
+class Explorer(Instrument):
+    """An instrument on H that shares its brush and also lives in a page without a kernel.
 
     Attributes:
         brushed: indices of the units brushed in any view, ascending; shared with the session.
         kernel: whether a kernel answers; False in an exported page.
     """
 
-    _css = front("instrument.css")
-
-    brushed: List[int] = List().tag(sync=True)
+    brushed = UnitIndices().tag(sync=True)
     kernel = Bool(True).tag(sync=True)
-
-    @validate("brushed")
-    def _known_units(self, proposal: Any) -> list[int]:
-        return require_units(self.session.curvature, proposal.value, "brushed holds")
 
     def session_plan(self) -> cl.Selection | None:
         """The session's plan; an error in the instrument, and None, if it is of other units."""
-        plan, units = self.session.selection, self.session.curvature.units
+        plan, units = self.session.selection, self.curvature.units
         self.error = ""
         try:
             if plan is not None:
@@ -251,7 +264,7 @@ class Explorer(Instrument, anywidget.AnyWidget):
         plan = self.session.selection
         if plan is None:
             return ""
-        return f"{name}.session.selection = {plan_code(plan, self.session.curvature)}\n"
+        return f"{name}.session.selection = {plan_code(plan, self.curvature)}\n"
 
 
 def plan_code(plan: cl.Selection, curvature: cl.Curvature) -> str:

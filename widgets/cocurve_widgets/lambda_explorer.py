@@ -22,14 +22,9 @@ from .by_hand import ByHand
 from .damage import Damage, plain
 from .instrument import KIT, Explorer, front, guarded, guards_code, plan_code
 from .packing import gray_image, pack_problem
-from .session import (
-    CancelToken,
-    Mailbox,
-    Owed,
-    Session,
-    observers,
-)
+from .session import CancelToken, Mailbox, Owed, Session, observers
 from .solving import EachStep, Solving, solving, surrogates_of
+from .traits import Some, Within
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -43,16 +38,8 @@ MODULES = (
 )
 MOST_RATIO = 0.6  # curves and the ratio slider end here
 PLAIN_TEXT = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-CONTROLS = (
-    "interaction_strength",
-    "ratio",
-    "layer_cap",
-    "layer_cap_factor",
-    "protect_first",
-    "protect_last",
-    "kinds",
-    "surrogate",
-)
+GUARDS = ("layer_cap", "layer_cap_factor", "protect_first", "protect_last", "kinds")
+CONTROLS = ("interaction_strength", "ratio", *GUARDS, "surrogate")
 
 
 class LambdaExplorer(ByHand, Explorer):
@@ -99,13 +86,13 @@ class LambdaExplorer(ByHand, Explorer):
 
     _esm = front(*MODULES, "lambda_main.js")
 
-    interaction_strength = Float(1.0).tag(sync=True)
-    ratio = Float(0.2).tag(sync=True)
-    layer_cap = Float(None, allow_none=True).tag(sync=True)
-    layer_cap_factor = Float(None, allow_none=True).tag(sync=True)
+    interaction_strength = Within(0, 1, 1.0).tag(sync=True)
+    ratio = Within(0, MOST_RATIO, 0.2).tag(sync=True)
+    layer_cap = Within(1e-6, 1, None, allow_none=True).tag(sync=True)
+    layer_cap_factor = Within(1e-6, 100, None, allow_none=True).tag(sync=True)
     protect_first = Int(0).tag(sync=True)
     protect_last = Int(0).tag(sync=True)
-    kinds = List(default_value=list(cl.KINDS)).tag(sync=True)
+    kinds = Some(cl.KINDS, least=1, beside=cl.Guards().kinds).tag(sync=True)
     surrogate = Unicode().tag(sync=True)
     selection = Owed(cl.Selection, allow_none=True)
     flips = List(Float()).tag(sync=True)
@@ -133,7 +120,6 @@ class LambdaExplorer(ByHand, Explorer):
         cache: str | os.PathLike[str] | None = None,
         **controls: Any,
     ) -> None:
-        self._require_known(controls)
         self._solved: tuple[Any, ...] | None = None
         self._guarded: tuple[Any, ...] | None = None
         self._ends_of: tuple[Any, ...] | None = None
@@ -143,29 +129,23 @@ class LambdaExplorer(ByHand, Explorer):
         self._adopting = False
         self._owes = False  # whether `selection` is of earlier controls, until somebody reads it
         self._seconds = 0.0
+        ends = cl.opening_guards(curvature.units)
+        start: dict[str, Any] = {"surrogate": curvature.surrogate}
+        start |= {"protect_first": ends.protect_first, "protect_last": ends.protect_last}
+        if curvature.is_preview:  # open outside the hatched part of the axis
+            start["interaction_strength"] = TRUSTED_STRENGTH
+        self._require_known(controls)
         session = Session.bind(curvature, session, model, tokenizer)
-        self.curvature = curvature
         self.damage: Damage | None = None
         if held_out is not None:
             if session.tokenizer is not None:
                 begun = session.tokenizer.decode(held_out.input_ids[0][:24], **PLAIN_TEXT)
-                controls.setdefault("prompt", str(begun).strip())
+                start["prompt"] = str(begun).strip()
             self.damage = Damage(
-                session,
-                held_out,
-                questions,
-                changed=self._show_damage,
-                failed=self.report,
-                cache=cache,
+                *(session, held_out, questions, self._show_damage, self.report), cache=cache
             )
-        # on a preview, open outside the hatched part of the axis
-        ends = cl.opening_guards(curvature.units)
-        start: dict[str, Any] = {"surrogate": curvature.surrogate}
-        start |= {"protect_first": ends.protect_first, "protect_last": ends.protect_last}
-        if curvature.is_preview:
-            start["interaction_strength"] = TRUSTED_STRENGTH
         problem = pack_problem(curvature) | {"surrogates": list(surrogates_of(curvature))}
-        super().__init__(session, _problem=problem, **(start | controls))
+        super().__init__(curvature, session=session, _problem=problem, **(start | controls))
         self.gate = cl.redundancy_gate(curvature) if curvature.surrogate == "H" else None
         self._mark()
         self.observe(self._changed, CONTROLS)
@@ -182,32 +162,12 @@ class LambdaExplorer(ByHand, Explorer):
 
     # Controls -----------------------------------------------------------------------------------
 
-    @validate("interaction_strength")
-    def _valid_strength(self, proposal: Any) -> float:
-        return _within("interaction_strength", proposal.value, 0, 1)
-
-    @validate("ratio")
-    def _valid_ratio(self, proposal: Any) -> float:
-        return _within("ratio", proposal.value, 0, MOST_RATIO)
-
-    @validate("layer_cap", "layer_cap_factor")
-    def _valid_cap(self, proposal: Any) -> float | None:
-        if proposal.value is None:
-            return None
-        most = 1.0 if proposal.trait.name == "layer_cap" else 100.0
-        return _within(proposal.trait.name, proposal.value, 1e-6, most)
-
     @validate("protect_first", "protect_last")
     def _valid_layers(self, proposal: Any) -> int:
-        most = self.curvature.units.num_layers
-        return int(_within(proposal.trait.name, proposal.value, 0, most))
-
-    @validate("kinds")
-    def _valid_kinds(self, proposal: Any) -> list[str]:
-        found: list[str] = [kind for kind in cl.KINDS if kind in proposal.value]
-        if not found or set(proposal.value) - set(cl.Guards().kinds):
-            raise TraitError(f"kinds is {proposal.value!r}. Choose from {list(cl.KINDS)}.")
-        return found
+        name, value, most = proposal.trait.name, proposal.value, self.curvature.units.num_layers
+        if not 0 <= value <= most:
+            raise TraitError(f"{name} is {value}. Set it between 0 and {most}.")
+        return int(value)
 
     @validate("surrogate")
     def _valid_surrogate(self, proposal: Any) -> str:
@@ -306,14 +266,6 @@ class LambdaExplorer(ByHand, Explorer):
     def _diagonal(self) -> cl.Selection | None:
         """The plan of lambda 0 at the present ratio; None where greedy stalls before it."""
         return self._plan_of(self._longest(0.0))
-
-    @validate("pinned")
-    def _fitting_plan(self, proposal: Any) -> cl.Selection | None:
-        plan: cl.Selection | None = proposal.value
-        if plan is not None:
-            units = self.curvature.units
-            plan.units.require_same(units, mine="the plan", theirs="the curvature")
-        return plan
 
     @guarded
     def _show_pin(self, _: Any = None) -> None:
@@ -655,9 +607,3 @@ def _same(a: cl.Selection, b: cl.Selection) -> bool:
         and a.requested_ratio == b.requested_ratio
         and a.guards == b.guards
     )
-
-
-def _within(name: str, value: float, low: float, high: float) -> float:
-    if not (np.isfinite(value) and low <= value <= high):
-        raise TraitError(f"{name} is {value}. Set it between {low:g} and {high:g}.")
-    return value

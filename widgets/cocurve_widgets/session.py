@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
-from traitlets import All, HasTraits, Instance, Int, List, TraitError, Tuple, validate
+from traitlets import All, HasTraits, Instance, Tuple
 
 import cocurve_lab as cl
 from cocurve_lab.base.arguments import require_type
 from cocurve_lab.extensions.pretrained.kept import KeptPlans, kept_plans
 from cocurve_lab.models.units import units_like
+
+from .traits import UnitIndex, UnitIndices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -220,19 +222,9 @@ class Session(HasTraits):
     """
 
     selection = Owed(cl.Selection, allow_none=True)
-    selected_unit = Int(None, allow_none=True)
-    brushed = List(Int())
+    selected_unit = UnitIndex()
+    brushed = UnitIndices()
     measured = Tuple()
-
-    @validate("selected_unit")
-    def _known_unit(self, proposal: Any) -> int | None:
-        value: int | None = proposal.value
-        require_unit(self.curvature, value, "selected_unit is")
-        return value
-
-    @validate("brushed")
-    def _known_units(self, proposal: Any) -> list[int]:
-        return require_units(self.curvature, proposal.value, "brushed holds")
 
     def __init__(
         self,
@@ -382,20 +374,6 @@ def _kept(kept: KeptPlans) -> Iterator[Measured]:
 
 def _mean_and_error(rows: np.ndarray) -> tuple[float, float]:
     return float(rows.mean()), float(rows.std(ddof=1) / np.sqrt(len(rows)))
-
-
-def require_unit(curvature: cl.Curvature, unit: Any, where: str) -> None:
-    """Raise TraitError unless `unit` is None or the index of a unit of H."""
-    size = len(curvature.units)
-    if unit is not None and not (isinstance(unit, (int, np.integer)) and 0 <= unit < size):
-        raise TraitError(f"{where} {unit!r}. Use an index from 0 to {size - 1}.")
-
-
-def require_units(curvature: cl.Curvature, units: Collection[int], where: str) -> list[int]:
-    """The indices ascending and once each; TraitError unless all are of units of H."""
-    for unit in units:
-        require_unit(curvature, unit, where)
-    return sorted({int(unit) for unit in units})
 
 
 def _identity(curvature: cl.Curvature) -> tuple[str, bool]:
