@@ -16,12 +16,11 @@ from cocurve_lab.figures import COLORS
 
 from .instrument import KIT, Explorer, counted, front, guarded, named_matrix
 from .packing import pair_rows
-from .session import Session
 from .still import plot_html
 from .traits import Some, Within
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    pass
 
 MOST_EDGES = 10_000  # sent to the page once; the filters choose among these
 PARTNERS = 5
@@ -41,12 +40,6 @@ class BridgeExplorer(Explorer):
     Left, a graph with fixed places (layer across, kind and index down) and the signed correlations
     rho_uv as edges. Right, saliency H_uu against connectivity b_u with the bridge region. Below,
     the bridges and their fate in each plan. All of it is estimated from H; nothing is measured.
-
-    Args:
-        curvature: H [M, M], nats per token.
-        session: shared with other instruments; by default the curvature's own.
-        model, tokenizer: added to the session; this instrument does not need them.
-        **controls: any of the controls below.
 
     Controls (traits):
         threshold: smallest |rho_uv| of a shown edge, [0, 1]; by default about 24 edges pass.
@@ -97,23 +90,15 @@ class BridgeExplorer(Explorer):
     bridges = Dict().tag(sync=True)
     plans = Dict().tag(sync=True)
 
-    def __init__(
-        self,
-        curvature: cl.Curvature,
-        *,
-        session: Session | None = None,
-        model: PreTrainedModel | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        **controls: Any,
-    ) -> None:
-        self._ends, self._rho = _strongest_edges(curvature)
+    def _opening(self, controls: dict[str, Any]) -> dict[str, Any]:
+        self._ends, self._rho = _strongest_edges(self.curvature)
         self._solved: tuple[Any, dict[str, Any]] | None = None
         self._seconds = 0.0
-        shared: Any = {"session": session, "model": model, "tokenizer": tokenizer}
-        sent = _payload(curvature, self._ends, self._rho)
-        super().__init__(curvature, **shared, **sent, **controls)
+        return _payload(self.curvature, self._ends, self._rho) | controls
+
+    def _opened(self, controls: dict[str, Any]) -> None:
+        super()._opened(controls)
         self._find_bridges()
-        self.share("brushed")
         if "threshold" not in controls:
             listed = self.bridges["indices"]
             if "edges_of" not in controls and listed:
@@ -121,7 +106,6 @@ class BridgeExplorer(Explorer):
             near = self._touches(listed) if self.edges_of == "bridges" else slice(None)
             self.threshold = _opening_threshold(self._rho[near])
         self.follow(self._compare_plans, "selection")
-        self.on_msg(self._answer)
 
     # Bridges and plans --------------------------------------------------------------------------
 
@@ -180,8 +164,7 @@ class BridgeExplorer(Explorer):
         first = self._two_orders(asked, guards)
         if self.compared_ratio is not None or not listed:
             return first
-        tried = [r for r in RATIOS if r != asked]
-        for ratio in [asked, *sorted(tried, key=lambda r: (round(abs(r - asked), 9), r))]:
+        for ratio in sorted({asked, *RATIOS}, key=lambda r: (round(abs(r - asked), 9), r)):
             found = first if ratio == asked else self._two_orders(ratio, guards)
             one, other = found["diagonal"], found["edge_aware"]
             if one is None or other is None or not (set(one) ^ set(other)) & listed:
@@ -192,29 +175,18 @@ class BridgeExplorer(Explorer):
                     f"compared at {ratio:.3g}, the nearest ratio tried where they do not."
                 )
             return found
-        first["note"] = (
-            "At every ratio tried, up to 60 %, the diagonal and the edge-aware plan treat these "
-            "units alike."
-        )
-        return first
+        note = "At every ratio tried, up to 60 %, the two plans treat these units alike."
+        return first | {"note": note}
 
     def _two_orders(self, ratio: float, guards: cl.Guards) -> dict[str, Any]:
-        orders: list[list[int] | None] = []
-        problem = ""
-        for strength in (0.0, 1.0):
+        found: dict[str, Any] = {"ratio": ratio, "problem": "", "note": ""}
+        for name, strength in (("diagonal", 0.0), ("edge_aware", 1.0)):
             try:
                 plan = cl.solve_greedy(self.curvature, ratio, strength, guards)
-                orders.append(list(plan.pruned))
+                found[name] = list(plan.pruned)
             except cl.CocurveError as error:  # out of reach under these guards; the page shows it
-                orders.append(None)
-                problem = str(error)
-        names = ("diagonal", "edge_aware")
-        return {
-            "ratio": ratio,
-            "problem": problem,
-            "note": "",
-            **dict(zip(names, orders, strict=True)),
-        }
+                found |= {name: None, "problem": str(error)}
+        return found
 
     @observe("threshold", "edges_of", "sign", "blocks", "ego", "selected_unit")
     def _restate(self, change: Any) -> None:

@@ -11,11 +11,11 @@ import cocurve_lab as cl
 
 from .instrument import KIT, Explorer, front, guarded, named_matrix
 from .packing import gray_image, pair_rows
-from .session import CancelToken, Session
+from .session import CancelToken
 from .traits import UnitIndex
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    pass
 
 ORDERS = ("layer", "saliency", "clustering", "plan")
 SCALES = ("correlation", "curvature")
@@ -25,6 +25,7 @@ SHOWN = 0.995  # share of the pairs inside the color scale; a few large ones wou
 STILL = 240  # cells across the picture in a saved notebook, at most
 NEAT = 1000  # up to so many units the leaves are put in the best order, in about 0.1 s
 FULL = 32_767  # int16 of the largest root
+NEED_PLAN = {"step", "playing"}
 CONTROLS = (
     *("order", "scale", "window", "only_plan", "step", "playing"),
     *("selected_unit", "partner", "brushed", "table_of"),
@@ -37,12 +38,6 @@ class CurvatureMap(Explorer):
     The rows and columns can be put in another order, and the picture zoomed. Units of the session's
     plan are marked beside it, and its greedy order can be played step by step with its ledger. All
     of it is estimated from H; nothing is measured.
-
-    Args:
-        curvature: H [M, M], nats per token.
-        session: shared with other instruments; by default the curvature's own.
-        model, tokenizer: added to the session; this instrument does not need them.
-        **controls: any of the controls below.
 
     Controls (traits):
         order: of rows and columns. "layer": as the units are numbered. "saliency": largest H_uu
@@ -91,27 +86,17 @@ class CurvatureMap(Explorer):
     clustered: List[int] = List().tag(sync=True)
     plan = Dict().tag(sync=True)
 
-    def __init__(
-        self,
-        curvature: cl.Curvature,
-        *,
-        session: Session | None = None,
-        model: PreTrainedModel | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        **controls: Any,
-    ) -> None:
-        self._require_known(controls)
-        controls.setdefault("window", [0, 0, len(curvature.units)])
-        later = {name: controls.pop(name) for name in ("step", "playing") if name in controls}
-        shared: Any = {"session": session, "model": model, "tokenizer": tokenizer}
-        super().__init__(curvature, **shared, **_payload(curvature), **controls)
+    def _opening(self, controls: dict[str, Any]) -> dict[str, Any]:
+        given = {name: value for name, value in controls.items() if name not in NEED_PLAN}
+        return {"window": [0, 0, len(self.curvature.units)], **_payload(self.curvature), **given}
+
+    def _opened(self, controls: dict[str, Any]) -> None:
+        super()._opened(controls)
         self._take_plan()
-        for name, value in later.items():  # they need the plan
-            setattr(self, name, value)
+        for name in controls.keys() & NEED_PLAN:
+            setattr(self, name, controls[name])
         self._arrange()
-        self.share("brushed")
         self.follow(self._take_plan, "selection")
-        self.on_msg(self._answer)
 
     # Traits at the edge -------------------------------------------------------------------------
 

@@ -135,7 +135,6 @@ class FidelityScatter(Instrument):
         rows = 0 if calibration is None else len(calibration)
         self.set_trait("offered", {"methods": METHODS, "surrogates": known, "rows": rows})
         self.set_trait("units", by_column(self._singles))
-        self.on_msg(self._on_message)
         for trait in ("selection", "measured", "selected_unit"):
             self.follow(self._changed, trait)
         self.observe(self._changed, ["methods", "text", "rows", "surrogate"])
@@ -426,10 +425,10 @@ class FidelityScatter(Instrument):
         raise cl.InputError(f"no measured plan is called {name!r}. Measure it, or choose another.")
 
     # Outside the lock: all other views of the session answer and take theirs.
-    def _on_message(self, _: Any, content: dict[str, Any], __: Any) -> None:
+    def _heard(self, widget: Any, content: Any, buffers: Any) -> None:
         """Press a button, choose a plan or mark a unit by name, or send a file."""
         if "want" in content:
-            self._answer(self, content, [])
+            super()._heard(widget, content, buffers)
             return
         try:
             self.error = ""

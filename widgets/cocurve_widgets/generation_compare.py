@@ -197,7 +197,6 @@ class GenerationCompare(Instrument):
             selection = self._solved(cl.opening_guards(curvature.units))
         self.selection = selection
         self.follow(self._hear_selection, "selection")
-        self.on_msg(self._on_message)
         self.status = self.status or "no text yet: press Generate"
 
     # Controls -----------------------------------------------------------------------------------
@@ -294,7 +293,7 @@ class GenerationCompare(Instrument):
             )
 
     @guarded
-    def _on_message(self, _: Any, content: dict[str, Any], __: Any) -> None:
+    def _heard(self, widget: Any, content: Any, buffers: Any) -> None:
         for name in SETTINGS:  # sent with the press: a separate update could arrive after it
             if name in content.get("set", {}):
                 setattr(self, name, content["set"][name])
@@ -303,7 +302,7 @@ class GenerationCompare(Instrument):
         elif content.get("do") == "stop":
             self.stop()
         else:
-            self._answer(self, content, [])
+            super()._heard(widget, content, buffers)
 
     # Writing ------------------------------------------------------------------------------------
 

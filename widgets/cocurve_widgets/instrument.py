@@ -106,9 +106,18 @@ class Instrument(Still, anywidget.AnyWidget):
         self.session = Session.bind(curvature, session, model, tokenizer)
         self.lock = self.session.lock
         self._followed = []
-        super().__init__(**controls)
+        super().__init__(**self._opening(controls))
         _close_earlier_run(self)
         self.share("selected_unit")
+        self.on_msg(self._heard)
+        self._opened(controls)
+
+    def _opening(self, controls: dict[str, Any]) -> dict[str, Any]:
+        """The traits to open with, where these `controls` were given."""
+        return controls
+
+    def _opened(self, controls: dict[str, Any]) -> None:
+        """What is done once all traits are there."""
 
     @classmethod
     def _require_known(cls, controls: Iterable[str]) -> None:
@@ -224,7 +233,7 @@ class Instrument(Still, anywidget.AnyWidget):
         return {name: getattr(self, name) for name in names}
 
     @guarded
-    def _answer(self, widget: Any, content: Any, buffers: Any) -> None:
+    def _heard(self, widget: Any, content: Any, buffers: Any) -> None:
         """Answer the front end's {"want": ".csv"} with a file to download."""
         if isinstance(content, dict) and "want" in content:
             self.send({"file": content["want"]}, [self._file(content["want"])])
@@ -246,6 +255,9 @@ class Explorer(Instrument):
 
     brushed = UnitIndices().tag(sync=True)
     kernel = Bool(True).tag(sync=True)
+
+    def _opened(self, controls: dict[str, Any]) -> None:
+        self.share("brushed")
 
     def session_plan(self) -> cl.Selection | None:
         """The session's plan; an error in the instrument, and None, if it is of other units."""

@@ -152,8 +152,6 @@ class LambdaExplorer(ByHand, Explorer):
         self.observe(self._show_pin, ("pinned", "surrogate"))
         self.observe(self._mark, "surrogate")
         self.observe(self._watch, ("live", "pair", "prompt"))
-        self.on_msg(self._heard)
-        self.share("brushed")
         self.follow(self._adopt, "selection")
         self.follow(self._mark, "measured")
         if not set(controls) & set(CONTROLS) and session.selection is not None:
@@ -517,7 +515,7 @@ class LambdaExplorer(ByHand, Explorer):
         return {"strength": self.gate.verdict, "reason": self.gate.reason}
 
     @guarded
-    def _heard(self, _: Any, content: Any, buffers: Any) -> None:
+    def _heard(self, widget: Any, content: Any, buffers: Any) -> None:
         """Answer the front end: a row of H, a step along the path, or a file."""
         if "row" in content:
             u = int(content["row"])
@@ -529,7 +527,7 @@ class LambdaExplorer(ByHand, Explorer):
         elif "toggle" in content:
             self.clear() if content["toggle"] is None else self.toggle(int(content["toggle"]))
         else:
-            self._answer(self, content, buffers)
+            super()._heard(widget, content, buffers)
 
     # Code and files -----------------------------------------------------------------------------
 
