@@ -24,7 +24,7 @@ from cocurve_lab.measuring.plan_memory import answers_file, plans_file
 from cocurve_lab.models.architectures import describe
 
 from .packing import plan_mark
-from .session import CancelToken, MeasuredPlan, Session, text_name
+from .session import CancelToken, MeasuredPlan, Session, mean_and_error, text_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -109,8 +109,8 @@ class Damage:
         if not len(values):
             return None
         when, rows = self._when.get(plan.fingerprint), tuple(values.tolist())
-        mean, error = float(values.mean()), error_of(values)
-        return MeasuredPlan(plan, mean, error, self.text, right, len(rows), when, by_row=rows)
+        known = *mean_and_error(values), self.text, right, len(rows), when
+        return MeasuredPlan(plan, *known, by_row=rows)
 
     def paired(self, plan: cl.Selection, other: cl.Selection) -> Difference | None:
         """KL of `plan` less that of `other`, its standard error, and the rows both know.
@@ -383,14 +383,7 @@ def _in_turn(names: Iterable[str]) -> list[tuple[int, int]]:
 def _mean(values: np.ndarray) -> Difference | None:
     """Mean over the rows that are not NaN, its standard error, and their number; None for none."""
     known = values[~np.isnan(values)]
-    return (float(known.mean()), error_of(known), len(known)) if len(known) else None
-
-
-def error_of(values: np.ndarray) -> float:
-    """Standard error of the mean; NaN for a single value."""
-    if len(values) < 2:
-        return float("nan")
-    return float(values.std(ddof=1) / np.sqrt(len(values)))
+    return (*mean_and_error(known), len(known)) if len(known) else None
 
 
 @contextmanager

@@ -41,55 +41,51 @@ FORCED_TEXTS = {  # the text both models read: its code, and its name in the rib
 }
 
 
-@dataclass(frozen=True)
-class Request:
-    """The settings of one run; `number` counts the runs.
+@dataclass
+class Run:
+    """What one run was asked, and the texts that grow from it.
 
-    `diagonal` is plan A, None where it is no other plan. `chat` is whether the prompt is asked
-    through the chat template; None where there is none.
+    Attributes:
+        number: counts the runs.
+        prompt, prompt_ids: the text to continue, and its tokens.
+        plans: the plan of each text, by side; without "diagonal" where A is no other plan.
+        texts: the texts by side.
+        sampling: how they are written.
+        chat: whether the prompt is asked through the chat template; None where there is none.
+        stopped: whether it was stopped before the end.
+        seconds: that it took.
     """
 
     number: int
     prompt: str
     prompt_ids: list[int]
-    selection: cl.Selection
-    diagonal: cl.Selection | None
+    plans: dict[str, cl.Selection]
+    texts: dict[str, GrowingText]
     sampling: Sampling
     chat: bool | None
-
-    @property
-    def plans(self) -> dict[str, cl.Selection]:
-        """The plan of each text."""
-        dense = cl.Selection.from_pruned(self.selection.units, [])
-        plans = {"dense": dense, "diagonal": self.diagonal, "pruned": self.selection}
-        return {side: plan for side, plan in plans.items() if plan is not None}
-
-
-@dataclass
-class Written:
-    """The result of a request: a growing text per side, and the seconds it took."""
-
-    request: Request
-    texts: dict[str, GrowingText]
     stopped: bool = False
     seconds: float = 0.0
+
+    @property
+    def selection(self) -> cl.Selection:
+        """Plan B."""
+        return self.plans["pruned"]
 
     @property
     def divergence(self) -> int | None:
         """Index of the first token that differs; None where none does."""
         return first_divergence(self.texts["dense"].ids, self.texts["pruned"].ids)
 
-    @property
-    def sampling(self) -> Sampling:
+    def again(self) -> Sampling:
         """The sampling that writes these texts again; a stopped text is shorter than asked for."""
         if not self.stopped:
-            return self.request.sampling
+            return self.sampling
         length = max(1, *(len(text.ids) for text in self.texts.values()))
-        return replace(self.request.sampling, max_new_tokens=length)
+        return replace(self.sampling, max_new_tokens=length)
 
     def sentence(self) -> str:
         """The status line."""
-        sampling, place = self.request.sampling, self.divergence
+        sampling, place = self.sampling, self.divergence
         how = f"temperature {sampling.temperature:g}, seed {sampling.seed}"
         lengths = ", ".join(
             f"{SIDES[side]} {counted(len(text.ids), 'token')}" for side, text in self.texts.items()
@@ -99,7 +95,7 @@ class Written:
         parting = same if place is None else f"B diverges at token {place + 1}"
         asked = {None: "", True: "through the chat template; ", False: "not as a chat; "}
         return (
-            f"{'stopped: ' if self.stopped else ''}{lengths}; {asked[self.request.chat]}"
+            f"{'stopped: ' if self.stopped else ''}{lengths}; {asked[self.chat]}"
             f"{how if sampling.temperature else 'greedy'}; {parting}; "
             f"written together in {self.seconds:.1f} s"
         )
@@ -180,10 +176,9 @@ class GenerationCompare(Instrument):
         self._require_known(controls)
         session = Session.bind(curvature, session, model, tokenizer)
         self._questions = _menu_questions(session.require_model(), prompts)
-        self._number = 0
         self._token = CancelToken()
-        self._written: Written | None = None
-        self._latest: cl.Selection | None = None  # plan B of the newest run
+        self._newest: Run | None = None
+        self._shown: Run | None = None
         self._following = False  # while the sliders are set to a plan
         super().__init__(curvature, session=session, **controls)
         self.menu = [
@@ -234,10 +229,10 @@ class GenerationCompare(Instrument):
     def _plan_changed(self, first: bool = False) -> None:
         """Write again, or where `first` the first time, unless that plan's text is there."""
         self._judge()
-        plan, latest = self.selection, self._latest
-        if not self.live or plan is None or (latest is None and not first):
+        plan, newest = self.selection, self._newest
+        if not self.live or plan is None or (newest is None and not first):
             return
-        if latest is None or not _same_plan(latest, plan):
+        if newest is None or not _same_plan(newest.selection, plan):
             self.start()
 
     @observe("choice")
@@ -269,22 +264,22 @@ class GenerationCompare(Instrument):
         text is worth comparing. So the page must say that it is no longer of what the controls
         show.
         """
-        if self._written is None:
+        run = self._shown
+        if run is None:
             return
-        request = self._written.request
-        if self.selection is None or not _same_plan(request.selection, self.selection):
+        if self.selection is None or not _same_plan(run.selection, self.selection):
             self.stale = "text of another plan"
-        elif request.prompt != self.prompt:
+        elif run.prompt != self.prompt:
             self.stale = "text of another prompt"
         else:
-            now = self._sampling, self._asked
-            self.stale = "text of other settings" if (request.sampling, request.chat) != now else ""
+            same = (run.sampling, run.chat) == (self._sampling, self._asked)
+            self.stale = "" if same else "text of other settings"
 
     @observe("forced_text", "custom_text")
     @guarded
     def _forced_text_changed(self, change: Any) -> None:
         custom = self.forced_text == "custom"
-        if self._written is None and not custom:
+        if self._shown is None and not custom:
             return
         if change.name == "forced_text" or custom:
             self.error = ""
@@ -321,8 +316,8 @@ class GenerationCompare(Instrument):
         self.max_new_tokens = max_new_tokens or self.max_new_tokens
         self.session.worker.cancel(self._kind)
         try:
-            request, self._token = self._begin(), CancelToken()
-            self._run(request, self._token)
+            run, self._token = self._begin(), CancelToken()
+            self._write(run, self._token)
         except Exception as error:
             self._failed(error)
             raise
@@ -334,12 +329,12 @@ class GenerationCompare(Instrument):
     def start(self) -> None:
         """Write both texts on the session's thread; a newer request replaces this one."""
         try:
-            request = self._begin()
+            run = self._begin()
         except Exception as error:
             self._failed(error)
             return
         self._token = self.session.worker.submit(
-            self._kind, lambda token: self._run(request, token), self._failed
+            self._kind, lambda token: self._write(run, token), self._failed
         )
 
     def stop(self) -> None:
@@ -360,21 +355,25 @@ class GenerationCompare(Instrument):
     def _kind(self) -> str:
         return f"generate {id(self)}"  # two instruments of a session must not cancel each other
 
-    def _begin(self) -> Request:
+    def _begin(self) -> Run:
         with self.lock:
             self.error = ""
-            request = self._request(self._number + 1)
-            self._number, self._latest = request.number, request.selection
+            self._newest = run = self._asked_run()
             self.status, self.busy = WAITING, True
-            return request
+            return run
 
-    def _request(self, number: int) -> Request:
-        if self.selection is None:
+    def _asked_run(self) -> Run:
+        """The run that the controls ask for."""
+        plan, tokenizer = self.selection, self._tokenizer
+        if plan is None:
             raise cl.InputError("there is no plan to compare with. Set selection.")
-        model, chat = self.session.require_model(), self._asked
-        ids = encode_prompt(model, self._tokenizer, self.prompt, chat)
-        plans = self.selection, self._diagonal(self.selection)
-        return Request(number, self.prompt, ids, *plans, self._sampling, chat)
+        ids = encode_prompt(self.session.require_model(), tokenizer, self.prompt, self._asked)
+        dense = cl.Selection.from_pruned(plan.units, [])
+        sides = {"dense": dense, "diagonal": self._diagonal(plan), "pruned": plan}
+        plans = {side: found for side, found in sides.items() if found is not None}
+        texts = {side: GrowingText(tokenizer, ids) for side in plans}
+        number = 1 if self._newest is None else self._newest.number + 1
+        return Run(number, self.prompt, ids, plans, texts, self._sampling, self._asked)
 
     def _diagonal(self, plan: cl.Selection) -> cl.Selection | None:
         """Plan A: lambda 0 at the ratio and guards of a plan; None where it is no other plan."""
@@ -409,94 +408,90 @@ class GenerationCompare(Instrument):
             self.status = "no new text"
         self.report(error)
 
-    def _run(self, request: Request, token: CancelToken) -> None:
-        ids = request.prompt_ids
-        growing = {side: GrowingText(self._tokenizer, ids) for side in request.plans}
-        written = Written(request, growing)
+    def _write(self, run: Run, token: CancelToken) -> None:
         try:
             with self.session.exclusive(token) as model:
-                self._stream(model, written, token)
+                self._stream(model, run, token)
         except KeyboardInterrupt:
-            written.stopped = True
-            self._publish(written)
+            run.stopped = True
+            self._publish(run)
             raise
         except Cancelled:
-            if request.number == self._number:
+            if run is self._newest:
                 self.status, self.busy = "stopped before the first token", False
             raise
-        # A newer request may have come while this one wrote; its text must not be overwritten by
-        # ours. One may also come during the ribbon: then it owns `busy`, so we ask again.
-        if request.number == self._number:
-            self._publish(written)
+        # A newer run may have begun while this one wrote; its text must not be overwritten by ours.
+        # One may also begin during the ribbon: then it owns `busy`, so we ask again.
+        if run is self._newest:
+            self._publish(run)
             self._measure_ribbon()
-            self.busy = self.busy and request.number != self._number
+            self.busy = self.busy and run is not self._newest
 
-    def _stream(self, model: PreTrainedModel, written: Written, token: CancelToken) -> None:
+    def _stream(self, model: PreTrainedModel, run: Run, token: CancelToken) -> None:
         """Write token by token, send the page batches, and stop between tokens when asked."""
-        request, texts = written.request, written.texts
         self.status = WRITING
         started = last = time.monotonic()
-        sent = dict.fromkeys(texts, 0)
-        self.send({"start": self._describe(written)})
-        plans = list(request.plans.values())
-        inputs = (model, self._tokenizer, request.prompt, plans, request.sampling)
-        for tokens in generate_rows(*inputs, chat=request.chat):
-            for text, new in zip(texts.values(), tokens, strict=True):
+        sent = dict.fromkeys(run.texts, 0)
+        self.send({"start": self._describe(run)})
+        inputs = (model, self._tokenizer, run.prompt, list(run.plans.values()), run.sampling)
+        for tokens in generate_rows(*inputs, chat=run.chat):
+            for text, new in zip(run.texts.values(), tokens, strict=True):
                 if new is not None:
                     text.add(new)
             if token.cancelled:
-                written.stopped = True
+                run.stopped = True
                 break
             if time.monotonic() - last >= BATCH_SECONDS:
-                sent, last = self._send_new(written, sent), time.monotonic()
-        written.seconds = time.monotonic() - started
+                new_ones = {
+                    side: self._plain_tokens(run.texts[side])[n:] for side, n in sent.items()
+                }
+                self.send({"append": new_ones, "after": sent, "run": run.number})
+                sent = {side: len(text.ids) for side, text in run.texts.items()}
+                last = time.monotonic()
+        run.seconds = time.monotonic() - started
 
-    def _send_new(self, written: Written, sent: dict[str, int]) -> dict[str, int]:
-        """Send the tokens after the first `sent` of each side; return how many are sent by now."""
-        texts = written.texts
-        new = {s: _plain_tokens(texts[s], self._tokenizer)[n:] for s, n in sent.items()}
-        self.send({"append": new, "after": sent, "run": written.request.number})
-        return {side: len(text.ids) for side, text in texts.items()}
-
-    def _publish(self, written: Written) -> None:
+    def _publish(self, run: Run) -> None:
         with self.lock, self.hold_sync():
-            self._written = written
-            texts = written.texts
+            self._shown = run
             for side in SIDES:
-                setattr(self, f"{side}_text", texts[side].text if side in texts else "")
-            self.tokens = {s: _plain_tokens(text, self._tokenizer) for s, text in texts.items()}
-            self.divergence = written.divergence
-            self.shown = self._describe(written)
+                setattr(self, f"{side}_text", run.texts[side].text if side in run.texts else "")
+            self.tokens = {side: self._plain_tokens(text) for side, text in run.texts.items()}
+            self.divergence = run.divergence
+            self.shown = self._describe(run)
             self._judge()
-            self.status = written.sentence()
+            self.status = run.sentence()
 
-    def _describe(self, written: Written) -> dict[str, Any]:
-        request = written.request
-        question = self._question(request.prompt)
+    def _describe(self, run: Run) -> dict[str, Any]:
+        question = self._question(run.prompt)
         return {
-            "run": request.number,
-            "prompt": request.prompt,
-            "plans": {s: _plan_words(plan) for s, plan in request.plans.items() if s != "dense"},
-            "stopped": written.stopped,
+            "run": run.number,
+            "prompt": run.prompt,
+            "plans": {s: _plan_words(plan) for s, plan in run.plans.items() if s != "dense"},
+            "stopped": run.stopped,
             "answer": None if question is None else question.answer,
-            "right": {s: question and question.is_right(t.text) for s, t in written.texts.items()},
+            "right": {s: question and question.is_right(t.text) for s, t in run.texts.items()},
         }
+
+    def _plain_tokens(self, text: GrowingText) -> list[list[Any]]:
+        """The tokens for the page: [id, text], or [id, "", name] for special ones."""
+        special, name = set(self._tokenizer.all_special_ids), self._tokenizer.convert_ids_to_tokens
+        tokens = zip(text.ids, text.pieces, strict=True)
+        return [[t, piece, name(t)] if t in special else [t, piece] for t, piece in tokens]
 
     # The ribbon ---------------------------------------------------------------------------------
 
     def _measure_ribbon(self) -> None:
         """Measure KL at every token of the chosen text, under the plan of the shown texts."""
-        written, kind = self._written, self.forced_text
-        plan = self.selection if written is None else written.request.selection
+        run, kind = self._shown, self.forced_text
+        plan = self.selection if run is None else run.selection
         if plan is None:
             raise cl.InputError("there is no plan to measure. Set selection.")
-        prompt: list[int] = (
-            [] if kind == "custom" or written is None else written.request.prompt_ids
-        )
+        prompt: list[int] = []
+        ids: list[int] = []
         if kind == "custom":
             ids = list(self._tokenizer(self.custom_text)["input_ids"]) if self.custom_text else []
-        else:
-            ids = [] if written is None else [*prompt, *written.texts[kind].ids]
+        elif run is not None:
+            prompt, ids = run.prompt_ids, [*run.prompt_ids, *run.texts[kind].ids]
         ribbon = []
         if len(ids) > 1:
             with self.session.exclusive() as model:
@@ -521,18 +516,16 @@ class GenerationCompare(Instrument):
 
         It needs `model`, `tokenizer` and `curvature`, those of the instrument.
         """
-        written = self._written
-        request = self._request(0) if written is None else written.request
-        sampling = request.sampling if written is None else written.sampling
-        prompt, chat = request.prompt, ", chat=False" if request.chat is False else ""
+        run = self._shown or self._asked_run()
+        prompt, chat = run.prompt, ", chat=False" if run.chat is False else ""
         forced = FORCED_TEXTS[self.forced_text][0].format(self.custom_text)
         return "\n".join(
             [
                 "import cocurve_lab as cl",
                 "from cocurve_lab.measuring.lockstep import Sampling, forced_kl",
                 "",
-                f"selection = {plan_code(request.selection, self.curvature)}",
-                f"sampling = {sampling!r}",
+                f"selection = {plan_code(run.selection, self.curvature)}",
+                f"sampling = {run.again()!r}",
                 f"pair = cl.compare_text(model, tokenizer, {prompt!r}, selection, sampling{chat})",
                 "print(pair.dense, pair.pruned, sep='\\n---\\n')",
                 f"kl = forced_kl(model, selection, {forced})  # nats per token",
@@ -541,9 +534,9 @@ class GenerationCompare(Instrument):
 
     def _still_picture(self) -> str:
         """The texts one below the other."""
-        if self._written is None:
+        if self._shown is None:
             return ""
-        texts = self._written.texts.items()
+        texts = self._shown.texts.items()
         rows = [[SIDES[side], html.escape(text.text)] for side, text in texts]
         return as_html(["", "text"], rows, [True, True])
 
@@ -558,17 +551,6 @@ class GenerationCompare(Instrument):
             }
             for position, bar in enumerate(self.ribbon, 2)
         ]
-
-
-def _plain_tokens(text: GrowingText, tokenizer: PreTrainedTokenizerBase) -> list[list[Any]]:
-    """The tokens for the page: [id, text], or [id, "", name] for special ones."""
-    special = set(tokenizer.all_special_ids)
-    return [
-        [token, piece, tokenizer.convert_ids_to_tokens(token)]
-        if token in special
-        else [token, piece]
-        for token, piece in zip(text.ids, text.pieces, strict=True)
-    ]
 
 
 def _menu_questions(

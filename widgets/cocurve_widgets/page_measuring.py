@@ -18,8 +18,7 @@ from cocurve_lab.base.progress import duration
 from cocurve_lab.base.schema import read_json
 from cocurve_lab.measuring.plan_memory import answers_file, plans_file
 
-from .damage import error_of
-from .session import MeasuredPlan, Session
+from .session import MeasuredPlan, Session, mean_and_error
 
 if TYPE_CHECKING:
     from cocurve_lab.measuring.generation import Question
@@ -107,7 +106,7 @@ def measure_for_page(
             facts |= {"by_row": tuple(rows.tolist()), "replies": said[k]}
         elif len(part := parts[k - len(shown)]) == 2:
             edge = rows - by_part[part[0],] - by_part[part[1],]
-            facts["edge"] = float(edge.mean()), error_of(edge)
+            facts["edge"] = mean_and_error(edge)
         found.append(MeasuredPlan(plan, *mean, table.source, **facts))
     session.add_measured(*found)
 

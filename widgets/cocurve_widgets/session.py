@@ -362,18 +362,20 @@ def _kept(kept: KeptPlans) -> Iterator[Measured]:
                 continue
             alone = [kl.get(frozenset([unit])) for unit in plan.selection.pruned]
             if len(alone) == 2 and alone[0] is not None and alone[1] is not None:
-                edge = _mean_and_error(rows - alone[0] - alone[1])
+                edge = mean_and_error(rows - alone[0] - alone[1])
             source = f"{facts['source']}, {len(rows)} rows (kept)"
             yield Measured(
-                *(plan.selection, *_mean_and_error(rows), source, plan.right, len(rows)),
+                *(plan.selection, *mean_and_error(rows), source, plan.right, len(rows)),
                 edge=edge,
                 by_row=tuple(rows.tolist()),
                 replies=plan.replies,
             )
 
 
-def _mean_and_error(rows: np.ndarray) -> tuple[float, float]:
-    return float(rows.mean()), float(rows.std(ddof=1) / np.sqrt(len(rows)))
+def mean_and_error(values: np.ndarray) -> tuple[float, float]:
+    """Mean of some values and its standard error, which is NaN for a single one."""
+    spread = float(values.std(ddof=1)) if len(values) > 1 else float("nan")
+    return float(values.mean()), spread / len(values) ** 0.5
 
 
 def _identity(curvature: cl.Curvature) -> tuple[str, bool]:

@@ -11,7 +11,7 @@ import { CONTROLS, guardWords, labelOf, lambdaControls } from "./lambda_controls
 import { keptRatios, knownOf, measurementOf, share, untrusted } from "./measured.js";
 import { numbersPanel, shownOf } from "./numbers.js";
 import { pathSearch } from "./path_search.js";
-import { inTheWay, nameOf, symmetricDifference, unpack, viewOf } from "./solver.js";
+import { inTheWay, nameOf, runner, unpack, viewOf } from "./solver.js";
 import { drawCard } from "./unit_card.js";
 import { Fading, KINDS, paintMap, unitGrid } from "./unit_map.js";
 
@@ -31,7 +31,7 @@ export function flipsOf(breaks, changes, strength, u) {
 export function renderLambda({ model, el }) {
   const cleaner = new Cleaner();
   const problem = unpack(model.get("_problem"));
-  const memory = {};
+  const run = runner(problem);
   let view = null;
   let hovered = null;
   let note = "";
@@ -42,7 +42,7 @@ export function renderLambda({ model, el }) {
   const request = receiveFiles(model, cleaner, "plan");
   const drawn = (label) => picture(named(model, label));
   const map = drawn("Map of units by layer: which are pruned, kept, or about to flip");
-  const charts = chartPanel(problem, { put, slide });
+  const charts = chartPanel(problem, run, { put, slide });
   const ui = frame(model, el, cleaner, {
     title: "Pruning plan by lambda",
     name: "plan",
@@ -223,7 +223,7 @@ export function renderLambda({ model, el }) {
   cleaner.add(() => clearTimeout(silence));
   function refresh() {
     const begun = performance.now();
-    if (solvable()) view = viewOf(problem, controls(), memory);
+    if (solvable()) view = viewOf(problem, controls(), run);
     else view = fromKernel();
     if (solvable() && !answer()) speak(performance.now() - begun);
     if (alone() && solvable()) findFlips({ ...controls(), strength: 0 });
@@ -242,9 +242,7 @@ export function renderLambda({ model, el }) {
     const sent = model.get("_view");
     const ends = model.get("_ends");
     if (!sent || !sent.order || ends.reachable === undefined) return null;
-    const removed = sent.order.reduce((sum, u) => sum + problem.costs[u], 0);
-    return { ...sent, removed, realized: removed / problem.total, reachable: ends.reachable,
-      a: ends.diagonal, stalled: null, stale: !answer() };
+    return { ...sent, reachable: ends.reachable, a: ends.diagonal, stalled: null, stale: !answer() };
   }
   /** Compare the plan drawn at once with the kernel's, which decides. */
   function confirm() {
@@ -252,10 +250,9 @@ export function renderLambda({ model, el }) {
     if (!solvable()) return refresh();
     if (!sent || !view) return undefined;
     lost = false;
-    const apart = view.feasible === sent.feasible
-      ? symmetricDifference(view.order, sent.order) : sent.order;
-    const agrees = !sent.feasible || apart.length === 0;
-    note = agrees ? "" : `Browser and kernel differ in ${unitCount(apart.length)}; the kernel's plan is shown.`;
+    const { joined, left } = difference(view.feasible ? view.order : [], sent.order);
+    const agrees = !sent.feasible || joined.length + left.length === 0;
+    note = agrees ? "" : `Browser and kernel differ in ${unitCount(joined.length + left.length)}; the kernel's plan is shown.`;
     if (!agrees) view = fromKernel();
     if (model.get("agrees") !== agrees) assign(model, { agrees });
     return paint();
@@ -272,13 +269,12 @@ export function renderLambda({ model, el }) {
     model.set("status", `${risk}; solved in ${milliseconds < 1 ? "less than 1" : milliseconds.toFixed(1)} ms by this page.` +
       (untrusted(model.get("_marks"), model.get("interaction_strength"))
         ? ` Not to be trusted: lambda is above ${model.get("_marks").trusted} on a preview.` : ""));
-    if (alone()) model.set("plans", { ratio: model.get("ratio"), diagonal: view.diagonal, edge_aware: view.full,
+    const runOf = ({ order, spent }) => ({ order, share: spent.map((cost) => cost / problem.total) });
+    if (alone()) model.set("plans", { ratio: model.get("ratio"), diagonal: view.a?.order ?? null, edge_aware: view.full,
       present: view.feasible ? view.order : null, ordered: true, problem: model.get("error"),
-      runs: { diagonal: runOf(memory.zero), edge_aware: runOf(memory.one) } });
+      runs: { diagonal: runOf(view.runs.diagonal), edge_aware: runOf(view.runs.edge_aware) } });
     model.save_changes();
   }
-
-  const runOf = (run) => ({ order: run.order, share: run.spent.map((cost) => cost / problem.total) });
 
   const findFlips = pathSearch(problem, cleaner, (found) => {
     flip = found;
@@ -382,7 +378,7 @@ export function renderLambda({ model, el }) {
   }
   function ownJson() {
     const text = JSON.stringify({ controls: Object.fromEntries(CONTROLS.map((n) => [n, model.get(n)])),
-      realized_ratio: view.realized, pruned: view.order.map((u) => nameOf(problem, u)) }, null, 1);
+      realized_ratio: sizes(view.order).realized, pruned: view.order.map((u) => nameOf(problem, u)) }, null, 1);
     offer(`${stemOf(model, "plan")}.json`, text, "application/json");
   }
 

@@ -5,7 +5,7 @@ import { lambdaChart, place, ratioCharts } from "./chart.js";
 import { bounded, covering, guessedSteps, guessesOn, revealed } from "./guess.js";
 import { button, h } from "./kit.js";
 import { cellsOfPath, keptRatios, mainText, markOf, measuredSteps, strengthsAt, verdict } from "./measured.js";
-import { planMaker, riskOf } from "./solver.js";
+import { orderOf, riskOf } from "./solver.js";
 
 const LEFT = 60; // px beside the axis, as the slider's in instrument.css
 
@@ -15,11 +15,10 @@ const LEFT = 60; // px beside the axis, as the slider's in instrument.css
  * solvable (whether this page can solve), surrogate (its name), guess and guesses (the traits; a
  * notebook has none). does: put(values), slide(place).
  */
-export function chartPanel(problem, { put, slide }) {
+export function chartPanel(problem, run, { put, slide }) {
   const [chart, others] = [h("div", {}), h("div", { class: "cc-others" })];
   const title = h("h4", { class: "cc-key" });
   const finding = h("p", { class: "cc-finding", role: "status" });
-  const orderOf = planMaker(problem);
   const cover = covering();
   const ask = button("", "say what you expect, before you see what was measured", () => put({
     "": { interaction_strength: 0, guess: "1", guesses: [] }, 1: { guess: "shown" }, shown: { guess: "" } }[ask.dataset.mode]));
@@ -42,7 +41,7 @@ export function chartPanel(problem, { put, slide }) {
       strength, own: true, order, predicted });
     if (!solvable) return b ? [cell(now.strength, b.order, b.node + b.edge)] : [];
     return [...new Set([...strengths, 0, 1])].sort((x, y) => x - y).map((strength) => {
-      const order = orderOf({ ...now, strength });
+      const order = orderOf(problem, { ...now, strength }, run);
       return cell(strength, order, order && priceOf(order));
     });
   }
@@ -53,7 +52,7 @@ export function chartPanel(problem, { put, slide }) {
       const ratios = solvable ? keptRatios(marks).filter((ratio) => ratio > 0) : [];
       const list = ratios.map((ratio) => {
         const cells = strengthsAt(known, ratio).map((strength) => ({ strength, own: true, predicted: null,
-          order: orderOf({ ...now, ratio, strength }) }));
+          order: orderOf(problem, { ...now, ratio, strength }, run) }));
         return { ratio, points: measuredSteps(cells, known, text).map(({ strength, risk }) => ({ strength, risk })) };
       });
       panels = { key, list: list.filter(({ points }) => points.length) };

@@ -2,6 +2,7 @@
 // the same tie-break (lowest index), doubles throughout. tests/widgets/front/solver.test.mjs compares
 // it with Python.
 
+import { difference } from "./compare.js";
 import { typed } from "./kit.js";
 
 export const MOST = 0.6; // curves and sliders end here
@@ -167,47 +168,43 @@ export function inTheWay(problem, controls) {
   return found.length || !(first && last) || !enough(ends) ? found : [ends[0]];
 }
 
-/** Everything the explorer shows at one setting; the kernel sends the same fields. */
-export function viewOf(problem, controls, memory = {}) {
-  const rules = rulesFor(problem, controls);
-  const target = targetCost(problem, controls.ratio);
-  const end = targetCost(problem, Math.max(MOST, controls.ratio));
-  const key = JSON.stringify([rules.cap, controls.first, controls.last, controls.kinds]);
-  if (memory.key !== key) {
-    memory.key = key;
-    memory.zero = greedy(problem, rules, 0, end);
-    memory.one = greedy(problem, rules, 1, end);
-    memory.reachable = reachable(problem, rules);
-  }
-  const run = greedy(problem, rules, controls.strength, end);
-  const plan = prefix(run, target);
-  const diagonal = prefix(memory.zero, target);
-  const full = prefix(memory.one, target);
-  return {
-    a: diagonal.stalled ? null : partsOf(problem, diagonal), // the default plan A
-    diagonal: diagonal.stalled ? null : diagonal.order,
-    full: full.stalled ? null : full.order,
-    realized: plan.spent / problem.total,
-    removed: plan.spent,
-    ...partsOf(problem, plan),
-    feasible: !plan.stalled,
-    reachable: memory.reachable,
-    stalled: run.stalled ? (run.spent.at(-1) ?? 0) / problem.total : null,
+/**
+ * The runs of greedy up to MOST, remembered: run(controls, strength). Each has the largest share that
+ * any plan can remove under its rules, as `reachable`.
+ */
+export function runner(problem) {
+  const [runs, most] = [new Map(), new Map()];
+  return (controls, strength = controls.strength) => {
+    const rules = rulesFor(problem, controls);
+    const guards = JSON.stringify([rules.cap, controls.first, controls.last, controls.kinds]);
+    const key = `${guards} ${strength}`;
+    if (runs.size > 99) runs.clear();
+    if (!most.has(guards)) most.set(guards, reachable(problem, rules));
+    if (!runs.has(key)) runs.set(key, greedy(problem, rules, strength, targetCost(problem, MOST)));
+    return { ...runs.get(key), reachable: most.get(guards) };
   };
 }
 
-/** A maker of plans, which remembers its runs: order(controls), null where greedy stalls before. */
-export function planMaker(problem) {
-  const runs = new Map();
-  return (controls) => {
-    const rules = rulesFor(problem, controls);
-    const key = JSON.stringify([rules.cap, controls.first, controls.last, controls.kinds, controls.strength]);
-    if (!runs.has(key)) {
-      if (runs.size > 99) runs.clear();
-      runs.set(key, greedy(problem, rules, controls.strength, targetCost(problem, MOST)));
-    }
-    const plan = prefix(runs.get(key), targetCost(problem, controls.ratio));
-    return plan.stalled ? null : plan.order;
+/** The units of a plan in their order; null where greedy stalls before its ratio. */
+export function orderOf(problem, controls, run) {
+  const plan = prefix(run(controls), targetCost(problem, controls.ratio));
+  return plan.stalled ? null : plan.order;
+}
+
+/** Everything the explorer shows at one setting; the kernel sends the same fields. */
+export function viewOf(problem, controls, run = runner(problem)) {
+  const runs = [controls.strength, 0, 1].map((strength) => run(controls, strength));
+  const target = targetCost(problem, controls.ratio);
+  const [plan, diagonal, full] = runs.map((one) => prefix(one, target));
+  const [{ stalled, spent, reachable: most }] = runs;
+  return {
+    a: diagonal.stalled ? null : partsOf(problem, diagonal), // the default plan A
+    full: full.stalled ? null : full.order,
+    ...partsOf(problem, plan),
+    feasible: !plan.stalled,
+    reachable: most,
+    stalled: stalled ? (spent.at(-1) ?? 0) / problem.total : null,
+    runs: { diagonal: runs[1], edge_aware: runs[2] },
   };
 }
 
@@ -265,9 +262,9 @@ export function* flips(problem, controls, from = 0, to = 1) {
     if (!(event < to)) return;
     strength = Math.max(event * (1 + 1e-13), strength + 1e-15);
     const next = greedy(problem, rules, strength, target);
-    const changed = symmetricDifference(plan.order, next.order);
-    if (changed.length) yield { strength: event, changed };
-    else yield null;
+    const { left, joined } = difference(plan.order, next.order);
+    const changed = [...left, ...joined];
+    yield changed.length ? { strength: event, changed } : null;
     plan = next;
   }
 }
@@ -296,12 +293,6 @@ function nextEvent(problem, rules, plan, strength) {
     }
   }
   return first;
-}
-
-/** Units in exactly one of two sets. */
-export function symmetricDifference(a, b) {
-  const [inA, inB] = [new Set(a), new Set(b)];
-  return [...a.filter((u) => !inB.has(u)), ...b.filter((u) => !inA.has(u))];
 }
 
 function sum(values) {
