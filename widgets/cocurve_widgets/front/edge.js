@@ -57,7 +57,7 @@ export function edgePanel(problem, put) {
     const counted = rows[2].predicted + strength * edge.predicted;
     const label = [...account.rows.map(({ name, predicted, measured }) =>
       `${name}: predicted ${brief(predicted)}${measured === null ? "" : `, measured ${brief(measured)}`}`)].join("; ");
-    place(home, edgeChart({ rows, edge, counted, counts: `H, at λ ${show(Number(strength.toPrecision(3)))}`,
+    place(home, edgeChart({ rows, edge, counted, counts: `H, at λ ${brief(strength)}`,
       colors, width, label }));
     const said = edge.measured === null ? (live.text && units.length === 2 ? ", being measured" : by === "H" ? ", not measured" : "")
       : `, measured ${signed(edge.measured, (x) => withError({ risk: x, error: edge.error }))}`;

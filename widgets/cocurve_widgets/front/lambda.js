@@ -2,7 +2,7 @@
 
 import { axisOf, linearAxis, neighbor, planAt } from "./axis.js";
 import { handPanels, ownPlan, pairWith, toggled } from "./by_hand.js";
-import { difference } from "./compare.js";
+import { brief, difference } from "./compare.js";
 import { COLORS, Cleaner, GONE, SILENCE, assign, button, counted, frame, h, named, offer, palette,
   percent, picture, receiveFiles, show, showBeside, stemOf, typed, unitCount, watch } from "./kit.js";
 import { edgePanel } from "./edge.js";
@@ -30,6 +30,7 @@ export function flipsOf(breaks, changes, strength, u) {
 
 export function renderLambda({ model, el }) {
   const cleaner = new Cleaner();
+  const put = (values) => assign(model, values); // what follows a trait is shown anew by its change
   const problem = unpack(model.get("_problem"));
   const run = runner(problem);
   let view = null;
@@ -107,10 +108,6 @@ export function renderLambda({ model, el }) {
   ui.body.classList.add("cc-screen");
   ui.body.append(chartColumn, mapColumn, more);
 
-  function put(values) {
-    assign(model, values);
-    refresh();
-  }
   function slide(place) {
     put({ interaction_strength: axis.strength(place) });
   }
@@ -158,13 +155,12 @@ export function renderLambda({ model, el }) {
   }
   function planB() {
     return view.feasible ? told({ order: view.order, node: view.node, edge: view.edge, ...sizes(view.order),
-      strength: model.get("interaction_strength"), name: `λ ${show(rounded(model.get("interaction_strength")))}` }) : null;
+      strength: model.get("interaction_strength"), name: `λ ${brief(model.get("interaction_strength"))}` }) : null;
   }
   const told = (plan) => ({ ...plan, shown: shownOf(plan, known(), model.get("_damage") || {}) });
   const known = () => knownOf(model.get("_marks") || {}, model.get("_damage") || {});
-  const rounded = (x) => Number(x.toPrecision(3));
   const made = ({ strength, ratio }) => (strength === null ? ""
-    : `, λ ${show(rounded(strength))}, ${share(ratio)}`);
+    : `, λ ${brief(strength)}, ${share(ratio)}`);
   const present = () => Object.fromEntries(CONTROLS.map((name) => [name, model.get(name)]));
   function sizes(order) {
     const removed = order.reduce((sum, u) => sum + problem.costs[u], 0);

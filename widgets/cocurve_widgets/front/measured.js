@@ -123,11 +123,11 @@ export function verdict(steps, ratio, by = "H") {
   if (!steps.length) return `${at} no plan of these guards is measured.`;
   if (steps.length === 1) return `${at} one plan is measured, at λ = ${show(steps[0].strength)}.`;
   const best = steps.reduce((low, step) => (step.risk < low.risk ? step : low));
-  const lambda = (step) => `λ = ${show(Number(step.strength.toPrecision(3)))}`;
+  const lambda = (step) => `λ = ${brief(step.strength)}`;
   const ends = [...new Set([steps[0], steps.at(-1)])].filter((step) => step !== best);
   const isLevel = ({ difference, error }) => Math.abs(difference) < 2 * error;
   const level = steps.filter((step) => step !== best && !ends.includes(step) && isLevel(lessOf(step.record, best.record)));
-  const beside = level.length ? ` (level with it: ${level.map((step) => show(Number(step.strength.toPrecision(3)))).join(", ")})` : "";
+  const beside = level.length ? ` (level with it: ${level.map((step) => brief(step.strength)).join(", ")})` : "";
   const said = ends.map((step) => {
     const { difference, error } = lessOf(step.record, best.record);
     const costs = `${lambda(step)} costs ${withError({ risk: difference, error })} nats more`;
@@ -169,10 +169,8 @@ export function pairedOf(live, a, b) {
  * number of units in one of the two only; null where nothing is measured.
  */
 export function standIn(known, order, text, has = () => true) {
-  const mark = markOf(order);
-  const fit = (known.measured ?? []).filter(has);
-  const mine = fit.filter((m) => m.plan === mark);
-  const own = mine.findLast((m) => m.text === text) ?? mine.at(-1);
+  const [mark, fit] = [markOf(order), (known.measured ?? []).filter(has)];
+  const own = measurementOf({ measured: fit }, order, text);
   if (own) return { record: own, apart: 0 };
   let best = null;
   for (const record of fit) {
