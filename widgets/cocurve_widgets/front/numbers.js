@@ -79,21 +79,18 @@ function marked(reply, whole) {
   return [reply.slice(0, same), same < reply.length ? h("u", {}, reply.slice(same)) : ""];
 }
 
+const small = (text) => h("small", {}, text);
+
+/** A cell of what was measured of a plan, with a bar of a share of it. */
+function measuredCell(found, text, share_, color) {
+  const from = found && `${found.apart ? "the nearest measured plan: " : ""}${found.note}; ${found.on}`;
+  return h("td", { class: Boolean(found?.apart) && "cc-stand-in", title: from },
+    ...(found ? meter(text, share_, color) : [text]), small(found?.note ?? ""));
+}
+
 /** The panels: `rows` to be seen at once, `details` to be folded; draw(facts) shows them. */
 export function numbersPanel() {
-  const heads = [patch(COLORS.a), patch(COLORS.b)].map((color) => [color, h("span", {})]);
-  const cell = (tag = "td") => h(tag, {});
-  const line = (name, tall) => {
-    const parts = [h("td", {}, name), cell(), cell(), cell()];
-    return { parts, row: h("tr", { class: tall ? "cc-tall" : "" }, ...parts) };
-  };
-  const [kl, predicted, right] = [line("measured KL", true), line("predicted KL"), line("right answers", true)];
-  const whole = h("small", {});
-  right.parts[0].append(whole);
-  kl.parts[0].append(h("small", {}, "± one standard error"));
-  const numbers = h("table", { class: "cc-numbers" }, h("thead", {}, h("tr", {}, h("th", {}, "nats per token"),
-    ...heads.map((parts) => h("th", {}, ...parts)), h("th", {}, CHANGE))),
-  h("tbody", {}, kl.row, predicted.row, right.row));
+  const numbers = h("table", { class: "cc-numbers" });
   let chosen = 0;
   let draw = () => undefined;
   const prompts = menu([], (value) => {
@@ -106,12 +103,6 @@ export function numbersPanel() {
     ...lines.map((pair) => h("div", {}, ...pair)));
   const details = h("div", { class: "cc-details" });
 
-  function fill(target, found, text, bar, color) {
-    target.classList.toggle("cc-stand-in", Boolean(found?.apart));
-    target.title = found ? `${found.apart ? "the nearest measured plan: " : ""}${found.note}; ${found.on}` : "";
-    target.replaceChildren(...(found ? meter(text, bar, color) : [text]), h("small", {}, found?.note ?? ""));
-  }
-
   /** facts: a, b (plans, each with what `shownOf` gives as `shown`), known, live, measuring, layers. */
   function show_({ a, b, known, live, measuring, layers }) {
     const plans = [a, b];
@@ -120,18 +111,21 @@ export function numbersPanel() {
     const most = Math.max(1e-12, ...plans.map((p) => p?.shown.kl?.record.risk ?? 0));
     const dense = measurementOf(known, []);
     const [denseRight, denseAsked] = answersOf(dense);
-    plans.forEach((p, k) => {
-      heads[k][1].textContent = `${"AB"[k]}: ${p?.name ?? "no plan"}`;
-      const [found, answers] = [p?.shown.kl, p?.shown.answers];
-      fill(kl.parts[k + 1], found, found ? withError(found.record) : none, (found?.record.risk ?? 0) / most, colors[k]);
-      predicted.parts[k + 1].textContent = p ? brief(p.node + p.edge) : "–";
-      const [x, n] = answersOf(answers?.record);
-      fill(right.parts[k + 1], answers, answers ? `${x} of ${n}` : none, n ? x / n : 0, colors[k]);
+    const ratioOf = ([right, asked]) => (asked ? right / asked : 0);
+    const line = (name, cells, change, tall = true) => h("tr", { class: tall && "cc-tall" },
+      h("td", {}, ...[name].flat()), ...cells, h("td", {}, change));
+    const cells = (row, words, share_) => plans.map((p, k) => {
+      const found = p?.shown[row];
+      return measuredCell(found, found ? words(found.record) : none, found && share_(found.record), colors[k]);
     });
-    kl.parts[3].textContent = measuredChange(a, b, live);
-    predicted.parts[3].textContent = a && b ? signed(less(b.node + b.edge, a.node + a.edge), brief) : "";
-    right.parts[3].textContent = answersChange(a, b);
-    whole.textContent = denseAsked ? `whole model: ${denseRight} of ${denseAsked}` : "";
+    numbers.replaceChildren(h("thead", {}, h("tr", {}, h("th", {}, "nats per token"),
+      ...plans.map((p, k) => h("th", {}, patch(colors[k]), `${"AB"[k]}: ${p?.name ?? "no plan"}`)), h("th", {}, CHANGE))),
+    h("tbody", {}, line(["measured KL", small("± one standard error")],
+      cells("kl", withError, (m) => m.risk / most), measuredChange(a, b, live)),
+    line("predicted KL", plans.map((p) => h("td", {}, p ? brief(p.node + p.edge) : "–")),
+      a && b ? signed(less(b.node + b.edge, a.node + a.edge), brief) : "", false),
+    line(["right answers", small(denseAsked ? `whole model: ${denseRight} of ${denseAsked}` : "")],
+      cells("answers", (m) => answersOf(m).join(" of "), (m) => ratioOf(answersOf(m))), answersChange(a, b))));
     showText(plans, known, live, dense, none);
     const change = a && b && difference(a.order, b.order);
     const on = [...new Set(plans.map((p) => p?.shown.kl?.on).filter(Boolean))];
