@@ -48,12 +48,12 @@ def node() -> str:
 def controls(ratio: float, strength: float, guards: cl.Guards) -> dict[str, Any]:
     return {
         "ratio": ratio,
-        "strength": strength,
-        "cap": guards.layer_cap,
-        "factor": guards.layer_cap_factor,
-        "first": guards.protect_first,
-        "last": guards.protect_last,
-        "kinds": [k for k, kind in enumerate(("attention", "ffn")) if kind in guards.kinds],
+        "interaction_strength": strength,
+        "layer_cap": guards.layer_cap,
+        "layer_cap_factor": guards.layer_cap_factor,
+        "protect_first": guards.protect_first,
+        "protect_last": guards.protect_last,
+        "kinds": [kind for kind in ("attention", "ffn") if kind in guards.kinds],
     }
 
 

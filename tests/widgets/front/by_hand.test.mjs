@@ -15,7 +15,7 @@ const problem = unpack({ ...packed, saliency: bytes(packed.saliency),
 const close = (x, y) => assert.ok(Math.abs(x - y) < 1e-12, `${x} is not ${y}`);
 
 test("your plan has the risk that Python predicts for its units, in any order", () => {
-  const full = cases.filter((c) => !c.stalled && c.controls.strength === 1 && c.order.length > 2);
+  const full = cases.filter((c) => !c.stalled && c.controls.interaction_strength === 1 && c.order.length > 2);
   assert.ok(full.length > 3);
   for (const { order, node, edge } of full) {
     for (const mine of [order, [...order].reverse()]) {

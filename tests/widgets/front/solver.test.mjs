@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
 
-import { flips, greedy, inTheWay, ledger, nameOf, orderOf, prefix, reachable, riskOf, rulesFor, runner,
+import { NO_GUARDS, flips, greedy, inTheWay, ledger, nameOf, orderOf, prefix, reachable, riskOf, rulesFor, runner,
   targetCost, unpack, viewOf } from "../../../widgets/cocurve_widgets/front/solver.js";
 
 const problems = JSON.parse(readFileSync(process.env.COCURVE_FIXTURES, "utf8"));
@@ -25,7 +25,7 @@ test("every plan is the one Python makes", () => {
     const problem = load(fixture);
     for (const { controls, order, stalled, node, edge, most, loosen } of fixture.cases) {
       const rules = rulesFor(problem, controls);
-      const run = greedy(problem, rules, controls.strength, targetCost(problem, controls.ratio));
+      const run = greedy(problem, rules, controls.interaction_strength, targetCost(problem, controls.ratio));
       assert.equal(run.stalled, stalled);
       if (!stalled) assert.deepEqual(run.order, order);
       close(reachable(problem, rules), most);
@@ -96,7 +96,7 @@ test("ties go to the lowest index", () => {
   const problem = unpack({ costs: [1, 1, 1, 1], layers: [0, 0, 1, 1], kinds: [0, 1, 0, 1],
     places: [0, 0, 0, 0], num_layers: 2, saliency: new Float64Array(4).fill(1),
     connectivity: new Float64Array(4), matrix: new Float64Array([1, 0, 0, 0, 1, 0, 0, 1, 0, 1]) });
-  const controls = { ratio: 0.5, cap: null, factor: null, first: 0, last: 0, kinds: [0, 1] };
+  const controls = { ratio: 0.5, ...NO_GUARDS };
   const run = greedy(problem, rulesFor(problem, controls), 1, targetCost(problem, 0.5));
   assert.deepEqual(run.order, [0, 1]);
   assert.equal(nameOf(problem, 3), "L1.ffn[0]");
@@ -106,17 +106,17 @@ test("the ledger adds up to the marginal of the step", () => {
   const [fixture] = problems;
   const problem = load(fixture);
   const { controls, order } = fixture.cases.find((c) => !c.stalled && c.order.length > 5);
-  const run = greedy(problem, rulesFor(problem, controls), controls.strength,
+  const run = greedy(problem, rulesFor(problem, controls), controls.interaction_strength,
     targetCost(problem, controls.ratio));
   order.forEach((u, k) => {
-    const found = ledger(problem, order, controls.strength, u);
+    const found = ledger(problem, order, controls.interaction_strength, u);
     assert.equal(found.step, k);
     close(found.half, problem.half[u]);
-    assert.ok(Math.abs(found.edges - controls.strength * run.edges[k]) < 1e-9);
+    assert.ok(Math.abs(found.edges - controls.interaction_strength * run.edges[k]) < 1e-9);
     assert.ok(Math.abs(found.marginal - found.half - found.edges) < 1e-9);
   });
   const kept = [...problem.costs.keys()].find((u) => !order.includes(u));
-  assert.equal(ledger(problem, order, controls.strength, kept).step, -1);
+  assert.equal(ledger(problem, order, controls.interaction_strength, kept).step, -1);
 });
 
 test("a prefix stops where its target is reached", () => {

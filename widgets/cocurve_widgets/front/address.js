@@ -125,9 +125,7 @@ export function writeAddress(models, opening, units, layers) {
 export function pinOf(problem, { units, ...controls }) {
   if (!problem.matrix) return {};
   if (units) return ownPlan(problem, units);
-  const view = viewOf(problem, { strength: controls.interaction_strength, ratio: controls.ratio,
-    cap: controls.layer_cap, factor: controls.layer_cap_factor, first: controls.protect_first,
-    last: controls.protect_last, kinds: controls.kinds.map((kind) => ["attention", "ffn"].indexOf(kind)) });
+  const view = viewOf(problem, controls);
   return !view.feasible ? {} : { order: view.order, node: view.node, edge: view.edge, controls,
     strength: controls.interaction_strength, ratio: controls.ratio };
 }

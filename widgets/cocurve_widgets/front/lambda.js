@@ -11,9 +11,9 @@ import { CONTROLS, guardWords, labelOf, lambdaControls } from "./lambda_controls
 import { keptRatios, knownOf, measurementOf, share, untrusted } from "./measured.js";
 import { numbersPanel, shownOf } from "./numbers.js";
 import { pathSearch } from "./path_search.js";
-import { inTheWay, nameOf, runner, unpack, viewOf } from "./solver.js";
+import { KINDS, inTheWay, nameOf, runner, unpack, viewOf } from "./solver.js";
 import { drawCard } from "./unit_card.js";
-import { Fading, KINDS, paintMap, unitGrid } from "./unit_map.js";
+import { Fading, paintMap, unitGrid } from "./unit_map.js";
 
 /** Units that join or leave the plan at the flips just below and just above a lambda. */
 export function aboutToFlip(breaks, changes, strength) {
@@ -120,26 +120,22 @@ export function renderLambda({ model, el }) {
     if (found !== null) put({ interaction_strength: found });
   }
 
-  function controls() {
-    const [strength, ratio, cap, factor, f, l, chosen] = CONTROLS.map((name) => model.get(name));
-    return { strength, ratio, cap, factor, first: f, last: l,
-      kinds: chosen.map((kind) => KINDS.indexOf(kind)) };
-  }
+  const controls = () => Object.fromEntries(CONTROLS.map((name) => [name, model.get(name)]));
   function showControls() {
     const now = controls();
     const marks = model.get("_marks") || {};
     chooseAxis();
     live.checked = Boolean(model.get("live"));
     choice.hidden = alone() || !(model.get("_damage") || {}).text;
-    const far = untrusted(marks, now.strength);
+    const far = untrusted(marks, now.interaction_strength);
     doubt.hidden = !untrusted(marks, Infinity);
     doubt.title = marks.gate?.reason ?? "";
     doubt.firstChild.lastChild.textContent =
       `preview: not to be trusted above ${marks.trusted}; no gate mark, since the gate needs the real H`;
     guardsNow.textContent = `: ${guardWords(now)}`;
-    bar.show(now, { place: axis.place(now.strength),
-      words: `${flip.stale || model.get("guess") === "1" ? "" : `, plan ${planAt(flip.breaks, now.strength) + 1} of ${flip.breaks.length + 1}`}${far ? ", not to be trusted on a preview" : ""}`,
-      chosen: model.get("kinds"), solvedOn: surrogate(), most: view?.reachable ?? 1 });
+    bar.show(now, { place: axis.place(now.interaction_strength),
+      words: `${flip.stale || model.get("guess") === "1" ? "" : `, plan ${planAt(flip.breaks, now.interaction_strength) + 1} of ${flip.breaks.length + 1}`}${far ? ", not to be trusted on a preview" : ""}`,
+      solvedOn: surrogate(), most: view?.reachable ?? 1 });
   }
 
   // A against B --------------------------------------------------------------------------------
@@ -148,7 +144,7 @@ export function renderLambda({ model, el }) {
   function planA() {
     const pin = model.get("_pin") ?? {};
     const plan = pin.order ? pin : view.a && { ...view.a, strength: 0,
-      ratio: model.get("ratio"), controls: { ...present(), interaction_strength: 0 } };
+      ratio: model.get("ratio"), controls: { ...controls(), interaction_strength: 0 } };
     if (!plan) return null;
     const name = pin.hand ? "your plan" : pin.order ? `pinned${made(plan)}` : "λ 0";
     return told({ ...plan, ...sizes(plan.order), name });
@@ -161,7 +157,6 @@ export function renderLambda({ model, el }) {
   const known = () => knownOf(model.get("_marks") || {}, model.get("_damage") || {});
   const made = ({ strength, ratio }) => (strength === null ? ""
     : `, λ ${brief(strength)}, ${share(ratio)}`);
-  const present = () => Object.fromEntries(CONTROLS.map((name) => [name, model.get(name)]));
   function sizes(order) {
     const removed = order.reduce((sum, u) => sum + problem.costs[u], 0);
     return { removed, realized: removed / problem.total };
@@ -173,7 +168,7 @@ export function renderLambda({ model, el }) {
     }
     const [a, b] = [planA(), planB()];
     const pinned = what === "unpin" ? {} : b && { order: b.order, node: b.node, edge: b.edge,
-      strength: model.get("interaction_strength"), ratio: model.get("ratio"), controls: present() };
+      strength: model.get("interaction_strength"), ratio: model.get("ratio"), controls: controls() };
     if (!pinned) return;
     model.set("_pin", pinned);
     put(what === "swap" && a?.controls ? a.controls : {});
@@ -222,7 +217,7 @@ export function renderLambda({ model, el }) {
     if (solvable()) view = viewOf(problem, controls(), run);
     else view = fromKernel();
     if (solvable() && !answer()) speak(performance.now() - begun);
-    if (alone() && solvable()) findFlips({ ...controls(), strength: 0 });
+    if (alone() && solvable()) findFlips({ ...controls(), interaction_strength: 0 });
     else if (!alone()) listen();
     paint();
   }
@@ -233,7 +228,7 @@ export function renderLambda({ model, el }) {
   }
   /** Whether the kernel knows the present controls: it solves when asked, which may take seconds. */
   const asked = () => JSON.stringify(model.get("_asked")) === settings();
-  const settings = () => JSON.stringify(CONTROLS.map((name) => model.get(name)));
+  const settings = () => JSON.stringify(Object.values(controls()));
   function fromKernel() {
     const sent = model.get("_view");
     const ends = model.get("_ends");
@@ -298,7 +293,7 @@ export function renderLambda({ model, el }) {
     const [a, b] = [planA(), planB()];
     grid.place(mapColumn.clientWidth || 500);
     const gone = new Map(b ? b.order.map((u, k) => [u, k]) : []);
-    const turning = flip.stale ? new Set() : aboutToFlip(flip.breaks, flip.changes, now.strength);
+    const turning = flip.stale ? new Set() : aboutToFlip(flip.breaks, flip.changes, now.interaction_strength);
     const inA = a && new Set(a.order);
     const [own, other] = a?.hand ? ["A", "B"] : ["B", "A"]; // what the reader made is solid
     [[only, own], [others, other]].forEach(([entry, name]) => {
@@ -370,10 +365,10 @@ export function renderLambda({ model, el }) {
       `${show(view.node + view.edge)} nats per token`
       : "no plan";
     return `${what}, ${unitCount(problem.size)}: ratio ${percent(now.ratio)}, lambda ` +
-      `${show(now.strength)}, ${guardWords(now)}; ${risk}.`;
+      `${show(now.interaction_strength)}, ${guardWords(now)}; ${risk}.`;
   }
   function ownJson() {
-    const text = JSON.stringify({ controls: Object.fromEntries(CONTROLS.map((n) => [n, model.get(n)])),
+    const text = JSON.stringify({ controls: controls(),
       realized_ratio: sizes(view.order).realized, pruned: view.order.map((u) => nameOf(problem, u)) }, null, 1);
     offer(`${stemOf(model, "plan")}.json`, text, "application/json");
   }

@@ -39,20 +39,20 @@ export function chartPanel(problem, run, { put, slide }) {
     }
     const cell = (strength, order, predicted) => ({ from: axis.place(strength), to: axis.place(strength),
       strength, own: true, order, predicted });
-    if (!solvable) return b ? [cell(now.strength, b.order, b.node + b.edge)] : [];
+    if (!solvable) return b ? [cell(now.interaction_strength, b.order, b.node + b.edge)] : [];
     return [...new Set([...strengths, 0, 1])].sort((x, y) => x - y).map((strength) => {
-      const order = orderOf(problem, { ...now, strength }, run);
+      const order = orderOf(problem, { ...now, interaction_strength: strength }, run);
       return cell(strength, order, order && priceOf(order));
     });
   }
   /** The measured plans of every ratio under the guards, for the small charts. */
   function ratiosOf({ marks, known, now, solvable }, text) {
-    const key = JSON.stringify([now.cap, now.factor, now.first, now.last, now.kinds, text, known.measured.length]);
+    const key = JSON.stringify([{ ...now, interaction_strength: 0, ratio: 0 }, text, known.measured.length]);
     if (key !== panels.key) {
       const ratios = solvable ? keptRatios(marks).filter((ratio) => ratio > 0) : [];
       const list = ratios.map((ratio) => {
         const cells = strengthsAt(known, ratio).map((strength) => ({ strength, own: true, predicted: null,
-          order: orderOf(problem, { ...now, ratio, strength }, run) }));
+          order: orderOf(problem, { ...now, ratio, interaction_strength: strength }, run) }));
         return { ratio, points: measuredSteps(cells, known, text).map(({ strength, risk }) => ({ strength, risk })) };
       });
       panels = { key, list: list.filter(({ points }) => points.length) };
@@ -77,7 +77,7 @@ export function chartPanel(problem, run, { put, slide }) {
     const list = ratiosOf(facts, text);
     const [width, gate] = [Math.max(240, wide), marks.gate?.strength];
     const scene = { steps, colors, width, height: width > 560 ? 200 : 170, left: LEFT, right: 8,
-      here: axis.place(now.strength), doubt: typeof marks.trusted === "number" ? axis.place(marks.trusted) : null,
+      here: axis.place(now.interaction_strength), doubt: typeof marks.trusted === "number" ? axis.place(marks.trusted) : null,
       guesses: mine, open: covered, range: covered ? cover.range(level) : [],
       gate: typeof gate === "number" && !covered ? axis.place(gate) : null, gateText: `redundancy gate: ${marks.gate?.reason ?? ""}`,
       predicted: cells.filter((cell) => cell.order && cell.predicted !== null && !(covered && cover.hides(cell)))
@@ -92,7 +92,7 @@ export function chartPanel(problem, run, { put, slide }) {
     title.replaceChildren("KL by λ (nats)", h("span", {}, h("i", { class: "cc-swatch cc-cell" }), "measured ± error"),
       h("span", {}, h("i", { class: "cc-dash" }), `predicted by ${surrogate}`),
       h("span", { class: "cc-muted" }, flip.stale ? "the plans are being computed" : covered ? ""
-        : `plan ${planAt(flip.breaks, now.strength) + 1} of ${flip.breaks.length + 1}`));
+        : `plan ${planAt(flip.breaks, now.interaction_strength) + 1} of ${flip.breaks.length + 1}`));
     ask.hidden = guesses === undefined || !guessedSteps(steps).length;
     ask.dataset.mode = guess;
     ask.textContent = { "": "Guess first", 1: "Reveal", shown: "Done" }[guess];

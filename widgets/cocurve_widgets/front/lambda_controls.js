@@ -18,10 +18,11 @@ const LABELS = { layer_cap: "layer cap", layer_cap_factor: "layer cap", kinds: "
 export const labelOf = (guards) => guards.split(" and ").map((name) => `“${LABELS[name]}”`).join(" and ");
 
 /** The guards in force, in words. */
-export const guardWords = (now) => [now.cap != null && `layer cap ${now.cap}`,
-  now.factor != null && `layer cap ${now.factor} x ratio`,
-  now.first > 0 && `first ${wholeLayers(now.first)}`, now.last > 0 && `last ${wholeLayers(now.last)}`,
-  now.kinds.length === 1 && `${["attention", "ffn"][now.kinds[0]]} only`].filter(Boolean).join(", ") || "no guards";
+export const guardWords = (now) => [now.layer_cap != null && `layer cap ${now.layer_cap}`,
+  now.layer_cap_factor != null && `layer cap ${now.layer_cap_factor} x ratio`,
+  now.protect_first > 0 && `first ${wholeLayers(now.protect_first)}`,
+  now.protect_last > 0 && `last ${wholeLayers(now.protect_last)}`,
+  now.kinds.length === 1 && `${now.kinds[0]} only`].filter(Boolean).join(", ") || "no guards";
 
 /**
  * Make the controls. does: put(values) sets traits, slide(place) sets lambda by its place on the
@@ -116,7 +117,7 @@ export function lambdaControls(problem, does) {
     does.go(step);
   }
   /** Show the traits; `place` of lambda on its axis, and `words` about it for screen readers. */
-  function showAll(now, { place, words, chosen, solvedOn, most }) {
+  function showAll(now, { place, words, solvedOn, most }) {
     const write = (input, value) => {
       input.dataset.now = value;
       if (document.activeElement !== input || input.type === "range") input.value = value;
@@ -124,17 +125,17 @@ export function lambdaControls(problem, does) {
     now_ = now.ratio;
     reach.textContent = most < MOST ? `, at most ${percent(most)} under the guards` : "";
     lambda.value = Math.round(place * STEPS);
-    lambda.setAttribute("aria-valuetext", `lambda ${show(now.strength)}${words}`);
-    write(lambdaBox, Number(now.strength.toPrecision(4)));
+    lambda.setAttribute("aria-valuetext", `lambda ${show(now.interaction_strength)}${words}`);
+    write(lambdaBox, Number(now.interaction_strength.toPrecision(4)));
     ratio.value = now.ratio;
     ratio.setAttribute("aria-valuetext", percent(now.ratio));
     write(ratioBox, Number((100 * now.ratio).toFixed(2)));
-    capMode.value = now.factor != null ? "factor" : now.cap != null ? "share" : "none";
+    capMode.value = now.layer_cap_factor != null ? "factor" : now.layer_cap != null ? "share" : "none";
     capBox.disabled = capMode.value === "none";
-    write(capBox, now.factor ?? now.cap ?? "");
-    write(first, now.first);
-    write(last, now.last);
-    kinds.value = chosen.join("+");
+    write(capBox, now.layer_cap_factor ?? now.layer_cap ?? "");
+    write(first, now.protect_first);
+    write(last, now.protect_last);
+    kinds.value = now.kinds.join("+");
     surrogate.value = solvedOn;
   }
   return { strength, share: share_, guards, lambda, ratio, show: showAll };

@@ -3,8 +3,7 @@
 
 import { ownPlan } from "./by_hand.js";
 import { assign, button, h, labeled } from "./kit.js";
-import { KINDS } from "./unit_map.js";
-import { nameOf } from "./solver.js";
+import { KINDS, nameOf } from "./solver.js";
 
 const known = (x) => (typeof x === "number" && Number.isFinite(x)) || x === null || x === undefined;
 

@@ -6,6 +6,8 @@ import { difference } from "./compare.js";
 import { typed } from "./kit.js";
 
 export const MOST = 0.6; // curves and sliders end here
+export const KINDS = ["attention", "ffn"];
+export const NO_GUARDS = { layer_cap: null, layer_cap_factor: null, protect_first: 0, protect_last: 0, kinds: KINDS };
 const HAIR = 1e-12; // as in Python's needed_cost and Rules: 0.29 x 100 must count as 29
 
 /**
@@ -52,8 +54,7 @@ function square(triangle, size) {
 
 /** The name of a unit: L12.ffn[3]. */
 export function nameOf(problem, u) {
-  const kind = problem.kinds[u] ? "ffn" : "attention";
-  return `L${problem.layers[u]}.${kind}[${problem.places[u]}]`;
+  return `L${problem.layers[u]}.${KINDS[problem.kinds[u]]}[${problem.places[u]}]`;
 }
 
 /** Row u of H, or null if it has not arrived yet. */
@@ -62,23 +63,25 @@ export function rowOf(problem, u) {
   return matrix ? matrix.subarray(u * size, (u + 1) * size) : problem.rows.get(u) ?? null;
 }
 
-/** The guards at one ratio: the admissible units, and the cost that may leave each layer. */
+/**
+ * The guards at one ratio: the admissible units, and the cost that may leave each layer. `controls` are
+ * the traits of the explorer by name: interaction_strength, ratio, and those of NO_GUARDS.
+ */
 export function rulesFor(problem, controls) {
   const { size, layers, costs, kinds, numLayers } = problem;
   const layerCosts = new Float64Array(numLayers);
   for (let u = 0; u < size; u++) layerCosts[layers[u]] += costs[u];
   const cap = capAt(controls, controls.ratio);
   const room = layerCosts.map((cost) => Math.floor(cap * cost * (1 + HAIR)));
-  const open = (layer) => layer >= controls.first && layer < numLayers - controls.last;
+  const open = (layer) => layer >= controls.protect_first && layer < numLayers - controls.protect_last;
   const admissible = Array.from(costs, (cost, u) =>
-    open(layers[u]) && controls.kinds.includes(kinds[u]) && cost <= room[layers[u]]);
+    open(layers[u]) && controls.kinds.includes(KINDS[kinds[u]]) && cost <= room[layers[u]]);
   return { cap, room, admissible };
 }
 
 /** The layer cap in force at a ratio, a share of a layer's cost. */
-export function capAt(controls, ratio) {
-  if (controls.factor != null) return Math.min(1, controls.factor * ratio);
-  return controls.cap == null ? 1 : controls.cap;
+export function capAt({ layer_cap: cap, layer_cap_factor: factor }, ratio) {
+  return factor == null ? cap ?? 1 : Math.min(1, factor * ratio);
 }
 
 /** The cost that a plan of this ratio must reach. */
@@ -156,16 +159,16 @@ export function reachable(problem, rules) {
  * the two ends together where neither is enough.
  */
 export function inTheWay(problem, controls) {
-  const { cap, factor, first, last, kinds } = controls;
-  const alone = [["layer_cap", cap != null, { cap: null }],
-    ["layer_cap_factor", factor != null, { factor: null }],
-    ["protect_first", first > 0, { first: 0 }], ["protect_last", last > 0, { last: 0 }],
-    ["kinds", kinds.length < 2, { kinds: [0, 1] }]].filter(([, given]) => given);
-  const enough = ([, , free]) => reachable(problem, rulesFor(problem, { ...controls, ...free }))
-    * problem.total >= targetCost(problem, controls.ratio);
-  const found = alone.filter(enough).map(([name]) => name);
-  const ends = ["protect_first and protect_last", true, { first: 0, last: 0 }];
-  return found.length || !(first && last) || !enough(ends) ? found : [ends[0]];
+  const enough = (...names) => {
+    const free = Object.fromEntries(names.map((name) => [name, NO_GUARDS[name]]));
+    const most = reachable(problem, rulesFor(problem, { ...controls, ...free }));
+    return most * problem.total >= targetCost(problem, controls.ratio);
+  };
+  const given = Object.keys(NO_GUARDS).filter((name) => String(controls[name]) !== String(NO_GUARDS[name]));
+  const found = given.filter((name) => enough(name));
+  const ends = ["protect_first", "protect_last"];
+  const both = ends.every((name) => given.includes(name)) && enough(...ends);
+  return found.length || !both ? found : [ends.join(" and ")];
 }
 
 /**
@@ -174,9 +177,9 @@ export function inTheWay(problem, controls) {
  */
 export function runner(problem) {
   const [runs, most] = [new Map(), new Map()];
-  return (controls, strength = controls.strength) => {
+  return (controls, strength = controls.interaction_strength) => {
     const rules = rulesFor(problem, controls);
-    const guards = JSON.stringify([rules.cap, controls.first, controls.last, controls.kinds]);
+    const guards = JSON.stringify([rules.cap, controls.protect_first, controls.protect_last, controls.kinds]);
     const key = `${guards} ${strength}`;
     if (runs.size > 99) runs.clear();
     if (!most.has(guards)) most.set(guards, reachable(problem, rules));
@@ -193,7 +196,7 @@ export function orderOf(problem, controls, run) {
 
 /** Everything the explorer shows at one setting; the kernel sends the same fields. */
 export function viewOf(problem, controls, run = runner(problem)) {
-  const runs = [controls.strength, 0, 1].map((strength) => run(controls, strength));
+  const runs = [controls.interaction_strength, 0, 1].map((strength) => run(controls, strength));
   const target = targetCost(problem, controls.ratio);
   const [plan, diagonal, full] = runs.map((one) => prefix(one, target));
   const [{ stalled, spent, reachable: most }] = runs;

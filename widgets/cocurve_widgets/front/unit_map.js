@@ -2,7 +2,6 @@
 
 import { fit, ticks } from "./kit.js";
 
-export const KINDS = ["attention", "ffn"];
 const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 /** Where the units stand: place(width) first, then box(u), unitAt(x, y) and step(u, key). */
