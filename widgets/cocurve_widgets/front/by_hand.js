@@ -67,7 +67,7 @@ export const tokenText = (token) => `“${token.replaceAll("\n", "⏎").replace(
 
 /**
  * The controls: `modes` of a click, and the `prompt`. does: put(values) sets traits, clear() empties
- * your plan. draw(facts) shows them.
+ * your plan. draw(scene) shows them.
  */
 export function handPanels(problem, { put, clear }) {
   const mode = menu(MODES, (value) => put({ mode: value }));
@@ -82,8 +82,7 @@ export function handPanels(problem, { put, clear }) {
     onchange: () => put({ prompt: box.value }) });
   const prompt = labeled("next token after this text", box);
 
-  /** facts: chosen (the mode), a, live. */
-  function draw({ chosen, a, live }) {
+  function draw({ mode: chosen, a, live }) {
     mode.value = chosen;
     own = a;
     tools.hidden = chosen !== "remove";

@@ -31,7 +31,7 @@ export function strongestPair({ matrix, size }) {
   return best;
 }
 
-/** The panel; draw(facts, width) returns the pair whose row of H is missing. */
+/** The panel; draw(scene, width) returns the pair whose row of H is missing. */
 export function edgePanel(problem, put) {
   const strongest = strongestPair(problem);
   let shown = null;
@@ -44,10 +44,11 @@ export function edgePanel(problem, put) {
   const [home, words] = [h("div", {}), h("p", { class: "cc-said" })];
   const panel = h("div", { class: "cc-edge" }, h("div", { class: "cc-row" }, title, next), home, words);
 
-  function draw({ units, known, live, strength, colors, by }, width) {
+  function draw({ pair, known, live, now, colors, by }, width) {
+    const strength = now.interaction_strength;
     turns = pairsInTurn(problem, known);
     next.hidden = turns.length < 2;
-    shown = units.length === 2 ? units : turns[0] ?? strongest;
+    shown = pair.length === 2 ? pair : turns[0] ?? strongest;
     panel.hidden = !shown;
     if (!shown) return null;
     const account = pairRows(problem, shown, known, live);
@@ -59,7 +60,7 @@ export function edgePanel(problem, put) {
       `${name}: predicted ${brief(predicted)}${measured === null ? "" : `, measured ${brief(measured)}`}`)].join("; ");
     place(home, edgeChart({ rows, edge, counted, counts: `H, at λ ${brief(strength)}`,
       colors, width, label }));
-    const said = edge.measured === null ? (live.text && units.length === 2 ? ", being measured" : by === "H" ? ", not measured" : "")
+    const said = edge.measured === null ? (live.text && pair.length === 2 ? ", being measured" : by === "H" ? ", not measured" : "")
       : `, measured ${signed(edge.measured, (x) => withError({ risk: x, error: edge.error }))}`;
     words.textContent = `${shown.map((u) => nameOf(problem, u)).join(" and ")}: the hatched gap is their edge, ` +
       `${signed(edge.predicted, brief)} by ${by} (ticks)${said}. ${edgeText(edge)}`;

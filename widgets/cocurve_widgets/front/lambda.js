@@ -61,7 +61,7 @@ export function renderLambda({ model, el }) {
 
   const doubt = h("p", { class: "cc-legend", hidden: true },
     h("span", {}, h("i", { class: "cc-swatch cc-hatch" }), h("span", {})));
-  const bar = lambdaControls(problem, { put, go, slide, ratios: () => keptRatios(model.get("_marks") || {}),
+  const bar = lambdaControls(problem, { put, go, slide, ratios: () => keptRatios(model.get("_marks")),
     hold: (on) => {
       held = on;
       if (!on) paint();
@@ -122,11 +122,10 @@ export function renderLambda({ model, el }) {
 
   const controls = () => Object.fromEntries(CONTROLS.map((name) => [name, model.get(name)]));
   function showControls() {
-    const now = controls();
-    const marks = model.get("_marks") || {};
+    const [now, marks] = [controls(), model.get("_marks")];
     chooseAxis();
     live.checked = Boolean(model.get("live"));
-    choice.hidden = alone() || !(model.get("_damage") || {}).text;
+    choice.hidden = alone() || !model.get("_damage").text;
     const far = untrusted(marks, now.interaction_strength);
     doubt.hidden = !untrusted(marks, Infinity);
     doubt.title = marks.gate?.reason ?? "";
@@ -142,7 +141,7 @@ export function renderLambda({ model, el }) {
 
   /** Plan A: the pinned one, or the diagonal plan of the present ratio and guards; null for none. */
   function planA() {
-    const pin = model.get("_pin") ?? {};
+    const pin = model.get("_pin");
     const plan = pin.order ? pin : view.a && { ...view.a, strength: 0,
       ratio: model.get("ratio"), controls: { ...controls(), interaction_strength: 0 } };
     if (!plan) return null;
@@ -153,8 +152,8 @@ export function renderLambda({ model, el }) {
     return view.feasible ? told({ order: view.order, node: view.node, edge: view.edge, ...sizes(view.order),
       strength: model.get("interaction_strength"), name: `λ ${brief(model.get("interaction_strength"))}` }) : null;
   }
-  const told = (plan) => ({ ...plan, shown: shownOf(plan, known(), model.get("_damage") || {}) });
-  const known = () => knownOf(model.get("_marks") || {}, model.get("_damage") || {});
+  const told = (plan) => ({ ...plan, shown: shownOf(plan, known(), model.get("_damage")) });
+  const known = () => knownOf(model.get("_marks"), model.get("_damage"));
   const made = ({ strength, ratio }) => (strength === null ? ""
     : `, λ ${brief(strength)}, ${share(ratio)}`);
   function sizes(order) {
@@ -177,7 +176,7 @@ export function renderLambda({ model, el }) {
   /** Remove or restore a unit in plan A, which is then the reader's; null begins it anew. */
   function editPlan(u) {
     if (!alone()) return void model.send({ toggle: u });
-    const from = (model.get("_pin") ?? {}).order ?? planB()?.order ?? [];
+    const from = model.get("_pin").order ?? planB()?.order ?? [];
     const plan = ownPlan(problem, u === null ? [] : toggled(from, u));
     if (plan) put({ _pin: plan });
   }
@@ -185,7 +184,7 @@ export function renderLambda({ model, el }) {
   function clicked(u) {
     if (u === null || u === undefined) return;
     if (model.get("mode") === "remove") editPlan(u);
-    if (model.get("mode") === "pair") put({ pair: pairWith(model.get("pair") ?? [], u) });
+    if (model.get("mode") === "pair") put({ pair: pairWith(model.get("pair"), u) });
   }
 
   /** The axis of the plans; while their path is computed or the hand is on it, it stays as it was. */
@@ -254,7 +253,7 @@ export function renderLambda({ model, el }) {
     model.set("error", view.feasible ? "" : `The ratio ${said(model.get("ratio"))} is out of reach: ` +
       `the guards leave at most ${said(view.reachable)}${both}. Lower the ratio, or loosen ` +
       `${inTheWay(problem, controls()).map(labelOf).join(" or ") || "the guards"}.`);
-    const found = view.feasible && measurementOf(model.get("_marks") || {}, view.order);
+    const found = view.feasible && measurementOf(model.get("_marks"), view.order);
     const risk = view.feasible ? `Predicted risk ${show(view.node + view.edge)} nats per token, ` +
       (found ? `measured KL ${show(found.risk)} on ${found.text}` : "KL not measured") : "No plan";
     model.set("status", `${risk}; solved in ${milliseconds < 1 ? "less than 1" : milliseconds.toFixed(1)} ms by this page.` +
@@ -285,12 +284,22 @@ export function renderLambda({ model, el }) {
   const fading = new Fading(() => fade());
   let paints = 0;
 
+  /** What the panels show. */
+  function sceneOf() {
+    const live = model.get("_damage");
+    const [guess, guesses, mode, pair] = ["guess", "guesses", "mode", "pair"].map((name) => model.get(name));
+    return { a: planA(), b: planB(), now: controls(), marks: model.get("_marks"), known: known(), live, flip, axis,
+      first: view.a, solvable: solvable(), surrogate: surrogate(), by: problem.surrogates[0], guess, guesses, mode,
+      pair, colors: palette(ui.root), layers: problem.layers,
+      measuring: Boolean(model.get("live")) && live.text && !alone() };
+  }
+
   function paint() {
     showControls();
     if (!view) return;
-    const colors = palette(ui.root);
-    const now = controls();
-    const [a, b] = [planA(), planB()];
+    const scene = sceneOf();
+    const { a, b, now, colors, pair } = scene;
+    const brushed = model.get("brushed");
     grid.place(mapColumn.clientWidth || 500);
     const gone = new Map(b ? b.order.map((u, k) => [u, k]) : []);
     const turning = flip.stale ? new Set() : aboutToFlip(flip.breaks, flip.changes, now.interaction_strength);
@@ -300,21 +309,17 @@ export function renderLambda({ model, el }) {
       entry.lastChild.textContent = `only in ${name}${a?.hand && name === "A" ? ", yours" : ""}`;
     });
     fade = () => paintMap(map, grid, { problem, colors, inA: a?.hand ? new Set(gone.keys()) : inA,
-      inB: a?.hand ? inA : gone, turning, fading,
-      brushed: model.get("brushed") ?? [],
-      marked: [model.get("selected_unit"), hovered], pair: model.get("pair") ?? [] });
+      inB: a?.hand ? inA : gone, turning, fading, brushed, marked: [model.get("selected_unit"), hovered], pair });
     fade();
-    const marks = model.get("_marks") || {};
-    charts.draw({ a, b, colors, marks, known: known(), now, flip, axis, first: view.a, solvable: solvable(),
-      surrogate: surrogate(), guess: model.get("guess"), guesses: model.get("guesses") }, chartColumn.clientWidth || 600);
+    charts.draw(scene, chartColumn.clientWidth || 600);
     facts.replaceChildren(note ? h("p", { role: "alert" }, `⚠ ${note}`) : "");
     buttons.pin.disabled = !b;
     buttons.swap.disabled = !a?.controls || !b;
-    buttons.unpin.disabled = !model.get("_pin")?.order;
+    buttons.unpin.disabled = !model.get("_pin").order;
     [only, others].forEach((entry) => { entry.hidden = !a || !b; });
-    brushMark.hidden = !model.get("brushed")?.length;
-    pairMark.hidden = !model.get("pair")?.length;
-    paintNumbers(a, b);
+    brushMark.hidden = !brushed.length;
+    pairMark.hidden = !pair.length;
+    paintNumbers(scene);
     paintCard(gone);
     map.classList.toggle("cc-stale", !view.feasible || Boolean(view.stale));
     ui.root.refreshTable();
@@ -325,14 +330,10 @@ export function renderLambda({ model, el }) {
     ui.root.dataset.joined = change.joined.join(" ");
     ui.root.dataset.left = change.left.join(" ");
   }
-  function paintNumbers(a = planA(), b = planB()) {
-    const now = model.get("_damage") || {};
-    numbers.draw({ a, b, known: known(), live: now, layers: problem.layers,
-      measuring: Boolean(model.get("live")) && now.text && !alone() });
-    const facts_ = { chosen: model.get("mode") ?? "mark", units: model.get("pair") ?? [], a, b, live: now,
-      known: known(), strength: model.get("interaction_strength"), colors: palette(ui.root), by: problem.surrogates[0] };
-    hand.draw(facts_);
-    const missing = edge.draw(facts_, Math.max(240, mapColumn.clientWidth));
+  function paintNumbers(scene = sceneOf()) {
+    numbers.draw(scene);
+    hand.draw(scene);
+    const missing = edge.draw(scene, Math.max(240, mapColumn.clientWidth));
     if (missing) model.send({ row: missing[0] });
   }
   /** The card of the unit under the pointer, or of the marked one while the map has the focus. */

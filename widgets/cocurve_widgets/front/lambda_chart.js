@@ -10,7 +10,7 @@ import { orderOf, riskOf } from "./solver.js";
 const LEFT = 60; // px beside the axis, as the slider's in instrument.css
 
 /**
- * The parts of the chart, and draw(facts, width). facts: a, b (plans or null), colors, marks, known
+ * The parts of the chart, and draw(scene, width). Of the scene: a, b (plans or null), colors, marks, known
  * (what is measured), now (the controls), flip (the path), axis, first (the plan at lambda 0),
  * solvable (whether this page can solve), surrogate (its name), guess and guesses (the traits; a
  * notebook has none). does: put(values), slide(place).
