@@ -123,7 +123,7 @@ def test_unreachable_ratio_says_both_limits_inside_the_widget(explorer: LambdaEx
     explorer.layer_cap, explorer.ratio = 0.3, 0.5
     assert explorer.selection is None
     reachable = reachable_ratio(CURVATURE.units, explorer.guards, 0.5)
-    assert explorer._ends["reachable"] == pytest.approx(reachable)
+    assert explorer._view["reachable"] == pytest.approx(reachable)
     assert "0.5" in explorer.error
     assert explorer._view["feasible"] is False
     explorer.ratio = 0.1
@@ -137,7 +137,7 @@ def test_where_greedy_stalls_at_lambda_zero_no_plan_is_compared() -> None:
     assert explorer.selection is not None
     with pytest.raises(cl.InfeasibleError, match="stalls"):
         cl.solve_greedy(curvature, 0.5, 0.0, cl.Guards(layer_cap=0.5))
-    assert explorer._ends["diagonal"] is None
+    assert explorer._view["a"] is None
     assert explorer.error == ""
     explorer.close()
 
@@ -159,8 +159,8 @@ def test_plan_a_is_the_diagonal_plan_until_another_is_pinned(explorer: LambdaExp
     assert explorer.pinned is None
     assert explorer._pin == {}
     assert explorer.selection.pruned == cl.solve_greedy(CURVATURE, 0.3, 0.8).pruned
-    assert explorer._ends["diagonal"]["order"] == list(diagonal.pruned)
-    assert explorer._ends["diagonal"]["edge"] == pytest.approx(diagonal.edge_risk)
+    assert explorer._view["a"]["order"] == list(diagonal.pruned)
+    assert explorer._view["a"]["edge"] == pytest.approx(diagonal.edge_risk)
     first = explorer.selection
     explorer._heard(None, {"pin": "pin"}, [])  # as the page asks
     assert explorer.pinned is first

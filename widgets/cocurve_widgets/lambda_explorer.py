@@ -106,7 +106,6 @@ class LambdaExplorer(ByHand, Explorer):
     _marks = Dict().tag(sync=True)  # gate, measured plans, and up to where H is trusted
     _pin = Dict().tag(sync=True)  # plan A for the page; empty for the diagonal plan
     _damage = Dict().tag(sync=True)  # what is known so far of the dense model, A and B
-    _ends = Dict().tag(sync=True)  # the diagonal plan, and the largest possible ratio
 
     def __init__(
         self,
@@ -122,7 +121,6 @@ class LambdaExplorer(ByHand, Explorer):
     ) -> None:
         self._solved: tuple[Any, ...] | None = None
         self._guarded: tuple[Any, ...] | None = None
-        self._ends_of: tuple[Any, ...] | None = None
         self._path: LambdaPath | None = None
         self._thinking = Mailbox()  # for slow solves: measurements need not wait for them
         self._solvers: dict[str, Solving] = {}
@@ -272,11 +270,10 @@ class LambdaExplorer(ByHand, Explorer):
             self._pin = {}
             self._watch()
             return
-        order, controls = list(plan.pruned), self._controls_of(plan)
+        controls = self._controls_of(plan)
         made = dict(zip(CONTROLS, controls, strict=True)) if controls else None
         self._pin = {
-            "order": order,
-            **self._on.parts(order),
+            **(self._order_and_parts(plan) or {}),
             "strength": plan.interaction_strength,
             "ratio": plan.requested_ratio,
             "controls": made,
@@ -363,28 +360,27 @@ class LambdaExplorer(ByHand, Explorer):
         except cl.InfeasibleError as problem:
             error = str(problem)
         seconds = time.perf_counter() - begun
-        if self._ends_of != key[1:]:
-            self._longest(0.0, check)  # remembered, so that the lock is not held for it
+        self._longest(0.0, check)  # remembered, so that the lock is not held for it
         with self.lock:
             if key != self._solved or (token is not None and token.cancelled):
                 return
-            if self._ends_of != key[1:]:
-                self._ends_of = key[1:]
-                self._show_ends()
             self._show_plan(plan, error, seconds)
         self._watch()
 
     def _show_plan(self, plan: cl.Selection | None, error: str, seconds: float) -> None:
         """Tell the page and the session of a plan."""
+        units, guards, ratio = self.curvature.units, self.guards, self.ratio
         with self.hold_sync():
-            order = [] if plan is None else list(plan.pruned)
-            parts = {"node": None, "edge": None} if plan is None else self._on.parts(order)
             self.error, self._seconds = error, seconds
             self._view = {
                 "key": list(self._solved or ()),
-                "order": order,
+                "order": [],
                 "feasible": plan is not None,
-                **parts,
+                **(self._order_and_parts(plan) or {}),
+                "a": self._order_and_parts(self._diagonal()),
+                "reachable": self._on.keep(
+                    ("reachable", guards, ratio), lambda: reachable_ratio(units, guards, ratio)
+                ),
             }
             self.selection = plan
             self.status = self._sentence()
@@ -393,15 +389,12 @@ class LambdaExplorer(ByHand, Explorer):
             if plan is not None and not self._adopting:
                 self.session.selection = plan
 
-    def _show_ends(self) -> None:
-        """Tell the page what depends on ratio and guards but not on lambda."""
-        guards = self.guards
-        diagonal = self._diagonal()
-        order = None if diagonal is None else list(diagonal.pruned)
-        self._ends = {
-            "diagonal": None if order is None else {"order": order, **self._on.parts(order)},
-            "reachable": reachable_ratio(self.curvature.units, guards, self.ratio),
-        }
+    def _order_and_parts(self, plan: cl.Selection | None) -> dict[str, Any] | None:
+        """A plan as the page has it: its order, and the parts of its prediction."""
+        if plan is None:
+            return None
+        order = list(plan.pruned)
+        return {"order": order, **self._on.parts(order)}
 
     def _longest(self, strength: float, each_step: EachStep = None) -> cl.Selection:
         """Greedy up to a ratio of 0.6 or as far as it gets, with the cap of the ratio."""

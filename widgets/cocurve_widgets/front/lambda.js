@@ -223,16 +223,14 @@ export function renderLambda({ model, el }) {
   /** The kernel's answer, or null while it is still about earlier controls. */
   function answer() {
     const sent = model.get("_view");
-    return sent && sent.order && JSON.stringify(sent.key) === settings() ? sent : null;
+    return sent?.order && JSON.stringify(sent.key) === settings() ? sent : null;
   }
   /** Whether the kernel knows the present controls: it solves when asked, which may take seconds. */
   const asked = () => JSON.stringify(model.get("_asked")) === settings();
   const settings = () => JSON.stringify(Object.values(controls()));
   function fromKernel() {
     const sent = model.get("_view");
-    const ends = model.get("_ends");
-    if (!sent || !sent.order || ends.reachable === undefined) return null;
-    return { ...sent, reachable: ends.reachable, a: ends.diagonal, stalled: null, stale: !answer() };
+    return sent?.order ? { ...sent, stalled: null, stale: !answer() } : null;
   }
   /** Compare the plan drawn at once with the kernel's, which decides. */
   function confirm() {
@@ -421,7 +419,6 @@ export function renderLambda({ model, el }) {
   const aging = setInterval(() => view && paintNumbers(), 10_000); // "just now" becomes "20 s ago"
   cleaner.add(() => clearInterval(aging));
   cleaner.on(model, "change:_view", confirm);
-  cleaner.on(model, "change:_ends", () => solvable() || refresh());
   for (const name of ["flips", "flips_stale"]) cleaner.on(model, `change:${name}`, takeFlips);
   cleaner.on(model, "msg:custom", (content, buffers) => {
     if (content && content.row !== undefined) {
