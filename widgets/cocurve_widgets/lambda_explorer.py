@@ -125,7 +125,6 @@ class LambdaExplorer(ByHand, Explorer):
         self._thinking = Mailbox()  # for slow solves: measurements need not wait for them
         self._solvers: dict[str, Solving] = {}
         self._adopting = False
-        self._owes = False  # whether `selection` is of earlier controls, until somebody reads it
         self._seconds = 0.0
         ends = cl.opening_guards(curvature.units)
         start: dict[str, Any] = {"surrogate": curvature.surrogate}
@@ -314,8 +313,7 @@ class LambdaExplorer(ByHand, Explorer):
         else:
             self._thinking.cancel("plan")
             _ = self.guards  # raises where both caps are given
-            self._owes = True
-            self.session.owe(self.settle)
+            self.session.debtor = self._catch_up
         if renew:
             self._thinking.cancel(f"flips {id(self)}")
             worker = self.session.worker if self._on.at_once else self._thinking
@@ -330,16 +328,15 @@ class LambdaExplorer(ByHand, Explorer):
             or observers(self.session, "selection", besides=self._adopt)
         )
 
-    @guarded
-    def settle(self) -> None:
-        """Solve for the present controls, unless that is done."""
-        if self._owes:
-            self._owes = False
-            self._find_plan(self._key())
+    @property
+    def _behind(self) -> bool:
+        """Whether the plan is of earlier controls, with nobody at work on it."""
+        return self._on.at_once and self._view.get("key") != list(self._key())
 
-    def forgive(self) -> None:
-        """Drop a plan that is owed: another one takes its place."""
-        self._owes = False
+    @guarded
+    def _catch_up(self) -> None:
+        if self._behind:
+            self._find_plan(self._key())
 
     def _think(self, token: CancelToken) -> None:
         """Solve on the thread, unless the controls move on first."""
@@ -452,18 +449,17 @@ class LambdaExplorer(ByHand, Explorer):
     @guarded
     def _adopt(self, change: Any) -> None:
         """Show a plan chosen elsewhere by setting the controls that make it."""
-        plan, owed = change["new"], self._owes
-        mine = None if owed else self.selection
+        plan, behind = change["new"], self._behind
+        mine = None if behind else self.selection
         if plan is None or (mine is not None and _same(plan, mine)):
             return
-        self.forgive()
         self._adopting = True
         try:
             if self._controls_of(plan) is None:
                 self.status = f"Another view shows a plan that these controls cannot make: {plan!r}"
             else:
                 self._take(plan)
-            if owed:
+            if behind:
                 self._find_plan(self._key())
         finally:
             self._adopting = False

@@ -182,14 +182,14 @@ def measured_on(text: cl.CalibrationSet) -> dict[str, Any]:
 
 
 class Owed(Instance):
-    """A plan that is solved when it is read, by `settle` of its owner, unless one is set."""
+    """A plan of a session or its instrument: one that is owed is solved when it is read."""
 
     def get(self, obj: Any, cls: Any = None) -> Any:
-        obj.settle()
+        getattr(obj, "session", obj).settle()
         return super().get(obj, cls)
 
     def set(self, obj: Any, value: Any) -> None:
-        obj.forgive()
+        getattr(obj, "session", obj).debtor = None  # this plan takes its place
         super().set(obj, value)
 
 
@@ -234,7 +234,9 @@ class Session(HasTraits):
     ) -> None:
         self.curvature, self.tokenizer = curvature, tokenizer
         self.prompts: tuple[str, ...] = ()
-        self._debtor: Callable[[], Any] | None = None
+        self.debtor: Callable[[], object] | None = (
+            None  # sets `selection` when that is read
+        )
         super().__init__()
         self.model: PreTrainedModel | None = None
         self.worker = Mailbox()
@@ -247,19 +249,11 @@ class Session(HasTraits):
         if model is not None:
             self.attach(model, tokenizer)
 
-    def owe(self, settle: Callable[[], Any]) -> None:
-        """Let `settle`, which sets `selection`, be called when somebody reads it."""
-        self._debtor = settle
-
     def settle(self) -> None:
         """Have a plan that is owed solved now."""
-        debtor, self._debtor = self._debtor, None
+        debtor, self.debtor = self.debtor, None
         if debtor is not None:
             debtor()
-
-    def forgive(self) -> None:
-        """Drop a plan that is owed: another one takes its place."""
-        self._debtor = None
 
     @classmethod
     def of(cls, curvature: cl.Curvature) -> Session:
