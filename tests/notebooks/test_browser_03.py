@@ -227,5 +227,5 @@ def test_themes_widths_and_a_second_run_of_the_cell(it: Instrument) -> None:
     it.visit.run_cell("explorer = BridgeExplorer")
     it.visit.becomes(count, before)
     eventually(it.page.locator(".cocurve canvas[data-draws]").count, lambda n: n >= 1)
-    it.page.get_by_label(re.compile("^Saliency against")).locator("svg path").first.wait_for()
+    it.page.get_by_label(re.compile("^Saliency against")).locator("svg").first.wait_for()
     it.visit.require_clean()

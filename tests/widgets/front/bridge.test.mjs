@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { comparedPlans, fitLine, markPaths, placeGraph, readEdges, shareBelow, strokeEdges,
+import { comparedPlans, lineEnds, markPaths, placeGraph, readEdges, shareBelow, strokeEdges,
   unitsInside, visibleEdges } from "../../../widgets/cocurve_widgets/front/bridge_parts.js";
 import { nearest } from "../../../widgets/cocurve_widgets/front/chart.js";
 import { COLORS, fateText, logAxis } from "../../../widgets/cocurve_widgets/front/kit.js";
@@ -40,7 +40,7 @@ test("a grid puts layers across and attention above FFN", () => {
 
 test("a grid of one kind has no gap, and a layer without units keeps its place", () => {
   const grid = gridOf({ kind: ["ffn", "ffn"], layer: [0, 3], index: [0, 0] }, 470);
-  const place = placeGraph(grid, 2, 470);
+  const place = placeGraph(grid, 470);
   assert.equal(grid.geometry.gap, 0);
   assert.deepEqual(place.x, [114, 414]);
   assert.deepEqual(place.y, [15, 15]);
@@ -48,7 +48,7 @@ test("a grid of one kind has no gap, and a layer without units keeps its place",
 
 test("marks stay inside the picture and do not overlap", () => {
   const grid = gridOf(nodes);
-  const place = placeGraph(grid, 9, 276);
+  const place = placeGraph(grid, 276);
   for (let u = 0; u < 9; u++) {
     assert.ok(place.x[u] - place.radius >= 64 && place.x[u] + place.radius <= place.right);
     assert.ok(place.y[u] - place.radius >= 0 && place.y[u] + place.radius <= grid.geometry.height);
@@ -143,15 +143,16 @@ test("the log axis spans its values and keeps zeros apart", () => {
   }
 });
 
-test("the line is least squares on logs, over units that have both", () => {
-  const line = fitLine([1, 10, 100, 0], [3, 30, 300, 7]);
-  assert.ok(Math.abs(line(5) - 15) < 1e-9);
-  // residuals of the line sum to zero
-  const [x, y] = [[1, 2, 4, 8], [1, 5, 3, 9]];
-  const fit = fitLine(x, y);
-  assert.ok(Math.abs(y.reduce((sum, v, i) => sum + Math.log(v / fit(x[i])), 0)) < 1e-9);
-  assert.equal(fitLine([2, 2], [1, 3]), null);
-  assert.equal(fitLine([0, 0], [0, 0]), null);
+test("the line runs where the residual is 0, over units that have one", () => {
+  const line = (d) => 3 * d ** 0.5;
+  const saliency = [0, 16, 1, 4, 100];
+  const residual = [null, 0.3, -0.2, 0, null];
+  const connectivity = saliency.map((d, u) => line(d) * Math.exp(residual[u] ?? 0));
+  const ends = lineEnds({ saliency, connectivity, residual });
+  assert.deepEqual(ends.map(([d]) => d), [1, 16]);
+  assert.ok(ends.every(([d, b]) => Math.abs(b - line(d)) < 1e-9));
+  assert.equal(lineEnds({ saliency: [2, 2], connectivity: [1, 3], residual: [-0.5, 0.5] }), null);
+  assert.equal(lineEnds({ saliency: [0, 0], connectivity: [0, 0], residual: [null, null] }), null);
 });
 
 test("words and numbers", () => {
@@ -189,7 +190,7 @@ test("only the strongest edges are wide, and negative ones dashed", () => {
   const many = 500;
   const ends = Uint32Array.from({ length: 2 * many }, (_, i) => (i % 2 ? 6 : 0));
   const rho = Float32Array.from({ length: many }, (_, i) => (i % 2 ? -1 : 1) * (1 - i / many));
-  const place = placeGraph(gridOf(nodes), 9, 276);
+  const place = placeGraph(gridOf(nodes), 276);
   const strokes = [];
   const g = { dash: [], lines: 0, beginPath: () => (g.lines = 0), moveTo() {},
     lineTo: () => g.lines++, quadraticCurveTo: () => g.lines++, setLineDash: (d) => (g.dash = d),

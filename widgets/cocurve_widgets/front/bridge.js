@@ -4,9 +4,8 @@ import { logPlane, nearest, sheet, svg, text } from "./chart.js";
 import { COLORS, Cleaner, GONE, assign, button, counted, fateText, fillBrushed, fit, frame, h,
   labeled, menu, named, numberInput, oddMatrix, palette, percent, picture, receiveFiles, redrawing,
   refill, show, stretch, table, typed, typedNumber, unbroken, unitCount } from "./kit.js";
-import { comparedPlans, fitLine, flowChart, graphKey, markPaths, pictureWords,
-  placeGraph, readEdges, shareBelow, shownText, strokeEdges, unitsInside,
-  visibleEdges } from "./bridge_parts.js";
+import { comparedPlans, flowChart, graphKey, lineEnds, markPaths, placeGraph, readEdges, shareBelow,
+  shownText, strokeEdges, unitsInside, visibleEdges } from "./bridge_parts.js";
 import { drawGridAxes, lineOf, paintPaths, unitGrid } from "./unit_map.js";
 
 const MOST_RATIO = 60; // percent
@@ -21,7 +20,6 @@ export function renderBridge({ model, el }) {
     typed(model.get("edge_correlation"), Float32Array), nodes.kind);
   const partners = typed(model.get("partners"), Uint32Array);
   const partnerRho = typed(model.get("partner_correlation"), Float32Array);
-  const line = fitLine(nodes.saliency, nodes.connectivity);
   const live = model.get("kernel") !== false;
   const put = (name, value) => assign(model, { [name]: value });
   let shown = [];
@@ -36,10 +34,7 @@ export function renderBridge({ model, el }) {
   const options = { title: "Bridges", name: "bridges", table: tableOf, mostRows: TABLE_ROWS,
     tables: { edges: "shown edges", units: "units", bridges: "bridges" },
     canvases: () => [graph, key.firstChild, plane.firstChild, flow.firstChild],
-    caption: () => pictureWords({ what: model.get("model_name") || "a model",
-      shown: caption.textContent, plans: plansNow(),
-      flow: flow.hidden ? "" : flowTitle.textContent }),
-    redraw: () => drawGraph() };
+    caption: pictureWords, redraw: drawGraph };
   const request = receiveFiles(model, cleaner, "bridges");
   if (live) options.gexf = () => request(".gexf", () => complain(GONE));
   const ui = frame(model, el, cleaner, options);
@@ -137,6 +132,16 @@ export function renderBridge({ model, el }) {
     return nodes.saliency.flatMap((d, u) => (d <= low && nodes.connectivity[u] >= high ? [u] : []));
   }
 
+  /** What a saved picture shows, line by line: the edges, the plan of the crosses, the bars. */
+  function pictureWords() {
+    const { present } = model.get("plans");
+    const crossed = !present ? "No plan yet."
+      : `Crossed: the ${unitCount(present.length)} that the present plan removes.`;
+    const bars = flow.hidden ? "" : `Bars: ${flowTitle.textContent.replace("Edges", "edges")}.`;
+    return [`${model.get("model_name") || "a model"}: ${caption.textContent}.`, crossed, bars]
+      .filter(Boolean);
+  }
+
   function drawCard() {
     const unit = hovered ?? model.get("selected_unit");
     if (unit == null) {
@@ -146,13 +151,10 @@ export function renderBridge({ model, el }) {
     }
     const place = (values) => `${show(values[unit])} (at least as large as in ${percent(
       shareBelow(values, values[unit]), 0)} of units)`;
-    const rows = [];
-    for (let k = 5 * unit; k < 5 * unit + 5; k++) {
-      const v = partners[k];
-      if (v !== unit) {
-        rows.push([nodes.name[v], show(curvature(unit, v, partnerRho[k])), show(partnerRho[k])]);
-      }
-    }
+    const own = [5 * unit, 5 * unit + 5];
+    const rho = partnerRho.slice(...own);
+    const rows = [...partners.slice(...own)].flatMap((v, k) => (v === unit ? [] // no more partners
+      : [[nodes.name[v], show(curvature(unit, v, rho[k])), show(rho[k])]]));
     const fact = (name, text) => h("div", {}, h("span", { class: "cc-muted" }, `${name} `), text);
     card.replaceChildren(
       h("h4", {}, nodes.name[unit] + (isBridge(unit) ? ", listed as bridge" : "")),
@@ -185,14 +187,13 @@ export function renderBridge({ model, el }) {
   }
 
   function drawGraph() {
-    const start = performance.now();
     const among = model.get("edges_of") !== "bridges" ? null
       : new Set(model.get("bridges").indices);
     const [filters, width] = [{ unit: model.get("selected_unit"), among }, widths()[0]];
     for (const name of ["threshold", "sign", "blocks", "ego"]) filters[name] = model.get(name);
     shown = visibleEdges(edges, filters);
     const colors = palette(root);
-    const place = graphPlace = placeGraph(grid, nodes.kind.length, width);
+    const place = graphPlace = placeGraph(grid, width);
     const g = fit(graph, width, grid.geometry.height);
     const alone = filters.ego && filters.unit != null;
     const mine = (e) => edges.u[e] === filters.unit || edges.v[e] === filters.unit;
@@ -209,8 +210,8 @@ export function renderBridge({ model, el }) {
     drawGridAxes(g, colors, grid);
     key.replaceChildren(graphKey(colors, width));
     sayShown(filters, alone);
-    Object.assign(graph.dataset, { edges: shown.length, ms: (performance.now() - start).toFixed(1),
-      draws: Number(graph.dataset.draws ?? 0) + 1 });
+    graph.dataset.edges = shown.length;
+    graph.dataset.draws = Number(graph.dataset.draws ?? 0) + 1;
   }
 
   function sayShown(filters, alone) {
@@ -232,16 +233,14 @@ export function renderBridge({ model, el }) {
     const { left, top, right, base } = box;
     const bridges = model.get("bridges");
     const corner = [x.at(bridges.saliency_threshold), y.at(bridges.connectivity_threshold)];
-    const known = saliency.filter((d) => d > 0);
-    const onLine = (d) => `${x.at(d)} ${y.at(line(d))}`;
-    const trend = () => `M${onLine(Math.min(...known))}L${onLine(Math.max(...known))}`;
+    const line = lineEnds(nodes)?.map(([d, b]) => `${x.at(d)} ${y.at(b)}`);
     const [wide, tall] = [right - left, base - top];
     plane.replaceChildren(sheet(width, height, colors, { "pointer-events": "none" }, ...axes,
       svg("svg", { x: left, y: top, width: wide, height: tall, // what lies outside is cut off
         viewBox: `${left} ${top} ${wide} ${tall}` },
       svg("path", { d: `M${left} ${top}H${corner[0]}V${corner[1]}H${left}z`, fill: COLORS.bridge,
         "fill-opacity": 0.16 }),
-      line && svg("path", lineOf(trend(), colors.muted, 1.5, "4 3"))),
+      line && svg("path", lineOf(`M${line.join("L")}`, colors.muted, 1.5, "4 3"))),
       ...marks(planePlace, 4, colors).flatMap(([, paths]) => paths.map((one) => svg("path", one))),
       text(left + 6, top + 13, "bridge region", { fill: colors.text }),
       line && text(right - 6, base - 6, "dashed: residual 0", { fill: colors.text,
@@ -264,10 +263,8 @@ export function renderBridge({ model, el }) {
   }
 
   function drawLists() {
-    const [bridges, selected, brushed] = ["bridges", "selected_unit", "brushed"]
-      .map((name) => model.get(name));
     const plans = plansNow();
-    const { indices, ranked, note, correlation } = bridges;
+    const { indices, ranked, note, correlation } = model.get("bridges");
     listTitle.textContent = !ranked ? counted(indices.length, "bridge unit") : indices.length
       ? `Too few bridges by the thresholds: ${unitCount(indices.length)} most connected for the ` +
         "saliency"
@@ -288,10 +285,11 @@ export function renderBridge({ model, el }) {
     const made = table(columns.map(([head]) => unbroken(head)),
       indices.map((u) => columns.map(([, cell]) => cell(u))),
       { class: "cc-numbers", "data-table": "bridges" });
-    made.tBodies[0].rows[indices.indexOf(selected)]?.setAttribute("style",
+    made.tBodies[0].rows[indices.indexOf(model.get("selected_unit"))]?.setAttribute("style",
       "font-weight:600;outline:1px solid var(--cc-accent)");
     refill(list, made);
-    fillBrushed(brushList, brushed, unitButton, "Drag a rectangle in the plane to brush units.");
+    fillBrushed(brushList, model.get("brushed"), unitButton,
+      "Drag a rectangle in the plane to brush units.");
   }
 
   function tableOf(most) {
@@ -382,7 +380,6 @@ export function renderBridge({ model, el }) {
     turned: ["graph", "plane", "flow", "lists"],
     follows: { threshold: ["graph"], edges_of: ["graph"], sign: ["graph"], blocks: ["graph"],
       ego: ["graph"], compared_ratio: ["lists", "card"], selected_unit: all,
-      brushed: ["graph", "plane", "lists"], bridges: all, plans: all, table_of: [],
-      saliency_quantile: [], connectivity_quantile: [] } });
+      brushed: ["graph", "plane", "lists"], bridges: all, plans: all, table_of: [] } });
   return cleaner.run;
 }

@@ -10,10 +10,10 @@ const PATH = 40; // edges stroked at once
 const WIDE = 400; // edges drawn with more than a thin line
 
 /** Place a grid in a width: x and y of each unit, size of a cell, right edge, radius of a mark. */
-export function placeGraph(grid, units, width) {
+export function placeGraph(grid, width) {
   grid.place(width);
   const { cell, tall, width: right } = grid.geometry;
-  const boxes = Array.from({ length: units }, (_, u) => grid.box(u));
+  const boxes = Array.from({ length: grid.size }, (_, u) => grid.box(u));
   const radius = Math.max(1.5, Math.min(7, 0.3 * Math.min(cell, tall)));
   return { cell: [cell, tall], right, radius, x: boxes.map(([left]) => left + cell / 2),
     y: boxes.map(([, top]) => top + tall / 2) };
@@ -33,7 +33,7 @@ export function readEdges(ends, correlation, kinds) {
  */
 export function visibleEdges(edges, filters) {
   const { threshold, sign, blocks, ego, unit, among } = filters;
-  const alone = ego && unit !== null && unit !== undefined;
+  const alone = ego && unit != null;
   const found = [];
   for (let e = 0; e < edges.rho.length; e++) {
     const rho = edges.rho[e];
@@ -53,16 +53,13 @@ export function unitsInside(place, [x1, y1], [x2, y2]) {
   return place.x.flatMap((x, u) => (inside(x1, x2, x) && inside(y1, y2, place.y[u]) ? [u] : []));
 }
 
-/** Least-squares line of log connectivity on log saliency: value at a saliency; null if none. */
-export function fitLine(saliency, connectivity) {
-  const live = saliency.flatMap((d, u) => (d > 0 && connectivity[u] > 0 ? [u] : []));
-  const mean = (f) => live.reduce((sum, u) => sum + f(u), 0) / live.length;
-  const [x, y] = [(u) => Math.log(saliency[u]), (u) => Math.log(connectivity[u])];
-  const [mx, my] = [mean(x), mean(y)];
-  const spread = mean((u) => (x(u) - mx) ** 2);
-  if (!(spread > 0)) return null;
-  const slope = mean((u) => (x(u) - mx) * (y(u) - my)) / spread;
-  return (d) => Math.exp(my + slope * (Math.log(d) - mx));
+/** The ends of the line of residual 0, each [saliency, connectivity]; null if there is none. */
+export function lineEnds({ saliency, connectivity, residual }) {
+  const known = residual.flatMap((r, u) => (r == null ? [] : [u]))
+    .sort((u, v) => saliency[u] - saliency[v]);
+  const ends = [known[0], known.at(-1)];
+  if (!(saliency[ends[0]] < saliency[ends[1]])) return null;
+  return ends.map((u) => [saliency[u], connectivity[u] * Math.exp(-residual[u])]);
 }
 
 const TRIED = Array.from({ length: 12 }, (_, n) => (n + 1) / 20);
@@ -109,15 +106,6 @@ export function shownText(filters, { shown, rho, total, alone }) {
     `${among && !alone ? " with an end among the listed units" : ""}` +
     `${sign === "both" ? "" : `, ${sign} only`}${kinds}` +
     `${alone ? `; ego view of ${alone}` : ego ? "; choose a unit for the ego view" : ""}`;
-}
-
-/** What a saved picture shows, line by line: the edges, the plan of the crosses, the bars. */
-export function pictureWords({ what, shown, flow, plans }) {
-  const { present } = plans;
-  const removed = !present ? "No plan yet."
-    : `Crossed: the ${unitCount(present.length)} that the present plan removes.`;
-  return [`${what}: ${shown}.`, removed,
-    flow && `Bars: ${flow[0].toLowerCase()}${flow.slice(1)}.`].filter(Boolean);
 }
 
 /** The share of values that are at most this one. */

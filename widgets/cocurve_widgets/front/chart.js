@@ -65,24 +65,27 @@ export function pointer(event) {
   return [scale * (event.clientX - box.left), scale * (event.clientY - box.top)];
 }
 
+/** The text of a value on an axis: "1e-5" rather than "1.00e-5". */
+const tick = (value) => show(value).replace(".00e", "e");
+
 /** Lines across a chart at some values, each with its text on the left. */
 export const levels = (values, y, left, right, colors) => values.flatMap((value) => [
   svg("path", { d: `M${left} ${y(value)}H${right}`, stroke: colors.grid }),
-  text(left - 8, y(value) + 4, show(value), { "text-anchor": "end" })]);
+  text(left - 8, y(value) + 4, tick(value), { "text-anchor": "end" })]);
 
 /** The texts under an axis, [place, text], as far as they do not touch. */
 export const labelsBelow = (labels, y) => clearLabels(labels, (words) => 7 * words.length)
   .map(([x, words]) => text(x, y, words, { "text-anchor": "middle" }));
 
 /**
- * A plane of two logarithmic axes, for the values xs and ys: {x, y, box, axes}, where x.at and y.at are
- * the pixels of a value, and axes its lines and texts. names: of both axes.
+ * A plane of two logarithmic axes, for the values xs and ys: {x, y, box, axes}, where x.at and y.at give
+ * the pixel of a value, and axes are lines and texts. names: of both axes.
  */
 export function logPlane({ xs, ys, names, colors, width, height }) {
   const [left, right, top, base] = [72, width - 10, 10, height - 46];
   const [x, y] = [logAxis(xs, left, right), logAxis(ys, base, top)];
   const marksOf = ({ zeros, marks }) => (zeros ? [0, ...marks] : marks);
-  const columns = marksOf(x).map((value) => [x.at(value), show(value)]);
+  const columns = marksOf(x).map((value) => [x.at(value), tick(value)]);
   const axes = [
     ...columns.map(([at]) => svg("path", { d: `M${at} ${top}V${base}`, stroke: colors.grid })),
     ...levels(marksOf(y), y.at, left, right, colors), ...labelsBelow(columns, base + 15),

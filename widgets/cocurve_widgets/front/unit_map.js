@@ -9,7 +9,7 @@ const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowD
 export function unitGrid({ kinds, layers, places, numLayers }) {
   const most = (kind) => Math.max(0, ...places.filter((_, u) => kinds[u] === kind).map((p) => p + 1));
   const [attention, ffn] = [most(0), most(1)];
-  const grid = { attention, ffn, numLayers, geometry: null };
+  const grid = { attention, ffn, numLayers, size: kinds.length, geometry: null };
 
   grid.place = (width) => {
     const [left, top, gap] = [64, 4, attention && ffn ? 8 : 0];
@@ -130,21 +130,20 @@ export function paintMap(canvas, grid, { problem, colors, inA, inB, turning, mar
       pen.fillRect(x + 0.5, y + 0.5, w - 1, t - 1);
     }
     pen.globalAlpha = 1;
+    Object.assign(pen, { strokeStyle: colors.muted, lineWidth: 1 });
+    if (!solid) pen.strokeRect(Math.round(x) + 0.5, Math.round(y) + 0.5, Math.round(w - 1), Math.round(t - 1));
     const [cx, cy, arm] = [x + w / 2, y + t / 2, Math.min(w, t) * 0.3];
     const corner = Math.min(w, t) * 0.45;
     const minus = `M${cx - arm} ${cy}h${2 * arm}`;
-    const frame = (d, dash) => [lineOf(d, colors.back, 4, dash), lineOf(d, colors.accent, 2, dash)];
-    const inner = rectangle(x + 1, y + 1, w - 2, t - 2);
-    const isMarked = marked.includes(u);
+    const frame = (d, dots) => [lineOf(d, colors.back, 4, dots), lineOf(d, colors.accent, 2, dots)];
+    const dash = marked.includes(u) ? null : "3 2";
     paintPaths(pen, [
-      !solid && lineOf(rectangle(Math.round(x) + 0.5, Math.round(y) + 0.5, Math.round(w - 1),
-        Math.round(t - 1)), colors.muted, 1),
       state === "joined" && lineOf(`${minus}M${cx} ${cy - arm}v${2 * arm}`, ink, 2),
       state === "left" && lineOf(minus, ink, 2),
       state === "removed" && problem.kinds[u] && lineOf(`M${x + 1} ${y + t - 1}L${x + w - 1} ${y + 1}`, ink, 1.2),
       turning.has(u) && { d: `M${x + w - 1.5} ${y + 1.5}h${-corner}l${corner} ${corner}z`, fill: ink },
       ...(pair.includes(u) ? frame(circle(cx, cy, Math.max(3, Math.min(w, t) / 2 - 1))) : []),
-      ...(isMarked || framed.has(u) ? frame(inner, isMarked ? null : "3 2") : []),
+      ...(framed.has(u) || !dash ? frame(rectangle(x + 1, y + 1, w - 2, t - 2), dash) : []),
     ].filter(Boolean));
   }
   drawGridAxes(pen, colors, grid);
