@@ -25,7 +25,8 @@ class Instrument:
     def __init__(self, visit: Visit) -> None:
         self.visit, self.page, self.keyboard = visit, visit.page, visit.page.keyboard
         self.root = self.page.locator(".cocurve").first
-        self.graph, self.plane = self.root.locator("canvas").all()[:2]
+        self.graph = self.root.locator("canvas")
+        self.plane = self.root.get_by_label(re.compile("^Saliency against"))
         # the reader sets it to cross edges alone
         opening = {"edges_of": "all", "blocks": ["cross"], "threshold": 0.1, "sign": "both"}
         visit.set("explorer", **opening, ego=False, selected_unit=None, brushed=[])
@@ -34,20 +35,23 @@ class Instrument:
     def edges(self) -> int:
         return int(self.graph.get_attribute("data-edges"))
 
-    def redrawn(self, canvas: Any, act: Callable[[], Any]) -> None:
-        """Do something that must change the pixels of a picture."""
-        picture = "c => c.toDataURL()"
-        before = canvas.evaluate(picture)
+    def redrawn(self, picture: Any, act: Callable[[], Any]) -> None:
+        """Do something that must change the pixels or the paths of a picture."""
+        look = "p => p.toDataURL?.() ?? p.innerHTML"
+        before = picture.evaluate(look)
         act()
-        eventually(lambda: canvas.evaluate(picture), lambda now: now != before)
+        eventually(lambda: picture.evaluate(look), lambda now: now != before)
 
     def at(self, unit: int) -> dict[str, float]:
         """Where a unit of the embedded model stands: 8 layers of 4 heads and 16 groups."""
         box = self.graph.bounding_box()
         layer, rank = divmod(unit, 20)
-        row = rank if rank < 4 else rank + 1.5
-        width, height = box["width"] - 46, min(430, 20 * 21.5)
-        return {"x": 34 + (layer + 0.5) * width / 8, "y": 10 + (row + 0.5) * height / 21.5}
+        cell = min(110, (box["width"] - 70) / 8)
+        tall = max(250, min(430, 0.72 * box["width"])) / 20
+        return {
+            "x": 64 + (layer + 0.5) * cell,
+            "y": 4 + (rank + 0.5) * tall + (0 if rank < 4 else 8),
+        }
 
 
 @pytest.fixture(scope="module")
@@ -222,5 +226,6 @@ def test_themes_widths_and_a_second_run_of_the_cell(it: Instrument) -> None:
     before = it.visit.ask(count)
     it.visit.run_cell("explorer = BridgeExplorer")
     it.visit.becomes(count, before)
-    eventually(it.page.locator(".cocurve canvas[data-draws]").count, lambda n: n >= 2)
+    eventually(it.page.locator(".cocurve canvas[data-draws]").count, lambda n: n >= 1)
+    it.page.get_by_label(re.compile("^Saliency against")).locator("svg").first.wait_for()
     it.visit.require_clean()

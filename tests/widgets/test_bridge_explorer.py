@@ -14,6 +14,8 @@ from traitlets import TraitError
 
 import cocurve_lab as cl
 from cocurve_widgets import BridgeExplorer, Session
+from cocurve_widgets.bridge_explorer import MODULES
+from cocurve_widgets.instrument import KIT
 from helpers.lab import Lab, in_browser
 from helpers.pages import page_of
 from helpers.problems import llama_8b_units, make_units, random_curvature
@@ -330,9 +332,8 @@ def test_state_is_what_a_page_without_kernel_needs(curvature: cl.Curvature) -> N
 
 
 def bridge_page(explorer: BridgeExplorer, folder: Path) -> Path:
-    return page_of(
-        folder / "b.html", "renderBridge", explorer.state(), "bridge_parts.js", "bridge.js"
-    )
+    modules = MODULES[len(KIT) :]
+    return page_of(folder / "b.html", "renderBridge", explorer.state(), *modules)
 
 
 @in_browser

@@ -148,7 +148,8 @@ def test_bridges_and_map_are_seen_at_once(
     with lab.page(file, viewport={"width": width, "height": height}) as page:
         page.locator(".cc-numbers td").first.wait_for()
         _, bridges, heat = page.locator(".cocurve").all()
-        graph, plane = bridges.locator("canvas[role=img]").all()[:2]
+        graph = bridges.locator("canvas[role=img]")
+        plane = bridges.locator("[role=img][aria-label^='Saliency against']")
         cells = heat.locator("canvas")
         seen = height - 110  # less the bars of JupyterLab, above and below a notebook
         scale = 72  # of the colors, below the cells

@@ -22,6 +22,10 @@ from .traits import Some, Within
 if TYPE_CHECKING:
     pass
 
+MODULES = (
+    *(*KIT, "axis.js", "compare.js", "measured.js", "guess.js", "chart.js"),
+    *("unit_map.js", "bridge_parts.js", "bridge.js"),
+)
 MOST_EDGES = 10_000  # sent to the page once; the filters choose among these
 PARTNERS = 5
 FEW = 24  # edges that pass the default threshold: more cannot be followed by eye
@@ -69,7 +73,7 @@ class BridgeExplorer(Explorer):
             and note, which says how the ratio was chosen.
     """
 
-    _esm = front(*KIT, "bridge_parts.js", "bridge.js", "bridge_main.js")
+    _esm = front(*MODULES, "bridge_main.js")
 
     threshold = Within(0, 1, 0.0).tag(sync=True)
     edges_of = Enum(("all", "bridges"), "all").tag(sync=True)

@@ -3,49 +3,69 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
+import { comparedPlans, lineEnds, markPaths, placeGraph, readEdges, shareBelow, strokeEdges,
+  unitsInside, visibleEdges } from "../../../widgets/cocurve_widgets/front/bridge_parts.js";
+import { nearest } from "../../../widgets/cocurve_widgets/front/chart.js";
 import { COLORS, fateText, logAxis } from "../../../widgets/cocurve_widgets/front/kit.js";
-
-const parts = await import("../../../widgets/cocurve_widgets/front/bridge_parts.js");
-const { comparedPlans, fitLine, graphLayout, hitUnit, placeGraph, readEdges, shareBelow,
-  stepUnit, strokeEdges, tickText, unitsInside, visibleEdges } = parts;
+import { unitGrid } from "../../../widgets/cocurve_widgets/front/unit_map.js";
 
 // two layers of 2 attention units and 3 FFN groups; layer 1 lost its second attention unit
 const nodes = {
   kind: ["attention", "attention", "ffn", "ffn", "ffn", "attention", "ffn", "ffn", "ffn"],
   layer: [0, 0, 0, 0, 0, 1, 1, 1, 1],
+  index: [0, 1, 0, 1, 2, 0, 0, 1, 2],
 };
-const box = { left: 10, right: 210, top: 0, bottom: 130 };
+/** The grid of units {kind, layer, index}, placed in a width. */
+function gridOf({ kind, layer, index }, width = 276) {
+  const grid = unitGrid({ kinds: kind.map((k) => Number(k !== "attention")), layers: layer,
+    places: index, numLayers: Math.max(...layer) + 1 });
+  grid.place(width);
+  return grid;
+}
 const edges = readEdges(new Uint32Array([0, 1, 0, 2, 2, 6, 5, 7]),
   new Float32Array([0.9, -0.5, 0.25, -0.125]), nodes.kind);
 const everything = { threshold: 0, sign: "both", blocks: ["attention", "cross", "ffn"], ego: false,
   unit: null };
 
-test("layout puts layers across and attention above FFN", () => {
-  const layout = graphLayout(nodes);
-  assert.deepEqual(layout.column, nodes.layer);
-  assert.deepEqual(layout.row, [0, 1, 3.5, 4.5, 5.5, 0, 3.5, 4.5, 5.5]);
-  assert.equal(layout.rows, 6.5);
-  assert.equal(new Set(layout.row.map((r, u) => `${r} ${layout.column[u]}`)).size, 9);
+test("a grid puts layers across and attention above FFN", () => {
+  const grid = gridOf(nodes);
+  const boxes = nodes.kind.map((_, u) => grid.box(u));
+  assert.deepEqual(boxes.map(([left]) => left), nodes.layer.map((layer) => 64 + 103 * layer));
+  const gap = 8;
+  const rows = [0, 1, 2, 3, 4, 0, 2, 3, 4].map((row, u) => 4 + 22 * row + (u % 5 > 1 || u > 5 ? gap : 0));
+  assert.deepEqual(boxes.map(([, top]) => top), rows);
+  assert.equal(new Set(boxes.map(String)).size, 9);
+  assert.equal(grid.geometry.height, 4 + 5 * 22 + gap + 22);
 });
 
-test("layout of one kind has no gap, and a layer without units keeps its place", () => {
-  const layout = graphLayout({ kind: ["ffn", "ffn"], layer: [0, 3] });
-  assert.equal(layout.rows, 1);
-  assert.equal(layout.columns, 4);
-  const place = placeGraph(layout, { left: 0, right: 400, top: 0, bottom: 20 });
-  assert.deepEqual(place.x, [50, 350]);
-  assert.deepEqual(place.y, [10, 10]);
+test("a grid of one kind has no gap, and a layer without units keeps its place", () => {
+  const grid = gridOf({ kind: ["ffn", "ffn"], layer: [0, 3], index: [0, 0] }, 470);
+  const place = placeGraph(grid, 470);
+  assert.equal(grid.geometry.gap, 0);
+  assert.deepEqual(place.x, [114, 414]);
+  assert.deepEqual(place.y, [15, 15]);
 });
 
-test("marks stay inside the box and do not overlap", () => {
-  const place = placeGraph(graphLayout(nodes), box);
+test("marks stay inside the picture and do not overlap", () => {
+  const grid = gridOf(nodes);
+  const place = placeGraph(grid, 276);
   for (let u = 0; u < 9; u++) {
-    assert.ok(place.x[u] - place.radius >= box.left && place.x[u] + place.radius <= box.right);
-    assert.ok(place.y[u] - place.radius >= box.top && place.y[u] + place.radius <= box.bottom);
+    assert.ok(place.x[u] - place.radius >= 64 && place.x[u] + place.radius <= place.right);
+    assert.ok(place.y[u] - place.radius >= 0 && place.y[u] + place.radius <= grid.geometry.height);
     for (let v = 0; v < u; v++) {
       assert.ok(Math.hypot(place.x[u] - place.x[v], place.y[u] - place.y[v]) > 2 * place.radius);
     }
   }
+});
+
+test("a mark shows each state by a path of its own", () => {
+  const colors = { text: "T", muted: "M", back: "B", accent: "A" };
+  const looks = (state) => markPaths({ kind: "ffn", ...state }, 10, 10, 4, colors)
+    .map(({ fill, stroke }) => stroke ?? fill);
+  assert.deepEqual(looks({}), ["B", "M"]);
+  assert.deepEqual(looks({ removed: true }), ["B", "T"]); // hollow
+  assert.deepEqual(looks({ bridge: true }), ["B", "M", COLORS.bridge]);
+  assert.deepEqual(looks({ brushed: true, selected: true }), ["A", "B", "M", "T"]);
 });
 
 test("edges know their block", () => {
@@ -77,11 +97,11 @@ test("no edges at all", () => {
 
 test("the nearest mark within reach is hit", () => {
   const place = { x: [0, 10, 10], y: [0, 0, 8] };
-  assert.equal(hitUnit(place, 9, 1), 1);
-  assert.equal(hitUnit(place, 10, 5), 2);
-  assert.equal(hitUnit(place, 30, 30), null);
-  assert.equal(hitUnit(place, 5, 0), 0); // a tie goes to the lower index
-  assert.equal(hitUnit({ x: [], y: [] }, 0, 0), null);
+  assert.equal(nearest(place, 9, 1), 1);
+  assert.equal(nearest(place, 10, 5), 2);
+  assert.equal(nearest(place, 30, 30), null);
+  assert.equal(nearest(place, 5, 0), 0); // a tie goes to the lower index
+  assert.equal(nearest({ x: [], y: [] }, 0, 0), null);
 });
 
 test("a rectangle may be drawn from any corner", () => {
@@ -92,8 +112,8 @@ test("a rectangle may be drawn from any corner", () => {
 });
 
 test("arrow keys walk over units and stop at the border", () => {
-  const layout = graphLayout(nodes);
-  const go = (unit, key) => stepUnit(layout, unit, key);
+  const grid = gridOf(nodes);
+  const go = (unit, key) => grid.step(unit, key);
   assert.equal(go(null, "ArrowDown"), 0);
   assert.equal(go(0, "ArrowDown"), 1);
   assert.equal(go(1, "ArrowDown"), 2); // over the gap to the FFN block
@@ -123,15 +143,16 @@ test("the log axis spans its values and keeps zeros apart", () => {
   }
 });
 
-test("the line is least squares on logs, over units that have both", () => {
-  const line = fitLine([1, 10, 100, 0], [3, 30, 300, 7]);
-  assert.ok(Math.abs(line(5) - 15) < 1e-9);
-  // residuals of the line sum to zero
-  const [x, y] = [[1, 2, 4, 8], [1, 5, 3, 9]];
-  const fit = fitLine(x, y);
-  assert.ok(Math.abs(y.reduce((sum, v, i) => sum + Math.log(v / fit(x[i])), 0)) < 1e-9);
-  assert.equal(fitLine([2, 2], [1, 3]), null);
-  assert.equal(fitLine([0, 0], [0, 0]), null);
+test("the line runs where the residual is 0, over units that have one", () => {
+  const line = (d) => 3 * d ** 0.5;
+  const saliency = [0, 16, 1, 4, 100];
+  const residual = [null, 0.3, -0.2, 0, null];
+  const connectivity = saliency.map((d, u) => line(d) * Math.exp(residual[u] ?? 0));
+  const ends = lineEnds({ saliency, connectivity, residual });
+  assert.deepEqual(ends.map(([d]) => d), [1, 16]);
+  assert.ok(ends.every(([d, b]) => Math.abs(b - line(d)) < 1e-9));
+  assert.equal(lineEnds({ saliency: [2, 2], connectivity: [1, 3], residual: [-0.5, 0.5] }), null);
+  assert.equal(lineEnds({ saliency: [0, 0], connectivity: [0, 0], residual: [null, null] }), null);
 });
 
 test("words and numbers", () => {
@@ -140,9 +161,6 @@ test("words and numbers", () => {
   assert.equal(fateText(4, [7]), "kept");
   assert.equal(fateText(4, null), "no plan");
   assert.equal(shareBelow([1, 2, 3, 4], 2), 0.5);
-  assert.equal(tickText(0), "0");
-  assert.equal(tickText(1e-4), "1e-4");
-  assert.equal(tickText(0.02), "0.02");
 });
 
 test("edges can be those of some units, and the ego view is of any unit", () => {
@@ -172,7 +190,7 @@ test("only the strongest edges are wide, and negative ones dashed", () => {
   const many = 500;
   const ends = Uint32Array.from({ length: 2 * many }, (_, i) => (i % 2 ? 6 : 0));
   const rho = Float32Array.from({ length: many }, (_, i) => (i % 2 ? -1 : 1) * (1 - i / many));
-  const place = placeGraph(graphLayout(nodes), box);
+  const place = placeGraph(gridOf(nodes), 276);
   const strokes = [];
   const g = { dash: [], lines: 0, beginPath: () => (g.lines = 0), moveTo() {},
     lineTo: () => g.lines++, quadraticCurveTo: () => g.lines++, setLineDash: (d) => (g.dash = d),

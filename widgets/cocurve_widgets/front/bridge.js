@@ -1,11 +1,12 @@
 // The bridge explorer: graph of the edges, saliency against connectivity, list of bridges.
 
-import { COLORS, Cleaner, GONE, assign, button, counted, drawUpwards, fateText, fillBrushed, fit, frame,
-  h, labeled, menu, named, oddMatrix, palette, percent, picture, receiveFiles, redrawing, refill, show,
-  stretch, table, typed, typedNumber, unbroken, unitCount } from "./kit.js";
-import { comparedPlans, drawFlow, drawGraphAxes, drawLegend, drawMark, fitLine,
-  graphLayout, hitUnit, pictureWords, placeGraph, readEdges, shareBelow, shownText,
-  stepUnit, strokeEdges, tickText, unitsInside, visibleEdges } from "./bridge_parts.js";
+import { logPlane, nearest, sheet, svg, text } from "./chart.js";
+import { COLORS, Cleaner, GONE, assign, button, counted, fateText, fillBrushed, fit, frame, h,
+  labeled, menu, named, numberInput, oddMatrix, palette, percent, picture, receiveFiles, redrawing,
+  refill, show, stretch, table, typed, typedNumber, unbroken, unitCount } from "./kit.js";
+import { comparedPlans, flowChart, graphKey, lineEnds, markPaths, placeGraph, readEdges, shareBelow,
+  shownText, strokeEdges, unitsInside, visibleEdges } from "./bridge_parts.js";
+import { drawGridAxes, lineOf, paintPaths, unitGrid } from "./unit_map.js";
 
 const MOST_RATIO = 60; // percent
 const TABLE_ROWS = 500; // on the page
@@ -13,12 +14,12 @@ const TABLE_ROWS = 500; // on the page
 export function renderBridge({ model, el }) {
   const cleaner = new Cleaner();
   const nodes = model.get("nodes");
-  const layout = graphLayout(nodes);
+  const grid = unitGrid({ kinds: nodes.kind.map((kind) => Number(kind !== "attention")),
+    layers: nodes.layer, places: nodes.index, numLayers: Math.max(0, ...nodes.layer) + 1 });
   const edges = readEdges(typed(model.get("edge_ends"), Uint32Array),
     typed(model.get("edge_correlation"), Float32Array), nodes.kind);
   const partners = typed(model.get("partners"), Uint32Array);
   const partnerRho = typed(model.get("partner_correlation"), Float32Array);
-  const line = fitLine(nodes.saliency, nodes.connectivity);
   const live = model.get("kernel") !== false;
   const put = (name, value) => assign(model, { [name]: value });
   let shown = [];
@@ -26,14 +27,14 @@ export function renderBridge({ model, el }) {
   let hovered = null;
 
   const graph = picture("Graph of the units and their strongest edges");
-  const plane = picture("Saliency against connectivity of every unit");
+  const chartHome = (label) => h("div", { role: "img", tabindex: "0", "aria-label": label });
+  const plane = chartHome("Saliency against connectivity of every unit");
+  const flow = chartHome("Edges of one bridge by layer");
+  const key = h("div", {});
   const options = { title: "Bridges", name: "bridges", table: tableOf, mostRows: TABLE_ROWS,
     tables: { edges: "shown edges", units: "units", bridges: "bridges" },
-    canvases: () => [graph, plane, flow].filter((canvas) => !canvas.hidden),
-    caption: () => pictureWords({ what: model.get("model_name") || "a model",
-      shown: caption.textContent, plans: plansNow(),
-      flow: flow.hidden ? "" : flowTitle.textContent }),
-    redraw: () => Object.values(parts).forEach((draw) => draw()) };
+    canvases: () => [graph, key.firstChild, plane.firstChild, flow.firstChild],
+    caption: pictureWords, redraw: drawGraph };
   const request = receiveFiles(model, cleaner, "bridges");
   if (live) options.gexf = () => request(".gexf", () => complain(GONE));
   const ui = frame(model, el, cleaner, options);
@@ -56,15 +57,12 @@ export function renderBridge({ model, el }) {
   const blocks = ["attention", "cross", "ffn"].map((value) => h("input", { type: "checkbox", value,
     onchange: () => put("blocks", blocks.filter((b) => b.checked).map((b) => b.value)) }));
   const ego = h("input", { type: "checkbox", onchange: () => put("ego", ego.checked) });
-  const quantile = (name) => h("input", { type: "number", min: 0, max: 1, step: 0.05,
-    onchange: (event) => put(name, bounded(event.target.value)) });
-  const quantiles = ["saliency_quantile", "connectivity_quantile"]
-    .map((name) => [name, quantile(name)]);
   const compared = h("input", { type: "number", min: 0, max: MOST_RATIO, step: 1,
     placeholder: "auto", onchange: () => {
       const value = typedNumber(compared);
       put("compared_ratio", value === null ? null : value / 100);
     } });
+  const quantile = (name) => numberInput(model, cleaner, name, { min: 0, max: 1, step: 0.05 });
   const blockText = { attention: "attention", cross: "cross", ffn: "FFN" };
   controls.append(
     labeled("weakest edge shown (|ρ|)", h("span", { class: "cc-row" }, slider, box)),
@@ -78,8 +76,10 @@ export function renderBridge({ model, el }) {
         ...blocks.map((b) => h("label", { class: "cc-row" }, b, blockText[b.value]))),
       labeled("plans compared at, % (empty: where they differ)", compared),
       ...(live ? [
-        labeled("low saliency quantile", quantiles[0][1], "low: at most this; 0.5 is the median"),
-        labeled("high connectivity quantile", quantiles[1][1], "high: at least this"),
+        labeled("low saliency quantile", quantile("saliency_quantile"),
+          "low: at most this; 0.5 is the median"),
+        labeled("high connectivity quantile", quantile("connectivity_quantile"),
+          "high: at least this"),
       ] : []))));
 
   // Pictures, card, lists ------------------------------------------------------------------------
@@ -90,7 +90,6 @@ export function renderBridge({ model, el }) {
   const stage = (...content) => h("div", { style: "position:relative" }, ...content);
   const card = h("div", { class: "cc-card", "aria-live": "polite" });
   const flowTitle = h("h4", {});
-  const flow = picture("Edges of one bridge by layer");
   const brushList = h("div", { class: "cc-row", style: "flex-wrap:wrap" });
   const listTitle = h("h4", {});
   const listNote = h("p", { class: "cc-muted" });
@@ -98,7 +97,7 @@ export function renderBridge({ model, el }) {
   graph.style.cursor = plane.style.cursor = "crosshair";
   plane.style.touchAction = "none";
   const [graphSide, planeSide] = [0, 1].map(() => h("div", { style: "flex:none" }));
-  graphSide.append(caption, stage(graph, rings[0]),
+  graphSide.append(caption, stage(graph, rings[0]), key,
     h("p", { class: "cc-muted" }, "Click a unit, or focus the graph and use the arrow keys: ",
       "left and right change the layer, up and down the unit; Escape clears."),
     listTitle, listNote, list);
@@ -133,22 +132,29 @@ export function renderBridge({ model, el }) {
     return nodes.saliency.flatMap((d, u) => (d <= low && nodes.connectivity[u] >= high ? [u] : []));
   }
 
+  /** What a saved picture shows, line by line: the edges, the plan of the crosses, the bars. */
+  function pictureWords() {
+    const { present } = model.get("plans");
+    const crossed = !present ? "No plan yet."
+      : `Crossed: the ${unitCount(present.length)} that the present plan removes.`;
+    const bars = flow.hidden ? "" : `Bars: ${flowTitle.textContent.replace("Edges", "edges")}.`;
+    return [`${model.get("model_name") || "a model"}: ${caption.textContent}.`, crossed, bars]
+      .filter(Boolean);
+  }
+
   function drawCard() {
     const unit = hovered ?? model.get("selected_unit");
-    if (unit === null || unit === undefined) {
+    if (unit == null) {
       card.replaceChildren(h("h4", {}, "No unit chosen"),
         h("p", { class: "cc-muted" }, "Point at a unit to see its numbers; click to keep them."));
       return;
     }
     const place = (values) => `${show(values[unit])} (at least as large as in ${percent(
       shareBelow(values, values[unit]), 0)} of units)`;
-    const rows = [];
-    for (let k = 5 * unit; k < 5 * unit + 5; k++) {
-      const v = partners[k];
-      if (v !== unit) {
-        rows.push([nodes.name[v], show(curvature(unit, v, partnerRho[k])), show(partnerRho[k])]);
-      }
-    }
+    const own = [5 * unit, 5 * unit + 5];
+    const rho = partnerRho.slice(...own);
+    const rows = [...partners.slice(...own)].flatMap((v, k) => (v === unit ? [] // no more partners
+      : [[nodes.name[v], show(curvature(unit, v, rho[k])), show(rho[k])]]));
     const fact = (name, text) => h("div", {}, h("span", { class: "cc-muted" }, `${name} `), text);
     card.replaceChildren(
       h("h4", {}, nodes.name[unit] + (isBridge(unit) ? ", listed as bridge" : "")),
@@ -159,20 +165,16 @@ export function renderBridge({ model, el }) {
       table(["strongest partners", "H_uv", "ρ"], rows));
   }
 
-  function marks(g, colors, place, r, faint) {
-    const removed = new Set(model.get("plans").present ?? []);
-    const bridges = new Set(model.get("bridges").indices);
-    const brushed = new Set(model.get("brushed"));
+  /** [unit, paths of its mark] of all units; marked ones come last, so that nothing covers them. */
+  function marks(place, r, colors) {
+    const [removed, bridges, brushed] = [model.get("plans").present ?? [],
+      model.get("bridges").indices, model.get("brushed")].map((units) => new Set(units));
     const selected = model.get("selected_unit");
     const weight = (u) => (u === selected ? 4 : 2 * bridges.has(u) + brushed.has(u));
     const order = nodes.name.map((_, u) => u).sort((u, v) => weight(u) - weight(v));
-    for (const u of order) { // marked units come last, so that nothing covers them
-      g.globalAlpha = faint && !faint.has(u) ? 0.15 : 1;
-      drawMark(g, colors, { kind: nodes.kind[u], x: place.x[u], y: place.y[u], r,
-        bridge: bridges.has(u), removed: removed.has(u), brushed: brushed.has(u),
-        selected: u === selected });
-    }
-    g.globalAlpha = 1;
+    return order.map((u) => [u, markPaths({ kind: nodes.kind[u], bridge: bridges.has(u),
+      removed: removed.has(u), brushed: brushed.has(u), selected: u === selected },
+    place.x[u], place.y[u], r, colors)]);
   }
 
   /** Widths of graph and plane: side by side where there is room. */
@@ -185,33 +187,31 @@ export function renderBridge({ model, el }) {
   }
 
   function drawGraph() {
-    const start = performance.now();
     const among = model.get("edges_of") !== "bridges" ? null
       : new Set(model.get("bridges").indices);
     const [filters, width] = [{ unit: model.get("selected_unit"), among }, widths()[0]];
     for (const name of ["threshold", "sign", "blocks", "ego"]) filters[name] = model.get(name);
     shown = visibleEdges(edges, filters);
     const colors = palette(root);
-    const box_ = { left: 34, right: width - 12, top: 10 };
-    box_.bottom = box_.top + Math.max(200, Math.min(430, 20 * layout.rows));
-    const measure = graph.getContext("2d");
-    measure.font = "12px system-ui, sans-serif";
-    const legend = drawLegend(measure, colors, 8, 0, width - 16, false);
-    const g = fit(graph, width, box_.bottom + 46 + legend);
-    const place = graphPlace = placeGraph(layout, box_);
-    const alone = filters.ego && filters.unit !== null && filters.unit !== undefined;
+    const place = graphPlace = placeGraph(grid, width);
+    const g = fit(graph, width, grid.geometry.height);
+    const alone = filters.ego && filters.unit != null;
     const mine = (e) => edges.u[e] === filters.unit || edges.v[e] === filters.unit;
-    const focus = shown.filter(mine);
-    strokeEdges(g, colors, place, edges, shown, focus.length && !alone ? 0.3 : 1);
-    if (focus.length && !alone) strokeEdges(g, colors, place, edges, focus, 1);
+    const focus = alone ? [] : shown.filter(mine);
+    strokeEdges(g, colors, place, edges, shown, focus.length ? 0.3 : 1);
+    strokeEdges(g, colors, place, edges, focus, 1);
     const ends = shown.flatMap((e) => [edges.u[e], edges.v[e]]);
-    const near = alone && new Set([filters.unit, ...ends]);
-    marks(g, colors, place, place.radius, near);
-    drawGraphAxes(g, colors, place, box_, layout);
-    drawLegend(g, colors, 8, box_.bottom + 44, width - 16, true);
+    const near = new Set([filters.unit, ...ends]);
+    for (const [u, paths] of marks(place, place.radius, colors)) {
+      g.globalAlpha = alone && !near.has(u) ? 0.15 : 1;
+      paintPaths(g, paths);
+    }
+    g.globalAlpha = 1;
+    drawGridAxes(g, colors, grid);
+    key.replaceChildren(graphKey(colors, width));
     sayShown(filters, alone);
-    Object.assign(graph.dataset, { edges: shown.length, ms: (performance.now() - start).toFixed(1),
-      draws: Number(graph.dataset.draws ?? 0) + 1 });
+    graph.dataset.edges = shown.length;
+    graph.dataset.draws = Number(graph.dataset.draws ?? 0) + 1;
   }
 
   function sayShown(filters, alone) {
@@ -225,64 +225,26 @@ export function renderBridge({ model, el }) {
   function drawPlane() {
     const [colors, width] = [palette(root), widths()[1]];
     const height = Math.round(Math.min(400, 0.8 * width));
-    const g = fit(plane, width, height);
-    const [left, right, top, bottom] = [64, width - 20, 10, height - 44];
-    const [x, y] = [logAxis(nodes.saliency, left, right), logAxis(nodes.connectivity, bottom, top)];
-    planePlace = { x: nodes.saliency.map(x.at), y: nodes.connectivity.map(y.at) };
+    const { saliency, connectivity } = nodes;
+    const { x, y, box, axes } = logPlane({ xs: saliency, ys: connectivity, width, height, colors,
+      names: ["saliency (H_uu), nats per token, log",
+        `connectivity (b_u)${height > 340 ? ", nats per token, log" : ""}`] });
+    planePlace = { x: saliency.map(x.at), y: connectivity.map(y.at) };
+    const { left, top, right, base } = box;
     const bridges = model.get("bridges");
-    const inside = (v, a, b) => Math.min(b, Math.max(a, v));
-    const corner = [inside(x.at(bridges.saliency_threshold), left, right),
-      inside(y.at(bridges.connectivity_threshold), top, bottom)];
-    g.fillStyle = COLORS.bridge;
-    g.globalAlpha = 0.16;
-    g.fillRect(left, top, corner[0] - left, corner[1] - top);
-    g.globalAlpha = 1;
-    g.strokeStyle = colors.grid;
-    g.lineWidth = 1;
-    g.fillStyle = colors.muted;
-    const rule = (...points) => {
-      g.beginPath();
-      points.forEach(([px, py]) => g.lineTo(px, py));
-      g.stroke();
-    };
-    g.textBaseline = "top";
-    g.textAlign = "center";
-    const labels = (axis) => [...axis.marks, ...(axis.zeros ? [0] : [])]
-      .map((value) => [axis.at(value), tickText(value)]);
-    for (const [at, text] of labels(x)) {
-      rule([at, top], [at, bottom]);
-      g.fillText(text, at, bottom + 5);
-    }
-    g.fillText("saliency (H_uu), nats per token, log", (left + right) / 2, bottom + 24);
-    g.textBaseline = "middle";
-    g.textAlign = "right";
-    for (const [at, text] of labels(y)) {
-      rule([left, at], [right, at]);
-      g.fillText(text, left - 5, at);
-    }
-    const label = "connectivity (b_u), nats per token, log";
-    drawUpwards(g, g.measureText(label).width < bottom - top ? label : "connectivity (b_u)", 10,
-      (top + bottom) / 2);
-    g.save();
-    g.beginPath();
-    g.rect(left, top, right - left, bottom - top);
-    g.clip();
-    if (line) {
-      const ends = nodes.saliency.filter((d) => d > 0);
-      g.strokeStyle = colors.muted;
-      g.lineWidth = 1.5;
-      g.setLineDash([4, 3]);
-      rule(...[Math.min(...ends), Math.max(...ends)].map((d) => [x.at(d), y.at(line(d))]));
-      g.setLineDash([]);
-    }
-    marks(g, colors, planePlace, 4, null);
-    g.restore();
-    g.fillStyle = colors.text;
-    g.textAlign = "left";
-    g.fillText("bridge region", left + 6, top + 9);
-    g.textAlign = "right";
-    if (line) g.fillText("dashed: residual 0", right - 6, bottom - 10);
-    plane.dataset.draws = Number(plane.dataset.draws ?? 0) + 1;
+    const corner = [x.at(bridges.saliency_threshold), y.at(bridges.connectivity_threshold)];
+    const line = lineEnds(nodes)?.map(([d, b]) => `${x.at(d)} ${y.at(b)}`);
+    const [wide, tall] = [right - left, base - top];
+    plane.replaceChildren(sheet(width, height, colors, { "pointer-events": "none" }, ...axes,
+      svg("svg", { x: left, y: top, width: wide, height: tall, // what lies outside is cut off
+        viewBox: `${left} ${top} ${wide} ${tall}` },
+      svg("path", { d: `M${left} ${top}H${corner[0]}V${corner[1]}H${left}z`, fill: COLORS.bridge,
+        "fill-opacity": 0.16 }),
+      line && svg("path", lineOf(`M${line.join("L")}`, colors.muted, 1.5, "4 3"))),
+      ...marks(planePlace, 4, colors).flatMap(([, paths]) => paths.map((one) => svg("path", one))),
+      text(left + 6, top + 13, "bridge region", { fill: colors.text }),
+      line && text(right - 6, base - 6, "dashed: residual 0", { fill: colors.text,
+        "text-anchor": "end" })));
     plane.setAttribute("aria-label",
       `Saliency against connectivity of ${unitCount(nodes.name.length)}. ${bridges.note}`);
   }
@@ -292,21 +254,17 @@ export function renderBridge({ model, el }) {
     const { indices, flow: sums } = model.get("bridges");
     const place = Math.max(0, indices.indexOf(model.get("selected_unit")));
     flow.hidden = flowTitle.hidden = !sums || !indices.length;
-    if (flow.hidden) return;
+    if (flow.hidden) return flow.replaceChildren();
     const unit = indices[place];
     flowTitle.textContent = `Edges of ${nodes.name[unit]} by layer (sum of H_uv, nats per token)`;
     flow.setAttribute("aria-label", named(model, flowTitle.textContent));
-    const width = widths()[1];
-    const g = fit(flow, width, 148);
-    drawFlow(g, palette(root), { positive: sums.positive[place], negative: sums.negative[place],
-      own: nodes.layer[unit], left: 64, right: width - 20, top: 10, bottom: 112 });
+    return flow.replaceChildren(flowChart({ positive: sums.positive[place],
+      negative: sums.negative[place], own: nodes.layer[unit] }, palette(root), widths()[1]));
   }
 
   function drawLists() {
-    const [bridges, selected, brushed] = ["bridges", "selected_unit", "brushed"]
-      .map((name) => model.get(name));
     const plans = plansNow();
-    const { indices, ranked, note, correlation } = bridges;
+    const { indices, ranked, note, correlation } = model.get("bridges");
     listTitle.textContent = !ranked ? counted(indices.length, "bridge unit") : indices.length
       ? `Too few bridges by the thresholds: ${unitCount(indices.length)} most connected for the ` +
         "saliency"
@@ -317,22 +275,21 @@ export function renderBridge({ model, el }) {
       `${plans.problem ? `; ${plans.problem}` : "."} ${plans.note ?? ""}`;
     const doubt = /preview/.test(oddMatrix(model)) ? ", not to be trusted" : "";
     const wide = graphSide.clientWidth > 720; // else the card has the numbers, the list the plans
-    const columns = ["unit", ...(wide ? ["saliency", "connectivity"] : []), "residual",
-      "diagonal plan (lambda 0)", `edge-aware plan (lambda 1${doubt})`,
-      ...(plans.present ? ["present plan"] : [])];
-    const rows = indices.map((u) => {
-      const cells = [...(wide ? [show(nodes.saliency[u]), show(nodes.connectivity[u])] : []),
-        show(nodes.residual[u]),
-        ...["diagonal", "edge_aware"].map((plan) => fate(u, plan, plans)),
-        ...(plans.present ? [fate(u, "present", plans)] : [])];
-      const chosen = u === selected && "font-weight:600;outline:1px solid var(--cc-accent)";
-      return h("tr", { style: chosen }, h("td", {}, unitButton(u)),
-        ...cells.map((c) => h("td", {}, c)));
-    });
-    refill(list, h("table", { class: "cc-numbers", "data-table": "bridges" },
-      h("thead", {}, h("tr", {}, ...columns.map((c) => h("th", { scope: "col" }, ...unbroken(c))))),
-      h("tbody", {}, ...rows)));
-    fillBrushed(brushList, brushed, unitButton, "Drag a rectangle in the plane to brush units.");
+    const number = (name) => [name, (u) => show(nodes[name][u])];
+    const plan = (head, name) => [head, (u) => fate(u, name, plans)];
+    const columns = [["unit", unitButton],
+      ...(wide ? [number("saliency"), number("connectivity")] : []), number("residual"),
+      plan("diagonal plan (lambda 0)", "diagonal"),
+      plan(`edge-aware plan (lambda 1${doubt})`, "edge_aware"),
+      ...(plans.present ? [plan("present plan", "present")] : [])];
+    const made = table(columns.map(([head]) => unbroken(head)),
+      indices.map((u) => columns.map(([, cell]) => cell(u))),
+      { class: "cc-numbers", "data-table": "bridges" });
+    made.tBodies[0].rows[indices.indexOf(model.get("selected_unit"))]?.setAttribute("style",
+      "font-weight:600;outline:1px solid var(--cc-accent)");
+    refill(list, made);
+    fillBrushed(brushList, model.get("brushed"), unitButton,
+      "Drag a rectangle in the plane to brush units.");
   }
 
   function tableOf(most) {
@@ -370,17 +327,17 @@ export function renderBridge({ model, el }) {
   function keys(event) {
     if (event.key === "Escape") assign(model, { selected_unit: null, brushed: [] });
     else if (event.key.startsWith("Arrow")) {
-      select(stepUnit(layout, model.get("selected_unit"), event.key));
+      select(grid.step(model.get("selected_unit"), event.key));
     } else return;
     event.preventDefault();
     event.stopPropagation();
   }
   for (const [canvas, place] of [[graph, () => graphPlace], [plane, () => planePlace]]) {
     canvas.addEventListener("keydown", keys);
-    canvas.addEventListener("pointermove", (e) => place() && hover(hitUnit(place(), ...point(e))));
+    canvas.addEventListener("pointermove", (e) => place() && hover(nearest(place(), ...point(e))));
     canvas.addEventListener("pointerleave", () => hover(null));
   }
-  graph.addEventListener("click", (e) => select(hitUnit(graphPlace, ...point(e))));
+  graph.addEventListener("click", (e) => select(nearest(graphPlace, ...point(e))));
   let from = null;
   plane.addEventListener("pointerdown", (event) => {
     from = point(event);
@@ -394,13 +351,10 @@ export function renderBridge({ model, el }) {
   });
   plane.addEventListener("pointerup", (event) => {
     if (!from) return;
-    const dragged = !band.hidden;
-    if (dragged) put("brushed", unitsInside(planePlace, from, point(event)));
-    else select(hitUnit(planePlace, ...point(event)));
-    band.hidden = true;
-    from = null;
+    if (band.hidden) select(nearest(planePlace, ...point(event)));
+    else put("brushed", unitsInside(planePlace, from, point(event)));
   });
-  plane.addEventListener("pointercancel", () => {
+  plane.addEventListener("lostpointercapture", () => { // after that, and where it is cancelled
     from = null;
     band.hidden = true;
   });
@@ -419,7 +373,6 @@ export function renderBridge({ model, el }) {
     if (document.activeElement !== compared) compared.value = share == null ? "" : 100 * share;
     ego.checked = model.get("ego");
     blocks.forEach((b) => (b.checked = model.get("blocks").includes(b.value)));
-    quantiles.forEach(([name, input]) => (input.value = model.get(name)));
   }
   const all = Object.keys(parts);
   showControls();
@@ -427,7 +380,6 @@ export function renderBridge({ model, el }) {
     turned: ["graph", "plane", "flow", "lists"],
     follows: { threshold: ["graph"], edges_of: ["graph"], sign: ["graph"], blocks: ["graph"],
       ego: ["graph"], compared_ratio: ["lists", "card"], selected_unit: all,
-      brushed: ["graph", "plane", "lists"], bridges: all, plans: all, table_of: [],
-      saliency_quantile: [], connectivity_quantile: [] } });
+      brushed: ["graph", "plane", "lists"], bridges: all, plans: all, table_of: [] } });
   return cleaner.run;
 }

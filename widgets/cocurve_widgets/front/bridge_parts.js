@@ -1,33 +1,22 @@
-// The parts of the bridge explorer that need no model: layout, filters, axes, marks, edges.
+// The parts of the bridge explorer that need no model: places, filters, marks, edges, bars, legend.
 
-import { COLORS, count, counted, drawRules, drawUpwards, show, unitCount } from "./kit.js";
+import { keyEntry, labelsBelow, levels, sheet, svg, text } from "./chart.js";
+import { brief } from "./compare.js";
+import { COLORS, count, counted, placed, show, ticks, unitCount } from "./kit.js";
+import { circle, lineOf, rectangle } from "./unit_map.js";
 
 const BLOCK_NAMES = ["ffn", "cross", "attention"]; // by the number of attention ends
 const PATH = 40; // edges stroked at once
 const WIDE = 400; // edges drawn with more than a thin line
 
-/** Places in a grid: column = layer, row = rank within layer and kind, attention above FFN. */
-export function graphLayout(nodes) {
-  const seen = new Map();
-  const rank = nodes.kind.map((kind, u) => {
-    const key = `${nodes.layer[u]} ${kind}`;
-    seen.set(key, (seen.get(key) ?? -1) + 1);
-    return seen.get(key);
-  });
-  const most = (kind) => Math.max(0, ...rank.map((r, u) => (nodes.kind[u] === kind ? r + 1 : 0)));
-  const [attention, ffn] = [most("attention"), most("ffn")];
-  const gap = attention && ffn ? 1.5 : 0;
-  const row = rank.map((r, u) => (nodes.kind[u] === "attention" ? r : attention + gap + r));
-  return { column: nodes.layer, row, columns: Math.max(0, ...nodes.layer) + 1,
-    rows: attention + gap + ffn, attention, ffn };
-}
-
-/** The pixels of a layout in a box: x, y of each unit, size of a cell, radius of a mark. */
-export function placeGraph(layout, box) {
-  const cell = [(box.right - box.left) / layout.columns, (box.bottom - box.top) / layout.rows];
-  return { cell, right: box.right, radius: Math.max(1.5, Math.min(7, 0.3 * Math.min(...cell))),
-    x: layout.column.map((c) => box.left + (c + 0.5) * cell[0]),
-    y: layout.row.map((r) => box.top + (r + 0.5) * cell[1]) };
+/** Place a grid in a width: x and y of each unit, size of a cell, right edge, radius of a mark. */
+export function placeGraph(grid, width) {
+  grid.place(width);
+  const { cell, tall, width: right } = grid.geometry;
+  const boxes = Array.from({ length: grid.size }, (_, u) => grid.box(u));
+  const radius = Math.max(1.5, Math.min(7, 0.3 * Math.min(cell, tall)));
+  return { cell: [cell, tall], right, radius, x: boxes.map(([left]) => left + cell / 2),
+    y: boxes.map(([, top]) => top + tall / 2) };
 }
 
 /** The edges from the model's bytes, strongest first, each with its block. */
@@ -44,7 +33,7 @@ export function readEdges(ends, correlation, kinds) {
  */
 export function visibleEdges(edges, filters) {
   const { threshold, sign, blocks, ego, unit, among } = filters;
-  const alone = ego && unit !== null && unit !== undefined;
+  const alone = ego && unit != null;
   const found = [];
   for (let e = 0; e < edges.rho.length; e++) {
     const rho = edges.rho[e];
@@ -58,52 +47,19 @@ export function visibleEdges(edges, filters) {
   return found;
 }
 
-/** The unit whose mark is nearest to a point, within reach pixels; null for none. */
-export function hitUnit(place, x, y, reach = 10) {
-  let best = null;
-  let nearest = reach * reach;
-  place.x.forEach((px, u) => {
-    const distance = (px - x) ** 2 + (place.y[u] - y) ** 2;
-    if (distance < nearest || (best === null && distance <= nearest)) {
-      [best, nearest] = [u, distance];
-    }
-  });
-  return best;
-}
-
 /** Units inside a rectangle of two corners. */
 export function unitsInside(place, [x1, y1], [x2, y2]) {
   const inside = (a, b, value) => value >= Math.min(a, b) && value <= Math.max(a, b);
   return place.x.flatMap((x, u) => (inside(x1, x2, x) && inside(y1, y2, place.y[u]) ? [u] : []));
 }
 
-/** The unit an arrow key leads to: left/right the nearest row of the next layer, up/down within. */
-export function stepUnit(layout, unit, key) {
-  if (unit === null || unit === undefined) return layout.row.length ? 0 : null;
-  const [column, row] = [layout.column[unit], layout.row[unit]];
-  const across = { ArrowLeft: -1, ArrowRight: 1 }[key] ?? 0;
-  const down = { ArrowUp: -1, ArrowDown: 1 }[key] ?? 0;
-  let best = unit;
-  let nearest = Infinity;
-  layout.column.forEach((c, u) => {
-    const [dc, dr] = [c - column, layout.row[u] - row];
-    const ahead = across ? dc * across > 0 : dc === 0 && dr * down > 0;
-    const distance = 1e4 * Math.abs(dc) + Math.abs(dr);
-    if (ahead && distance < nearest) [best, nearest] = [u, distance];
-  });
-  return best;
-}
-
-/** Least-squares line of log connectivity on log saliency: value at a saliency; null if none. */
-export function fitLine(saliency, connectivity) {
-  const live = saliency.flatMap((d, u) => (d > 0 && connectivity[u] > 0 ? [u] : []));
-  const mean = (f) => live.reduce((sum, u) => sum + f(u), 0) / live.length;
-  const [x, y] = [(u) => Math.log(saliency[u]), (u) => Math.log(connectivity[u])];
-  const [mx, my] = [mean(x), mean(y)];
-  const spread = mean((u) => (x(u) - mx) ** 2);
-  if (!(spread > 0)) return null;
-  const slope = mean((u) => (x(u) - mx) * (y(u) - my)) / spread;
-  return (d) => Math.exp(my + slope * (Math.log(d) - mx));
+/** The ends of the line of residual 0, each [saliency, connectivity]; null if there is none. */
+export function lineEnds({ saliency, connectivity, residual }) {
+  const known = residual.flatMap((r, u) => (r == null ? [] : [u]))
+    .sort((u, v) => saliency[u] - saliency[v]);
+  const ends = [known[0], known.at(-1)];
+  if (!(saliency[ends[0]] < saliency[ends[1]])) return null;
+  return ends.map((u) => [saliency[u], connectivity[u] * Math.exp(-residual[u])]);
 }
 
 const TRIED = Array.from({ length: 12 }, (_, n) => (n + 1) / 20);
@@ -120,22 +76,18 @@ export function comparedPlans(runs, units, asked, exactly) {
   };
   const at = (ratio) => ({ ratio, note: "", diagonal: upto(runs.diagonal, ratio),
     edge_aware: upto(runs.edge_aware, ratio) });
-  const first = at(asked);
-  if (exactly || !units.length) return first;
+  if (exactly || !units.length) return at(asked);
   const gap = (ratio) => Math.round(1e9 * Math.abs(ratio - asked));
-  const rest = TRIED.filter((r) => r !== asked).sort((x, y) => gap(x) - gap(y) || x - y);
-  for (const ratio of [asked, ...rest]) {
-    const found = at(ratio);
-    const [one, other] = [found.diagonal, found.edge_aware];
-    if (!one || !other || units.every((u) => one.includes(u) === other.includes(u))) continue;
-    if (ratio !== asked) {
-      found.note = `At ratio ${tickText(asked)} the two plans treat these units alike. They are ` +
-        `compared at ${tickText(ratio)}, the nearest ratio tried where they do not.`;
-    }
-    return found;
+  const nearby = [...TRIED].sort((x, y) => gap(x) - gap(y) || x - y);
+  const found = [asked, ...nearby].map(at).find(({ diagonal, edge_aware: other }) =>
+    diagonal && other && units.some((u) => diagonal.includes(u) !== other.includes(u)));
+  if (!found) {
+    return { ...at(asked), note: "At every ratio tried, up to 60 %, the diagonal and the " +
+      "edge-aware plan treat these units alike." };
   }
-  return { ...first, note: "At every ratio tried, up to 60 %, the diagonal and the edge-aware " +
-    "plan treat these units alike." };
+  const note = `At ratio ${brief(asked)} the two plans treat these units alike. They are ` +
+    `compared at ${brief(found.ratio)}, the nearest ratio tried where they do not.`;
+  return found.ratio === asked ? found : { ...found, note };
 }
 
 /** Which edges pass the filters, in words; `alone`: the unit of an ego view by name, or false. */
@@ -156,92 +108,44 @@ export function shownText(filters, { shown, rho, total, alone }) {
     `${alone ? `; ego view of ${alone}` : ego ? "; choose a unit for the ego view" : ""}`;
 }
 
-/** What a saved picture shows, line by line: the edges, the plan of the crosses, the bars. */
-export function pictureWords({ what, shown, flow, plans }) {
-  const { present } = plans;
-  const removed = !present ? "No plan yet."
-    : `Crossed: the ${unitCount(present.length)} that the present plan removes.`;
-  return [`${what}: ${shown}.`, removed,
-    flow && `Bars: ${flow[0].toLowerCase()}${flow.slice(1)}.`].filter(Boolean);
-}
-
-/** The label of a value on a log axis. */
-export function tickText(value) {
-  return value > 0 && value < 1e-3 ? value.toExponential(0) : String(Number(value.toPrecision(2)));
-}
-
 /** The share of values that are at most this one. */
 export function shareBelow(values, value) {
   return values.filter((v) => v <= value).length / values.length;
 }
 
-/** Draw sums of a unit's positive (up) and negative (down) edges by layer; `own` is its layer. */
-export function drawFlow(g, colors, { positive, negative, own, left, right, top, bottom }) {
+/** The sums of a unit's positive (up) and negative (down) edges by layer; `own` is its layer. */
+export function flowChart({ positive, negative, own }, colors, width) {
+  const [left, right, top, base] = [72, width - 10, 10, 112];
   const [high, low] = [Math.max(0, ...positive), Math.min(0, ...negative)];
-  const y = (v) => top + ((high - v) / (high - low || 1)) * (bottom - top);
+  const y = (v) => top + ((high - v) / (high - low || 1)) * (base - top);
   const cell = (right - left) / positive.length;
-  drawRules(g, colors, ticks(low, high, 4), { y, text: tickText, left, right });
-  g.textAlign = "center";
-  g.textBaseline = "top";
-  const every = Math.ceil(26 / cell);
-  positive.forEach((more, layer) => {
-    const x = left + layer * cell + 0.15 * cell;
-    g.fillStyle = COLORS.positive;
-    g.fillRect(x, y(more), 0.7 * cell, y(0) - y(more));
-    g.fillStyle = COLORS.negative;
-    g.fillRect(x, y(0), 0.7 * cell, y(negative[layer]) - y(0));
-    g.fillStyle = layer === own ? colors.text : colors.muted;
-    if (layer === own) g.fillText("▲", x + 0.35 * cell, bottom + 16);
-    if (layer % every === 0) g.fillText(String(layer), x + 0.35 * cell, bottom + 3);
-  });
+  const bars = ([name, sums]) => svg("path", { fill: COLORS[name], d: sums.map((sum, layer) =>
+    `M${left + (layer + 0.15) * cell} ${y(0)}v${y(sum) - y(0)}h${0.7 * cell}V${y(0)}z`).join("") });
+  const middle = (layer) => left + (layer + 0.5) * cell;
+  return sheet(width, 148, colors, {}, ...levels(ticks(low, high, 4), y, left, right, colors),
+    ...Object.entries({ positive, negative }).map(bars),
+    ...labelsBelow(positive.map((_, layer) => [middle(layer), String(layer)]), base + 15),
+    text(middle(own), base + 30, "▲", { "text-anchor": "middle", fill: colors.text }));
 }
 
-// Drawing ---------------------------------------------------------------------------------------
+// Marks and edges -------------------------------------------------------------------------------
 
-/** Outline of a unit's mark: circle for attention, square for FFN. */
-function traceMark(g, kind, x, y, r) {
-  g.beginPath();
-  if (kind === "attention") g.arc(x, y, r, 0, 2 * Math.PI);
-  else g.rect(x - 0.9 * r, y - 0.9 * r, 1.8 * r, 1.8 * r);
-}
-
-/** Draw a unit: halo if brushed, hollow and crossed if removed, ringed if a bridge or selected. */
-export function drawMark(g, colors, { kind, x, y, r, bridge, removed, brushed, selected }) {
-  if (brushed) {
-    g.fillStyle = colors.accent;
-    traceMark(g, kind, x, y, r + Math.max(3.5, Math.min(6, r)));
-    g.fill();
-  }
-  traceMark(g, kind, x, y, r);
-  g.fillStyle = colors.back; // muted may be translucent, and edges end under the mark
-  g.fill();
-  if (!removed) {
-    g.fillStyle = colors.muted;
-    g.fill();
-  }
-  g.lineWidth = 1;
-  g.strokeStyle = colors.text;
-  if (removed) {
-    g.stroke();
-    g.beginPath();
-    g.moveTo(x - r, y - r);
-    g.lineTo(x + r, y + r);
-    g.moveTo(x + r, y - r);
-    g.lineTo(x - r, y + r);
-    g.stroke();
-  }
-  if (bridge) {
-    g.lineWidth = 2.5;
-    g.strokeStyle = COLORS.bridge;
-    traceMark(g, kind, x, y, r + 2);
-    g.stroke();
-  }
-  if (selected) {
-    g.lineWidth = 2;
-    g.strokeStyle = colors.text;
-    traceMark(g, "attention", x, y, r + 5);
-    g.stroke();
-  }
+/**
+ * The mark of a unit as SVG paths, the lowest first: circle for attention, square for FFN; a halo
+ * if brushed, hollow and crossed if removed, ringed if a bridge or selected.
+ */
+export function markPaths({ kind, bridge, removed, brushed, selected }, x, y, r, colors) {
+  const square = (half) => rectangle(x - half, y - half, 2 * half, 2 * half);
+  const shape = (more) =>
+    (kind === "attention" ? circle(x, y, r + more) : square(0.9 * (r + more)));
+  const cross = `M${x - r} ${y - r}l${2 * r} ${2 * r}m0 ${-2 * r}l${-2 * r} ${2 * r}`;
+  return [
+    brushed && { d: shape(Math.max(3.5, Math.min(6, r))), fill: colors.accent },
+    { d: shape(0), fill: colors.back }, // muted may be translucent, and edges end under the mark
+    removed ? lineOf(shape(0) + cross, colors.text, 1) : { d: shape(0), fill: colors.muted },
+    bridge && lineOf(shape(2), COLORS.bridge, 2.5),
+    selected && lineOf(circle(x, y, r + 5), colors.text, 2),
+  ].filter(Boolean);
 }
 
 /** Trace an edge; along a row or column it bows, to stay off the marks between its ends. */
@@ -253,7 +157,7 @@ function traceEdge(path, place, u, v) {
     if (x1 + bow / 2 > place.right) bow = -bow; // else the arc of the last layer is cut off
     path.quadraticCurveTo(x1 + bow, (y1 + y2) / 2, x2, y2);
   } else if (y1 === y2) {
-    const bow = Math.min(1.6 * place.cell[1], 0.1 * Math.abs(x2 - x1));
+    const bow = Math.min(1.2 * place.cell[1], 0.1 * Math.abs(x2 - x1));
     path.quadraticCurveTo((x1 + x2) / 2, y1 - bow, x2, y2);
   } else path.lineTo(x2, y2);
 }
@@ -288,54 +192,19 @@ export function strokeEdges(g, colors, place, edges, shown, alpha) {
   g.globalAlpha = 1;
 }
 
-/** Draw the numbers of the layers and the names of the kinds beside a graph. */
-export function drawGraphAxes(g, colors, place, box_, layout) {
-  g.fillStyle = colors.muted;
-  g.textAlign = "center";
-  g.textBaseline = "top";
-  const every = Math.ceil(26 / place.cell[0]);
-  for (let c = 0; c < layout.columns; c += every) {
-    g.fillText(String(c), box_.left + (c + 0.5) * place.cell[0], box_.bottom + 4);
-  }
-  g.fillText("layer", (box_.left + box_.right) / 2, box_.bottom + 21);
-  const side = (text, from, rows) =>
-    rows && drawUpwards(g, text, 10, box_.top + (from + rows / 2) * place.cell[1]);
-  side(layout.attention * place.cell[1] < 52 ? "attn." : "attention", 0, layout.attention);
-  side("FFN", layout.rows - layout.ffn, layout.ffn);
-}
-
-/** Draw the marks and their meanings in rows from (left, top); return the height used. */
-export function drawLegend(g, colors, left, top, width, draw) {
-  const mark = (state) => (x, y) => drawMark(g, colors, { kind: "ffn", x, y, r: 4.5, ...state });
-  const line = (color, dash) => (x, y) => {
-    g.strokeStyle = color;
-    g.lineWidth = 2;
-    g.setLineDash(dash);
-    g.beginPath();
-    g.moveTo(x - 9, y);
-    g.lineTo(x + 9, y);
-    g.stroke();
-    g.setLineDash([]);
-  };
+/** What the marks and lines of the graph mean. */
+export function graphKey(colors, width) {
+  const mark = (state) => markPaths({ kind: "ffn", ...state }, 0, 0, 4.5, colors)
+    .map((path) => svg("path", path));
   const entries = [
     [mark({ kind: "attention" }), "attention"], [mark({}), "FFN"],
     [mark({ bridge: true }), "bridge"], [mark({ removed: true }), "removed in the present plan"],
     [mark({ brushed: true }), "brushed"], [mark({ selected: true }), "selected"],
-    [line(COLORS.positive, []), "positive: worse together"],
-    [line(COLORS.negative, [5, 4]), "negative: losses partly cancel"],
+    [svg("path", lineOf("M-9 0H9", COLORS.positive, 2)), "positive: worse together"],
+    [svg("path", lineOf("M-9 0H9", COLORS.negative, 2, "5 4")), "negative: losses partly cancel"],
   ];
-  let [x, y] = [left, top];
-  g.textAlign = "left";
-  g.textBaseline = "middle";
-  for (const [symbol, text] of entries) {
-    const wide = 30 + g.measureText(text).width + 14;
-    if (x > left && x + wide > left + width) [x, y] = [left, y + 20];
-    if (draw) {
-      symbol(x + 11, y + 10);
-      g.fillStyle = colors.text;
-      g.fillText(text, x + 26, y + 10.5);
-    }
-    x += wide;
-  }
-  return y + 20 - top;
+  const places = placed(entries.map(([, words]) => 30 + 6.5 * words.length), 10, 8, width);
+  return sheet(width, 20 * places.at(-1).row + 24, colors, { role: "img", "aria-label": "legend",
+    fill: colors.text }, ...entries.flatMap((entry, k) =>
+    keyEntry(places[k].left, 20 * places[k].row + 16, ...entry)));
 }

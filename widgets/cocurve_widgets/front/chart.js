@@ -1,5 +1,5 @@
-// The SVG charts: KL over the plans of a ratio, the same of other ratios in small, and the bars of an
-// edge. Colors are written out, so that a chart can be saved as a picture.
+// The SVG charts: KL over the plans of a ratio, the same of other ratios in small, the bars of an edge,
+// and the plane of two logarithmic axes. Colors are written out, so that a chart can be saved as a picture.
 
 import { clearLabels } from "./axis.js";
 import { brief, withError } from "./compare.js";
@@ -58,6 +58,54 @@ export function sheet(width, height, colors, attributes, ...children) {
     "font-family": FONT, "font-size": 12, class: "cc-chart", ...attributes }, ...children);
 }
 
+/** Where a pointer is in a sheet, in its pixels: it is larger than drawn where the page is presented. */
+export function pointer(event) {
+  const box = event.currentTarget.getBoundingClientRect();
+  const scale = event.currentTarget.getAttribute("width") / box.width;
+  return [scale * (event.clientX - box.left), scale * (event.clientY - box.top)];
+}
+
+/** The text of a value on an axis: "1e-5" rather than "1.00e-5". */
+const tick = (value) => show(value).replace(".00e", "e");
+
+/** Lines across a chart at some values, each with its text on the left. */
+export const levels = (values, y, left, right, colors) => values.flatMap((value) => [
+  svg("path", { d: `M${left} ${y(value)}H${right}`, stroke: colors.grid }),
+  text(left - 8, y(value) + 4, tick(value), { "text-anchor": "end" })]);
+
+/** The texts under an axis, [place, text], as far as they do not touch. */
+export const labelsBelow = (labels, y) => clearLabels(labels, (words) => 7 * words.length)
+  .map(([x, words]) => text(x, y, words, { "text-anchor": "middle" }));
+
+/**
+ * A plane of two logarithmic axes, for the values xs and ys: {x, y, box, axes}, where x.at and y.at give
+ * the pixel of a value, and axes are lines and texts. names: of both axes.
+ */
+export function logPlane({ xs, ys, names, colors, width, height }) {
+  const [left, right, top, base] = [72, width - 10, 10, height - 46];
+  const [x, y] = [logAxis(xs, left, right), logAxis(ys, base, top)];
+  const marksOf = ({ zeros, marks }) => (zeros ? [0, ...marks] : marks);
+  const columns = marksOf(x).map((value) => [x.at(value), tick(value)]);
+  const axes = [
+    ...columns.map(([at]) => svg("path", { d: `M${at} ${top}V${base}`, stroke: colors.grid })),
+    ...levels(marksOf(y), y.at, left, right, colors), ...labelsBelow(columns, base + 15),
+    text((left + right) / 2, base + 38, names[0], { "text-anchor": "middle" }),
+    text(0, 0, names[1], { "text-anchor": "middle",
+      transform: `translate(12 ${(top + base) / 2}) rotate(-90)` })];
+  return { x, y, box: { left, right, top, base }, axes };
+}
+
+/** The index of the mark nearest to a point, within reach pixels; null for none. */
+export function nearest(places, x, y, reach = 10) {
+  const far = places.x.map((px, k) => Math.hypot(px - x, places.y[k] - y));
+  const least = Math.min(...far);
+  return least <= reach ? far.indexOf(least) : null;
+}
+
+/** An entry of a key at a point: a sign around (0, 0) and what it means. */
+export const keyEntry = (x, y, sign, words) => [svg("g", { transform: `translate(${x + 12} ${y - 4})` },
+  ...[sign].flat()), text(x + 28, y, words)];
+
 /**
  * KL over the plans of one ratio, on a logarithmic axis.
  *
@@ -75,9 +123,6 @@ export function lambdaChart({ steps, predicted, here, doubt, gate, gateText, col
   const bounds = (step) => [step.risk, step.risk + step.error, Math.max(step.risk / 3, step.risk - step.error)];
   const { at: y, marks: values } = klAxis([...steps.filter((step) => !step.covered).flatMap(bounds),
     ...predicted.map((p) => p.value), ...guesses.map((one) => one.value), ...range], base, top);
-  const rules = values.map((value) => [
-    svg("path", { d: `M${left} ${y(value)}H${width - right}`, stroke: colors.grid }),
-    text(left - 8, y(value) + 4, show(value), { "text-anchor": "end" })]).flat();
   let line = "";
   predicted.forEach(({ from, to, value }, k) => {
     const joined = k && Math.abs(predicted[k - 1].to - from) < 1e-9;
@@ -135,15 +180,9 @@ export function lambdaChart({ steps, predicted, here, doubt, gate, gateText, col
   });
   const labels = [[x(0), "0"], ...steps.map((step) => [(x(step.from) + x(step.to)) / 2, show(Number(step.strength.toPrecision(2)))])
     .filter(([, name]) => name !== "0" && name !== "1"), [x(1), "1"]];
-  const names = clearLabels(labels, (name) => 7 * name.length)
-    .map(([at, name]) => text(at, height - 5, name, { "text-anchor": "middle" }));
   return sheet(width, height, colors, { role: "group", "aria-label": label, style: "cursor:pointer",
-    onclick: (event) => {
-      const box = event.currentTarget.getBoundingClientRect(); // larger than drawn where the page is presented
-      const at = ((event.clientX - box.left) * (width / box.width) - left) / (width - left - right);
-      slide(Math.min(1, Math.max(0, at)));
-    } },
-  ...rules,
+    onclick: (event) => slide(Math.min(1, Math.max(0, (pointer(event)[0] - left) / (width - left - right)))) },
+  ...levels(values, y, left, width - right, colors),
   doubt !== null && svg("g", { class: "cc-doubt" },
     svg("pattern", { id: "cc-doubt", width: 6, height: 6, patternUnits: "userSpaceOnUse" },
       svg("path", { d: "M0 6L6 0", stroke: colors.muted })),
@@ -154,7 +193,7 @@ export function lambdaChart({ steps, predicted, here, doubt, gate, gateText, col
   gate !== null && svg("path", { class: "cc-gate", d: `M${x(gate)} ${base - 9}l5 9h-10z`, fill: colors.text },
     svg("title", {}, gateText)),
   svg("path", { d: `M${left} ${base}H${width - right}`, stroke: colors.muted }),
-  ...marks, ...names, ...handles,
+  ...marks, ...labelsBelow(labels, height - 5), ...handles,
   !steps.length && text((left + width - right) / 2, top + 14, empty, { "text-anchor": "middle" }));
 }
 
@@ -166,9 +205,6 @@ export function ratioCharts({ panels, colors, width, height, left, choose }) {
   const [top, base] = [8, height - 24];
   const wide = (width - left) / Math.max(1, panels.length);
   const { at: y, marks: values } = klAxis(panels.flatMap(({ points }) => points.map((p) => p.risk)), base, top);
-  const rules = [values[0], values.at(-1)].flatMap((value) => [
-    svg("path", { d: `M${left} ${y(value)}H${width}`, stroke: colors.grid }),
-    text(left - 8, y(value) + 4, show(value), { "text-anchor": "end" })]);
   const marks = panels.map(({ ratio, here, points }, k) => {
     const start = left + k * wide;
     const x = (strength) => start + 8 + strength * (wide - 16);
@@ -182,7 +218,8 @@ export function ratioCharts({ panels, colors, width, height, left, choose }) {
       width: MARK, height: MARK, rx: 1, fill: colors.text, stroke: colors.back })),
     text(start + wide / 2, height - 5, name, { "text-anchor": "middle", fill: colors.text }));
   });
-  return sheet(width, height, colors, { role: "radiogroup", "aria-label": "Measured ratios" }, ...rules, ...marks);
+  return sheet(width, height, colors, { role: "radiogroup", "aria-label": "Measured ratios" },
+    ...levels([values[0], values.at(-1)], y, left, width, colors), ...marks);
 }
 
 /**

@@ -1,10 +1,9 @@
 // Predicted against measured KL of plans and of single units, on two logarithmic axes of one range.
 
-import { clearLabels } from "./axis.js";
-import { place, sheet, stop, svg, text } from "./chart.js";
+import { keyEntry, logPlane, nearest, place, pointer, sheet, stop, svg, text } from "./chart.js";
 import { brief, withError } from "./compare.js";
-import { Cleaner, GONE, ORDERED, ask, assign, button, frame, h, labeled, logAxis, menu, numberInput,
-  palette, percent, receiveFiles, redrawing, show, showBeside, table, unitCount } from "./kit.js";
+import { Cleaner, GONE, ORDERED, ask, assign, button, frame, h, labeled, menu, numberInput, palette,
+  percent, receiveFiles, redrawing, show, showBeside, table, unitCount } from "./kit.js";
 
 const RATIOS = [ // upper end of the realized ratio, name
   [0.075, "up to 7.5 %"], [0.15, "7.5 to 15 %"], [0.25, "15 to 25 %"],
@@ -70,19 +69,14 @@ export function pointOf(row, key) {
  * is called with what is pointed at, or null, and its place in the page.
  */
 export function scatterChart({ plans, singles, rings, waiting, name, colors, width, height, label, tell }) {
-  const [left, right, top, base] = [72, width - 10, 10, height - 46];
   const values = [...plans, ...singles].flatMap(({ x, y }) => [x, y]).concat(waiting ?? []);
   const ends = values.length ? [Math.min(...values), Math.max(...values)] : [1e-4, 1];
   const [low, high] = ends;
-  const [across, up] = [logAxis(ends, left, right), logAxis(ends, base, top)];
+  const { x: across, y: up, box: { top, base }, axes } = logPlane({ xs: ends, ys: ends, colors, width, height,
+    names: [name, "measured KL(dense ‖ pruned), nats per token"] });
   const at = ({ x, y }) => [across.at(x), up.at(y)];
   const line = (from, to, dash) => svg("path", { d: `M${at(from)}L${at(to)}`, stroke: colors.muted,
     "stroke-width": 1.5, "stroke-dasharray": dash });
-  const rules = svg("g", { stroke: colors.grid }, ...across.marks.map((x) => svg("path", { d: `M${across.at(x)} ${top}V${base}` })),
-    ...up.marks.map((y) => svg("path", { d: `M${left} ${up.at(y)}H${right}` })));
-  const marks = clearLabels(across.marks.map((x) => [across.at(x), show(x)]), (mark) => 7 * mark.length)
-    .map(([x, mark]) => text(x, base + 15, mark, { "text-anchor": "middle" }));
-  const middle = [(left + right) / 2, (top + base) / 2];
   const mark = (point) => {
     const [x, y] = at(point);
     const [most, least] = [1, -1].map((sign) => { // the ends of the error bar, inside the axes
@@ -97,21 +91,14 @@ export function scatterChart({ plans, singles, rings, waiting, name, colors, wid
     point.error > 0 && svg("path", { d: `M0 ${-most}V${-least}`, stroke: colors.muted }),
     svg("path", { class: "cc-mark", d: SHAPES[point.shape], fill: point.color, stroke: colors.back }));
   };
-  const near = (event) => { // the point within 16 px of the pointer, plans before units
-    const box = event.currentTarget.getBoundingClientRect();
-    const [x, y] = [(event.clientX - box.left) * (width / box.width), (event.clientY - box.top) * (height / box.height)];
-    const far = (point) => Math.hypot(at(point)[0] - x, at(point)[1] - y);
-    return [plans, singles].map((group) => group.reduce((best, point) =>
-      (far(point) < (best ? far(best) : 16) ? point : best), null)).find(Boolean);
-  };
+  const near = (event) => [plans, singles].map((group) => { // within 16 px of the pointer, plans before units
+    const places = { x: group.map(({ x }) => across.at(x)), y: group.map(({ y }) => up.at(y)) };
+    return group[nearest(places, ...pointer(event), 16)];
+  }).find(Boolean);
   return sheet(width, height, colors, { role: "group", "aria-label": label,
     onpointermove: (event) => tell(near(event) ?? null, event.clientX, event.clientY),
     onpointerleave: () => tell(null), onclick: (event) => near(event)?.choose() },
-  rules, ...marks, ...up.marks.map((y) => text(left - 6, up.at(y) + 4, show(y), { "text-anchor": "end" })),
-  text(middle[0], height - 8, name, { "text-anchor": "middle" }),
-  text(0, 0, "measured KL(dense ‖ pruned), nats per token", { "text-anchor": "middle",
-    transform: `translate(12 ${middle[1]}) rotate(-90)` }),
-  line({ x: low, y: low }, { x: high, y: high }, "6 4"),
+  ...axes, line({ x: low, y: low }, { x: high, y: high }, "6 4"),
   ...(high > 2 * low ? [line({ x: low, y: 2 * low }, { x: high / 2, y: high }, "2 4"),
     line({ x: 2 * low, y: low }, { x: high, y: high / 2 }, "2 4")] : []),
   waiting > 0 && svg("g", { class: "cc-waiting" }, line({ x: waiting, y: low }, { x: waiting, y: high }, "8 3 2 3")),
@@ -126,7 +113,7 @@ export function scatterChart({ plans, singles, rings, waiting, name, colors, wid
 export function scatterKey(colors) {
   let y = -6;
   const head = (words) => text(0, (y += 24), words, { fill: colors.text, "font-weight": 600 });
-  const entry = (sign, words) => [svg("g", { transform: `translate(12 ${(y += 19) - 4})` }, sign), text(28, y, words)];
+  const entry = (sign, words) => keyEntry(0, (y += 19), sign, words);
   const rows = [head("Removed (color)"),
     ...RATIOS.flatMap(([, name], k) => entry(svg("path", { d: "M-6-6H6V6H-6z", fill: ORDERED[k] }), name)),
     head("Method (mark)"), ...Object.entries(SHAPES).flatMap(([name, d]) => entry(svg("path", { d }), name)),

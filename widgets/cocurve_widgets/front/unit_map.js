@@ -1,56 +1,79 @@
-// The map of the lambda explorer: every unit a cell, layer across, attention above FFN.
+// Units in a grid, layer across, attention above FFN; and the map of the lambda explorer, every unit a cell.
 
 import { fit, ticks } from "./kit.js";
 
 const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 /** Where the units stand: place(width) first, then box(u), unitAt(x, y) and step(u, key). */
-export function unitGrid(problem) {
-  const most = (kind) => Math.max(0,
-    ...problem.places.filter((_, u) => problem.kinds[u] === kind).map((p) => p + 1));
+export function unitGrid({ kinds, layers, places, numLayers }) {
+  const most = (kind) => Math.max(0, ...places.filter((_, u) => kinds[u] === kind).map((p) => p + 1));
   const [attention, ffn] = [most(0), most(1)];
-  const grid = { attention, ffn, geometry: null };
+  const grid = { attention, ffn, numLayers, size: kinds.length, geometry: null };
 
   grid.place = (width) => {
     const [left, top, gap] = [64, 4, attention && ffn ? 8 : 0];
-    const cell = Math.max(3, Math.min(110, (width - left - 6) / problem.numLayers));
+    const cell = Math.max(3, Math.min(110, (width - left - 6) / numLayers));
     const rows = Math.max(1, attention + ffn);
     const tall = Math.max(5, Math.min(22, Math.max(250, Math.min(430, 0.72 * width)) / rows));
     grid.geometry = { left, top, gap, cell, tall, height: top + (attention + ffn) * tall + gap + 22,
-      width: left + cell * problem.numLayers + 6 };
+      width: left + cell * numLayers + 6 };
   };
   grid.box = (u) => {
     const { left, top, gap, cell, tall } = grid.geometry;
-    const row = problem.kinds[u] ? attention + problem.places[u] : problem.places[u];
-    return [left + problem.layers[u] * cell, top + row * tall + (problem.kinds[u] ? gap : 0), cell, tall];
+    const row = kinds[u] ? attention + places[u] : places[u];
+    return [left + layers[u] * cell, top + row * tall + (kinds[u] ? gap : 0), cell, tall];
   };
   grid.unitAt = (x, y) => {
-    for (let u = 0; u < problem.size; u++) {
+    const found = layers.findIndex((_, u) => {
       const [left, top, w, t] = grid.box(u);
-      if (x >= left && x < left + w && y >= top && y < top + t) return u;
-    }
-    return null;
+      return x >= left && x < left + w && y >= top && y < top + t;
+    });
+    return found < 0 ? null : found;
   };
-  grid.step = (u, key) => {
-    const [x, y, w, t] = grid.box(u);
-    const [dx, dy] = MOVES[key];
-    const jump = grid.geometry.gap + t; // over the gap between attention and FFN
-    return grid.unitAt(x + w / 2 + dx * w, y + t / 2 + dy * t)
-      ?? grid.unitAt(x + w / 2 + dx * w, y + t / 2 + dy * jump);
+  /** The unit an arrow key leads to: left and right the nearest of the next layer, up and down within. */
+  grid.step = (from, key) => {
+    if (from == null) return 0;
+    const [[left, top], [dx, dy]] = [grid.box(from), MOVES[key]];
+    const far = layers.map((_, u) => {
+      const [x, y] = grid.box(u);
+      const ahead = dx ? (x - left) * dx > 0 : x === left && (y - top) * dy > 0;
+      return ahead ? 1e4 * Math.abs(x - left) + Math.abs(y - top) : Infinity;
+    });
+    const least = Math.min(...far);
+    return least < Infinity ? far.indexOf(least) : from;
   };
   return grid;
 }
 
-/** Draw layer numbers under a picture whose columns are layers. */
-function layerLabels(pen, { problem, geometry }, y) {
-  pen.textAlign = "center";
-  for (const layer of ticks(0, problem.numLayers - 1, Math.min(12, problem.numLayers))) {
-    if (Number.isInteger(layer)) {
-      pen.fillText(layer, geometry.left + (layer + 0.5) * geometry.cell, y);
-    }
+/** Paint SVG paths, given by their attributes, on a canvas. */
+export function paintPaths(pen, paths) {
+  for (const { d, fill, stroke, "stroke-width": width, "stroke-dasharray": dash } of paths) {
+    pen.setLineDash(dash?.split(" ") ?? []);
+    Object.assign(pen, stroke ? { strokeStyle: stroke, lineWidth: width } : { fillStyle: fill });
+    pen[stroke ? "stroke" : "fill"](new Path2D(d));
+  }
+  pen.setLineDash([]);
+}
+
+/** The attributes of a line along a path. */
+export const lineOf = (d, stroke, width, dash) => ({ d, stroke, "stroke-width": width,
+  "stroke-dasharray": dash, fill: "none" });
+
+/** The path of a circle, or of a rectangle from its left and upper end. */
+export const circle = (x, y, r) => `M${x - r} ${y}a${r} ${r} 0 1 1 ${2 * r} 0a${r} ${r} 0 1 1 ${-2 * r} 0z`;
+export const rectangle = (x, y, wide, tall) => `M${x} ${y}h${wide}v${tall}h${-wide}z`;
+
+/** Draw the numbers of the layers under a grid, and the names of the kinds beside it. */
+export function drawGridAxes(pen, colors, { attention, ffn, numLayers, geometry }) {
+  const { left, top, cell, tall, gap, height } = geometry;
+  Object.assign(pen, { fillStyle: colors.muted, textBaseline: "middle", textAlign: "center" });
+  for (const layer of ticks(0, numLayers - 1, Math.min(12, numLayers))) {
+    if (Number.isInteger(layer)) pen.fillText(layer, left + (layer + 0.5) * cell, height - 9);
   }
   pen.textAlign = "left";
-  pen.fillText("layer", 0, y);
+  pen.fillText("layer", 0, height - 9);
+  if (attention) pen.fillText("attention", 0, top + (attention * tall) / 2);
+  if (ffn) pen.fillText("FFN", 0, top + gap + attention * tall + (ffn * tall) / 2);
 }
 
 const FADE = 250; // ms
@@ -92,16 +115,9 @@ export class Fading {
  * a dashed frame the brushed ones, a solid one the marked ones, a ring the `pair`.
  */
 export function paintMap(canvas, grid, { problem, colors, inA, inB, turning, marked, pair, brushed, fading }) {
-  const { geometry, attention, ffn } = grid;
-  const pen = fit(canvas, geometry.width, geometry.height);
+  const pen = fit(canvas, grid.geometry.width, grid.geometry.height);
   const now = performance.now();
   const framed = new Set(brushed);
-  const stroke = (color, width, ...points) => {
-    Object.assign(pen, { strokeStyle: color, lineWidth: width });
-    pen.beginPath();
-    points.forEach(([x, y], k) => (k % 2 ? pen.lineTo(x, y) : pen.moveTo(x, y)));
-    pen.stroke();
-  };
   for (let u = 0; u < problem.size; u++) {
     const [x, y, w, t] = grid.box(u);
     const state = stateOf(u, inA, inB);
@@ -116,35 +132,18 @@ export function paintMap(canvas, grid, { problem, colors, inA, inB, turning, mar
     Object.assign(pen, { strokeStyle: colors.muted, lineWidth: 1 });
     if (!solid) pen.strokeRect(Math.round(x) + 0.5, Math.round(y) + 0.5, Math.round(w - 1), Math.round(t - 1));
     const [cx, cy, arm] = [x + w / 2, y + t / 2, Math.min(w, t) * 0.3];
-    if (state === "joined") stroke(ink, 2, [cx - arm, cy], [cx + arm, cy], [cx, cy - arm], [cx, cy + arm]);
-    else if (state === "left") stroke(ink, 2, [cx - arm, cy], [cx + arm, cy]);
-    else if (solid && problem.kinds[u]) stroke(ink, 1.2, [x + 1, y + t - 1], [x + w - 1, y + 1]);
-    if (turning.has(u)) {
-      const size = Math.min(w, t) * 0.45;
-      pen.fillStyle = ink;
-      pen.beginPath();
-      pen.moveTo(x + w - 1.5, y + 1.5);
-      pen.lineTo(x + w - 1.5 - size, y + 1.5);
-      pen.lineTo(x + w - 1.5, y + 1.5 + size);
-      pen.fill();
-    }
-    const frame = (shape) => {
-      for (const [color, width] of [[colors.back, 4], [colors.accent, 2]]) {
-        Object.assign(pen, { strokeStyle: color, lineWidth: width });
-        pen.beginPath();
-        shape();
-        pen.stroke();
-      }
-    };
-    if (pair.includes(u)) frame(() => pen.arc(cx, cy, Math.max(3, Math.min(w, t) / 2 - 1), 0, 7));
-    pen.setLineDash(marked.includes(u) ? [] : [3, 2]);
-    if (marked.includes(u) || framed.has(u)) frame(() => pen.rect(x + 1, y + 1, w - 2, t - 2));
-    pen.setLineDash([]);
+    const corner = Math.min(w, t) * 0.45;
+    const minus = `M${cx - arm} ${cy}h${2 * arm}`;
+    const frame = (d, dots) => [lineOf(d, colors.back, 4, dots), lineOf(d, colors.accent, 2, dots)];
+    const dash = marked.includes(u) ? null : "3 2";
+    paintPaths(pen, [
+      state === "joined" && lineOf(`${minus}M${cx} ${cy - arm}v${2 * arm}`, ink, 2),
+      state === "left" && lineOf(minus, ink, 2),
+      state === "removed" && problem.kinds[u] && lineOf(`M${x + 1} ${y + t - 1}L${x + w - 1} ${y + 1}`, ink, 1.2),
+      turning.has(u) && { d: `M${x + w - 1.5} ${y + 1.5}h${-corner}l${corner} ${corner}z`, fill: ink },
+      ...(pair.includes(u) ? frame(circle(cx, cy, Math.max(3, Math.min(w, t) / 2 - 1))) : []),
+      ...(framed.has(u) || !dash ? frame(rectangle(x + 1, y + 1, w - 2, t - 2), dash) : []),
+    ].filter(Boolean));
   }
-  pen.fillStyle = colors.muted;
-  pen.textBaseline = "middle";
-  const { top, tall, gap } = geometry;
-  if (attention) pen.fillText("attention", 0, top + (attention * tall) / 2);
-  if (ffn) pen.fillText("FFN", 0, top + gap + attention * tall + (ffn * tall) / 2);
-  layerLabels(pen, { problem, geometry }, geometry.height - 9);
+  drawGridAxes(pen, colors, grid);
 }
