@@ -130,7 +130,9 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         busy: whether text is being written or waited for.
     """
 
-    _esm = front(*KIT, "generation.js")
+    _esm = front(
+        *(*KIT, "axis.js", "compare.js", "measured.js", "guess.js", "chart.js", "generation.js")
+    )
     _css = front("instrument.css")
 
     prompt = Unicode().tag(sync=True)

@@ -90,16 +90,22 @@ export function showBeside(card, left, right, top) {
   card.style.top = `${Math.max(4, Math.min(innerHeight - tall - 4, top))}px`;
 }
 
-/** A number field that follows a trait of that name and sets it. */
-export function numberInput(model, cleaner, name, attributes) {
-  const input = h("input", { type: "number", ...attributes, onchange: () => {
-    const value = typedNumber(input); // what is out of bounds is brought in, and shown
-    input.value = value ?? model.get(name);
-    if (value !== null) assign(model, { [name]: value });
-  } });
-  cleaner.follow(model, [name], () => { input.value = model.get(name); });
-  return input;
+/** Keep a control and a trait equal: an event of the control sets the trait, a number in its bounds. */
+export function tied(model, cleaner, trait, control, event = "change") {
+  const key = control.type === "checkbox" ? "checked" : "value";
+  const fill = () => { control[key] = model.get(trait); };
+  control.addEventListener(event, () => {
+    const value = ["number", "range"].includes(control.type) ? typedNumber(control) : control[key];
+    if (value !== null) assign(model, { [trait]: value });
+    fill(); // what is out of bounds was brought in, or is no number
+  });
+  cleaner.follow(model, [trait], fill);
+  return control;
 }
+
+/** A number field that follows a trait of that name and sets it. */
+export const numberInput = (model, cleaner, name, attributes) =>
+  tied(model, cleaner, name, h("input", { type: "number", ...attributes }));
 
 // A kernel that was restarted drops what is sent to it, mostly without an error.
 export const SILENCE = 3000; // ms without an answer after which the page says so
