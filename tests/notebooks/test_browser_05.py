@@ -38,7 +38,7 @@ class Page:
         self.status = self.root.locator(".cc-status")
         self.dense = self.root.get_by_role("group", name="Dense text")
         self.pruned = self.root.get_by_role("group", name="B text")
-        self.canvas = self.root.locator("canvas.cc-picture")
+        self.ribbon = self.root.locator("svg.cc-chart")
 
     def button(self, name: str) -> Any:
         return self.root.get_by_role("button", name=name, exact=True)
@@ -62,7 +62,7 @@ def test_it_says_what_was_measured(ran: Ran) -> None:
 
 
 def test_it_can_be_read_and_draws_nothing_before_there_is_text(ran: Ran, it: Page) -> None:
-    assert not it.canvas.is_visible()
+    assert not it.ribbon.is_visible()
     require_shown(it.visit, 0)
 
 
@@ -127,13 +127,14 @@ def test_text_breaks_while_a_slider_is_dragged(it: Page) -> None:
 
 def test_the_ribbon_by_key_mouse_text_and_table(it: Page) -> None:
     it.says("measured, teacher-forced on the prompt and the dense")
-    it.canvas.focus()
+    it.ribbon.locator("[tabindex='0']").focus()
     it.page.keyboard.press("End")
-    reading = it.root.locator("canvas + p")
+    reading = it.root.locator("div:has(> svg) + p")
     last = eventually(reading.inner_text, lambda text: "nats" in text)
+    assert it.page.evaluate("document.activeElement.getAttribute('aria-label')") == last
     it.page.keyboard.press("ArrowLeft")
     before = eventually(reading.inner_text, lambda text: "nats" in text and text != last)
-    box = it.canvas.bounding_box()
+    box = it.ribbon.bounding_box()
     it.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
     eventually(reading.inner_text, lambda text: "nats" in text and text != before)
     it.root.get_by_label("Both models read").select_option("custom")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import itertools
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,16 +25,37 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER),
 ]
 
-# Keeps every text and arc that is drawn, with its box in pixels of its canvas.
+# Keeps every text and arc that is drawn, with its box in pixels of its canvas or SVG; `head` marks
+# heading, words and legend of a file. Keeps also the boxes of a file: heading, then pictures.
 RECORDER = """(() => {
   window.drawn = [];
+  window.boxes = [];
+  const { serializeToString } = XMLSerializer.prototype;
+  XMLSerializer.prototype.serializeToString = function (node) {
+    const room = node.getBoundingClientRect();
+    const boxOf = (one) => {
+      const box = one.getBoundingClientRect();
+      return [box.left - room.left, box.top - room.top, box.width, box.height];
+    };
+    const head = !(node instanceof SVGElement);
+    if (head) boxes = [node.firstChild, ...node.lastChild.children].map(boxOf);
+    const texts = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+      const range = document.createRange();
+      range.selectNodeContents(texts.currentNode);
+      const [x, y, wide, tall] = boxOf(range);
+      if (wide) drawn.push({ head, text: texts.currentNode.data, x: [x, x + wide], y: [y, y + tall],
+        room: [room.width, room.height] });
+    }
+    return serializeToString.call(this, node);
+  };
   const pens = CanvasRenderingContext2D.prototype;
   const { fillText, moveTo, quadraticCurveTo } = pens;
   const keep = (pen, text, points) => {
     const at = pen.getTransform();
     const places = points.map(([x, y]) => at.transformPoint({ x, y }));
     const ends = (axis) => [Math.min, Math.max].map((end) => end(...places.map((p) => p[axis])));
-    drawn.push({ canvas: pen.canvas, text, x: ends('x'), y: ends('y'),
+    drawn.push({ text, x: ends('x'), y: ends('y'),
       room: [pen.canvas.width, pen.canvas.height] });
   };
   pens.fillText = function (text, x, y, ...most) {
@@ -56,6 +79,20 @@ ARC = "d => d.text === null && Math.abs(d.x[1] - d.x[0]) < d.y[1] - d.y[0]"
 OUTSIDE = """() => drawn.filter(d => [d.x, d.y].some((ends, axis) =>
   ends[0] < -1 || ends[1] > d.room[axis] + 1))
   .map(d => `${d.text ?? 'arc'}: ${d.x}; ${d.y} in ${d.room}`)"""
+# The boxes of a file in which all pixels have one color, or that touch another one.
+BLANK = """async source => {
+  const image = new Image();
+  image.src = source;
+  await image.decode();
+  const pen = new OffscreenCanvas(image.width, image.height).getContext("2d");
+  pen.drawImage(image, 0, 0);
+  return boxes.filter((box, k) => {
+    const { data } = pen.getImageData(...box.map((x) => 2 * x));
+    const apart = (axis, one) => box[axis] + box[axis + 2] <= one[axis];
+    return new Set(new Uint32Array(data.buffer)).size < 2
+      || boxes.slice(k + 1).some((one) => !apart(0, one) && !apart(1, one));
+  });
+}"""
 
 # What is drawn as SVG is not recorded: texts and shapes that reach out of their picture.
 BEYOND = """root => [...root.querySelectorAll('svg.cc-chart')].flatMap(chart => {
@@ -67,6 +104,7 @@ BEYOND = """root => [...root.querySelectorAll('svg.cc-chart')].flatMap(chart => 
   }).map(part => part.textContent || part.outerHTML);
 })"""
 
+CHART = ("axis.js", "compare.js", "measured.js", "guess.js", "chart.js")
 SMALL = random_curvature(make_units(6, 3, 8), seed=5)
 NAMED = SMALL.with_provenance(model_name="tiny")
 OPENING = cl.opening_guards(SMALL.units)
@@ -102,9 +140,9 @@ def saved(root: Any) -> list[str]:
     assert width >= 2000
     assert height >= 200
     assert page.evaluate(OUTSIDE) == []
-    texts: list[str] = page.evaluate(
-        "() => drawn.filter(d => d.text !== null && !d.canvas.isConnected).map(d => d.text)"
-    )
+    source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    assert page.evaluate(BLANK, source) == []
+    texts: list[str] = page.evaluate("() => drawn.filter(d => d.head).map(d => d.text)")
     return texts
 
 
@@ -197,7 +235,18 @@ def test_the_heading_of_a_preview_says_so(lab: Lab, tmp_path: Path) -> None:
             heading, *words = saved(root)
             assert heading == name
             assert heading.endswith(" (preview)")
-            assert " ".join(words).count(preview.note().split(".")[0]) == 1
+            assert " ".join(words).count(preview.note()) == 1
+
+
+def test_pictures_of_a_file_stand_side_by_side_as_far_as_they_fit(tab: Any) -> None:
+    saved(opened(tab, "#edges_of=all&threshold=0.1")[1])
+    heading, *pictures = tab[0].evaluate("() => boxes")
+    end, beside = heading[0] + heading[2], []
+    for one, other in itertools.pairwise(pictures):
+        beside.append(one[0] + one[2] + 12 + other[2] <= end)
+        assert (other[1] == one[1]) == beside[-1]
+        assert (other[0] == heading[0]) != beside[-1]
+    assert beside == [True, False]
 
 
 def test_the_pictures_of_two_texts_and_of_a_build(lab: Lab, tmp_path: Path) -> None:
@@ -209,7 +258,7 @@ def test_the_pictures_of_two_texts_and_of_a_build(lab: Lab, tmp_path: Path) -> N
     )
     made.selection = plan = cl.solve_greedy(curvature, 0.3, 0.5)
     made.generate()
-    file = page_of(tmp_path / "texts.html", "render", made.public_traits(), "generation.js")
+    file = page_of(tmp_path / "texts.html", "render", made.public_traits(), *CHART, "generation.js")
     made.close()
     with lab.page(file, script=RECORDER) as page:
         title, kl, what = saved(page.locator(".cocurve"))[:3]
@@ -219,7 +268,7 @@ def test_the_pictures_of_two_texts_and_of_a_build(lab: Lab, tmp_path: Path) -> N
     assert what == (f"Plan B: λ 0.5, {100 * plan.realized_ratio:.1f} % removed, {len(plan)} units.")
     overlap = [[2, 0.5], [3, 0.75]]
     values = {"done": 3, "total": 8, "overlap": overlap, "status": "3 of 8 sequences."}
-    file = page_of(tmp_path / "build.html", "renderMonitor", values, "monitor.js")
+    file = page_of(tmp_path / "build.html", "renderMonitor", values, *CHART, "monitor.js")
     with lab.page(file, script=RECORDER) as page:
         texts = saved(page.locator(".cocurve"))
     wanted = ["Building H", "Overlap of the plans of two halves of the text", "3 of 8 sequences."]

@@ -75,7 +75,7 @@ def test_every_instrument_outlives_its_kernel_and_leaves_picture_and_table(
 ) -> None:
     with lab.open(notebook_of(tmp_path / "first.ipynb", EVERY, LATER)) as visit:
         visit.run_all()
-        visit.page.locator(".cocurve canvas").nth(6).wait_for(state="attached")
+        visit.page.locator(".cocurve h3").nth(5).wait_for()
         assert visit.page.locator(".cocurve-still").first.is_hidden()
         # the state of now, not that of the moment when the cell ran
         eventually(

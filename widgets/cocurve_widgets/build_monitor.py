@@ -39,7 +39,7 @@ class BuildMonitor(Still, anywidget.AnyWidget):
         status: the same as a sentence.
     """
 
-    _esm = front(*KIT, "monitor.js")
+    _esm = front(*KIT, "axis.js", "compare.js", "measured.js", "guess.js", "chart.js", "monitor.js")
     _css = front("instrument.css")
 
     done = Int(0).tag(sync=True)

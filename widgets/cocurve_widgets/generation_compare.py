@@ -126,7 +126,9 @@ class GenerationCompare(Instrument):
         busy: whether text is being written or waited for.
     """
 
-    _esm = front(*KIT, "generation.js")
+    _esm = front(
+        *(*KIT, "axis.js", "compare.js", "measured.js", "guess.js", "chart.js", "generation.js")
+    )
 
     prompt = Unicode().tag(sync=True)
     max_new_tokens = Int(64).tag(sync=True)

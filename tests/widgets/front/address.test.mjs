@@ -69,7 +69,7 @@ test("a plan A without controls is kept by its units", () => {
 test("what no control could set is not taken", () => {
   for (const bad of ["ratio=0.7", "ratio=-0.1", "ratio=", "ratio=NaN", "ratio=Infinity", "ratio=x",
     "selected_unit=160", "selected_unit=1.5", "kinds=", "kinds=heads", "ego=1",
-    "brushed=1,x", "blocks=x", "layer_cap=0", "_problem=1", "kernel=true", "toString=1",
+    "ego=toString", "brushed=1,x", "blocks=x", "layer_cap=0", "_problem=1", "kernel=true", "toString=1",
     "pin._pin=1", "pin.units=1,1", "pin.units=160", "pair=1,2,3", "pair=4,4", "mode=x", "axis=plans",
     "map.order=x", "map.window=0,0", "map.window=0,0,161", "map.window=150,0,40", "map.window=0,0,1",
     "map.window=0,0,x", "map.step=161", "map.plan=1", "map.ratio=0.3", "order=saliency", "map.", "pin.", "%E0%A4%A"]) {

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import {
-  barAt, firstDivergence, forkBar, grouped, grown, moved, short, verdict, visible,
+  firstDivergence, forkBar, grouped, grown, short, replyMark, visible,
 } from "../../../widgets/cocurve_widgets/front/generation.js";
 
 const tokens = (...ids) => ids.map((id) => [id, `t${id} `]);
@@ -30,10 +30,10 @@ test("texts grow only by what follows on them", () => {
 });
 
 test("verdicts have a sign and words", () => {
-  assert.match(verdict(true, "22"), /✓ right/);
-  assert.match(verdict(false, "22"), /✗.*22/);
-  assert.equal(verdict(null, null), "");
-  assert.equal(verdict(null, "22"), "");
+  assert.match(replyMark(true, "22"), /✓ right/);
+  assert.match(replyMark(false, "22"), /✗.*22/);
+  assert.equal(replyMark(null, null), "");
+  assert.equal(replyMark(null, "22"), "");
 });
 
 test("invisible characters are spelled out", () => {
@@ -48,22 +48,6 @@ test("the fork stands on the bar of the first differing token", () => {
   assert.equal(forkBar(bars, 3), null); // the ribbon's text ends before
   assert.equal(forkBar(bars, null), null);
   assert.equal(forkBar([bar(false)], 0), null);
-});
-
-test("bars are found under the pointer and by arrow keys", () => {
-  assert.equal(barAt(70, 10, 182), 0);
-  assert.equal(barAt(169, 10, 182), 9);
-  assert.equal(barAt(171, 10, 182), null);
-  assert.equal(barAt(20, 10, 182), null);
-  assert.equal(barAt(100, 0, 182), null);
-  assert.equal(moved("ArrowRight", null, 5), 0);
-  assert.equal(moved("ArrowRight", 4, 5), 4);
-  assert.equal(moved("ArrowLeft", 0, 5), 0);
-  assert.equal(moved("ArrowLeft", null, 5), 0);
-  assert.equal(moved("Home", 3, 5), 0);
-  assert.equal(moved("End", null, 5), 4);
-  assert.equal(moved("a", 3, 5), undefined);
-  assert.equal(moved("End", null, 0), undefined);
 });
 
 test("the menu is grouped in order and its prompts are short", () => {

@@ -1,8 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { Cleaner, SILENCE, ask, placed, show, typedNumber }
-  from "../../../widgets/cocurve_widgets/front/kit.js";
+import { Cleaner, SILENCE, ask, show, typedNumber } from "../../../widgets/cocurve_widgets/front/kit.js";
 
 const field = (text, min = "", max = "") => ({ min, max,
   valueAsNumber: text === "" ? NaN : Number(text) });
@@ -18,12 +17,6 @@ test("a typed number is brought into its bounds, and letters are none", () => {
 test("a negative number has the minus that a difference has", () => {
   assert.deepEqual([-0.029234, -1.64e-5, 0.25, 2e6, 0, null].map(show),
     ["−0.02923", "−1.64e-5", "0.25", "2.00e+6", "0", "-"]);
-});
-
-test("pictures of a file stand side by side as far as they fit", () => {
-  assert.deepEqual(placed([300, 500, 400, 900], 0, 10, 1000), [
-    { left: 10, row: 0 }, { left: 310, row: 0 }, { left: 10, row: 1 }, { left: 10, row: 2 }]);
-  assert.deepEqual(placed([2000], 0, 10, 1000), [{ left: 10, row: 0 }]);
 });
 
 function fakeModel(send) {

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { named, stemOf, toCsv, wrapped } from "../../../widgets/cocurve_widgets/front/kit.js";
+import { named, stemOf, toCsv } from "../../../widgets/cocurve_widgets/front/kit.js";
 import { untrusted } from "../../../widgets/cocurve_widgets/front/measured.js";
 
 const model = (matrix) => ({ get: (name) => (name === "matrix_name" ? matrix : undefined) });
@@ -26,15 +26,6 @@ test("lambda is doubted above the bound of a preview and nowhere without one", (
     assert.equal(untrusted(marks, 1), false);
     assert.equal(untrusted(marks, Infinity), false);
   }
-});
-
-test("a note for a picture is wrapped without losing a word", () => {
-  const text = "Preview: H from 64 probes, unreasonablylongword and the rest";
-  const lines = wrapped(text, 12, (line) => line.length);
-  assert.equal(lines.join(" "), text);
-  assert.deepEqual(lines.filter((line) => line.length > 12), ["unreasonablylongword"]);
-  assert.ok(lines.every((line, k) => !k || `${lines[k - 1]} ${line.split(" ")[0]}`.length > 12));
-  assert.deepEqual(wrapped("", 12, (line) => line.length), []);
 });
 
 test("no cell of a CSV begins a formula, and numbers stay numbers", () => {

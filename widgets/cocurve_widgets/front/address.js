@@ -3,6 +3,7 @@
 // begin with "map.".
 
 import { ownPlan } from "./by_hand.js";
+import { assign } from "./kit.js";
 import { inside } from "./map_parts.js";
 import { viewOf } from "./solver.js";
 
@@ -20,38 +21,42 @@ const whole = (low, high) => (text) => {
 };
 const orNone = (reader) => (text) => (text === "none" ? null : reader(text));
 const oneOf = (...values) => (text) => (values.includes(text) ? text : undefined);
-const several = (reader) => (text) => {
+const bool = (text) => new Map([["true", true], ["false", false]]).get(text);
+/** A list that `fits`. */
+const several = (reader, fits = () => true) => (text) => {
   const values = text === "" ? [] : text.split(",").map(reader);
-  return values.includes(undefined) ? undefined : values;
+  return values.includes(undefined) || !fits(values) ? undefined : values;
 };
+const different = (values) => new Set(values).size === values.length;
+/** Some of the values, in their order. */
 const some = (values, least = 0) => (text) => {
-  const found = several(oneOf(...values))(text);
-  return found && found.length >= least ? values.filter((value) => found.includes(value)) : undefined;
+  const found = several(oneOf(...values), (list) => list.length >= least)(text);
+  return found && values.filter((value) => found.includes(value));
 };
-const different = (reader) => (text) => {
-  const values = several(reader)(text);
-  return values && new Set(values).size === values.length ? values : undefined;
-};
-const atMost = (count, reader) => (text) => (reader(text)?.length <= count ? reader(text) : undefined);
-const bool = (text) => ({ true: true, false: false })[text];
 const windowOf = (units) => (text) => {
-  const found = text.split(",").map(between(0, units));
-  const three = found.length === 3 && !found.includes(undefined);
   // rounded when it was written, so it may end a little outside
-  return three && inside(found, units).every((value, k) => Math.abs(value - found[k]) < 0.01)
-    ? inside(found, units) : undefined;
+  const found = several(between(0, units), (list) => list.length === 3
+    && inside(list, units).every((value, k) => Math.abs(value - list[k]) < 0.01))(text);
+  return found && inside(found, units);
 };
 
-/** The readers of each instrument by trait, for a page of so many units in so many layers. */
-function readers(units, layers) {
+const GUARDS = ["layer_cap", "layer_cap_factor", "protect_first", "protect_last", "kinds"];
+// of plan A, as "pin.ratio" and so on; one made by hand has its units instead, as "pin.units"
+const PINNED = ["interaction_strength", "ratio", ...GUARDS];
+
+/**
+ * What an address may hold, on a page of so many units in so many layers: [{name, place, trait, read}],
+ * where `place` is an instrument or plan A ("pin").
+ */
+function entries(units, layers) {
   const unit = whole(0, units - 1);
   const plan = { interaction_strength: between(0, 1), ratio: between(0, 0.6),
     layer_cap: orNone(between(1e-6, 1)), layer_cap_factor: orNone(between(1e-6, 100)),
     protect_first: whole(0, layers), protect_last: whole(0, layers),
     kinds: some(["attention", "ffn"], 1),
-    selected_unit: orNone(unit),
-    mode: oneOf("mark", "remove", "pair"), pair: atMost(2, different(unit)), present: whole(0, 5),
-    guess: oneOf("", "1", "shown"), guesses: atMost(3, several(between(0, 1e6))) };
+    selected_unit: orNone(unit), mode: oneOf("mark", "remove", "pair"),
+    pair: several(unit, (pair) => pair.length <= 2 && different(pair)), present: whole(0, 5),
+    guess: oneOf("", "1", "shown"), guesses: several(between(0, 1e6), (list) => list.length <= 3) };
   const bridge = { threshold: between(0, 1), edges_of: oneOf("bridges", "all"),
     sign: oneOf("both", "positive", "negative"), blocks: some(["attention", "cross", "ffn"]), ego: bool,
     compared_ratio: orNone(between(0, 0.6)), brushed: several(unit),
@@ -59,7 +64,11 @@ function readers(units, layers) {
   const map = { order: oneOf("layer", "saliency", "clustering", "plan"),
     scale: oneOf("correlation", "curvature"), window: windowOf(units), only_plan: bool,
     step: orNone(whole(0, units)), partner: orNone(unit), table_of: oneOf("units", "ledger", "pairs") };
-  return { plan, bridge, map };
+  const pin = Object.fromEntries(PINNED.map((trait) => [trait, plan[trait]]));
+  pin.units = several(unit, different);
+  return Object.entries({ plan, bridge, map, pin }).flatMap(([place, traits]) =>
+    Object.entries(traits).map(([trait, read]) =>
+      ({ name: ["map", "pin"].includes(place) ? `${place}.${trait}` : trait, place, trait, read })));
 }
 
 /** A trait as the address has it: a plan that is played to its end, as it opens, has no step. */
@@ -68,55 +77,41 @@ function valueOf(model, name) {
   return name === "step" && value === (model.get("plan")?.order ?? []).length ? null : value;
 }
 
-const GUARDS = ["layer_cap", "layer_cap_factor", "protect_first", "protect_last", "kinds"];
-// of plan A, as "pin.ratio" and so on; one made by hand has its units instead, as "pin.units"
-const PINNED = ["interaction_strength", "ratio", ...GUARDS];
-const rounded = (value) => (typeof value === "number" ? Number(Math.abs(value) < 1 ? value.toPrecision(3) : value.toFixed(3)) : value);
+const rounded = (value) => (typeof value !== "number" ? value
+  : Number(Math.abs(value) < 1 ? value.toPrecision(3) : value.toFixed(3)));
 const written = (value) => (value === null ? "none"
   : Array.isArray(value) ? value.map(rounded).join(",") : String(value));
 
 /** The traits that an address sets, by instrument: {plan, bridge, map, pin}; pin is null without one. */
 export function readAddress(hash, units, layers) {
-  const known = readers(units, layers);
+  const known = new Map(entries(units, layers).map((entry) => [entry.name, entry]));
   const found = { plan: {}, bridge: {}, map: {}, pin: {} };
-  const placeOf = { pin: (trait) => PINNED.includes(trait) && "pin",
-    map: (trait) => Object.hasOwn(known.map, trait) && "map",
-    "": (trait) => ["plan", "bridge"].find((one) => Object.hasOwn(known[one], trait)) };
   for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
-    if (name === "pin.units") found.pin.units = different(whole(0, units - 1))(text);
-    const [, prefix, trait] = /^(?:(pin|map)\.)?(.*)$/s.exec(name);
-    const place = placeOf[prefix ?? ""](trait);
-    const value = place && known[place === "pin" ? "plan" : place][trait](text);
-    if (value !== undefined && place) found[place][trait] = value;
+    const { place, trait, read } = known.get(name) ?? {};
+    const value = read?.(text);
+    if (value !== undefined) found[place][trait] = value;
   }
   for (const guards of [found.plan, found.pin]) { // there is only one cap
     if ((guards.layer_cap ?? null) !== null) delete guards.layer_cap_factor;
   }
   if (found.plan.guess === "1") found.plan = { interaction_strength: 0, ...found.plan }; // a lesson begins there
-  if (!found.pin.units) delete found.pin.units;
   return { ...found, pin: Object.keys(found.pin).length ? found.pin : null };
 }
 
 /** The address of the models {plan, bridge, map}; `opening` holds their traits as the page opens. */
 export function writeAddress(models, opening, units, layers) {
-  const known = readers(units, layers);
+  const { controls, order } = models.plan.get("_pin") ?? {};
+  const pin = controls ?? { units: order };
+  const lesson = models.plan.get("guess") === "1" && { interaction_strength: 0 };
+  const first = { ...opening, plan: { ...opening.plan, ...lesson }, pin: opening.plan };
   const pairs = [];
-  if (models.plan.get("guess") === "1") opening = { ...opening, plan: { ...opening.plan, interaction_strength: 0 } };
-  const add = (name, value, first) => {
-    if (written(value) !== written(first ?? null)) pairs.push([name, written(value)]);
-  };
-  for (const [place, traits] of Object.entries(known)) {
-    for (const trait of Object.keys(traits)) {
-      add(place === "map" ? `map.${trait}` : trait, valueOf(models[place], trait), opening[place][trait]);
-    }
+  for (const { name, place, trait } of entries(units, layers)) {
+    const value = place === "pin" ? pin[trait] : valueOf(models[place], trait);
+    if (value === undefined || written(value) === written(first[place][trait] ?? null)) continue;
+    pairs.push([name, written(value)]);
   }
-  const { plan } = models;
-  const { controls: pin, order } = plan.get("_pin") ?? {};
-  if (order && !pin) pairs.push(["pin.units", written(order)]);
-  if (pin) {
-    for (const name of PINNED) add(`pin.${name}`, pin[name], opening.plan[name]);
-    if (!pairs.some(([name]) => name.startsWith("pin."))) pairs.push(["pin.ratio", written(pin.ratio)]);
-  }
+  const told = pairs.some(([name]) => name.startsWith("pin."));
+  if (controls && !told) pairs.push(["pin.ratio", written(controls.ratio)]);
   // a comma needs no escape in a fragment, and without one the address can be read
   return new URLSearchParams(pairs).toString().replaceAll("%2C", ",");
 }
@@ -137,25 +132,21 @@ export function pinOf(problem, { units, ...controls }) {
  */
 export function keepAddress(models, problem, scale = "") {
   const size = [problem.size, problem.numLayers];
-  const known = readers(...size);
-  const opening = Object.fromEntries(Object.entries(known).map(([place, traits]) => [place,
-    Object.fromEntries(Object.keys(traits).map((name) => [name, valueOf(models[place], name)]))]));
+  const known = entries(...size).filter(({ place }) => place !== "pin");
+  const opening = { plan: {}, bridge: {}, map: {} };
+  for (const { place, trait } of known) opening[place][trait] = valueOf(models[place], trait);
   let timer = 0;
 
   function take() {
     clearTimeout(timer); // what was to be written is of before
     if ((new URLSearchParams(location.hash.slice(1)).get("scale") ?? "") !== scale) return void location.reload();
     const asked = readAddress(location.hash, ...size);
-    const set = (model, traits) => {
-      for (const [name, value] of Object.entries(traits)) model.set(name, value);
-      model.save_changes();
-    };
     const pin = asked.pin && pinOf(problem, { ...opening.plan, ...asked.pin });
-    set(models.plan, { ...opening.plan, ...asked.plan, _pin: pin ?? {} });
-    set(models.bridge, { ...opening.bridge, ...asked.bridge });
+    assign(models.plan, { ...opening.plan, ...asked.plan, _pin: pin ?? {} });
+    assign(models.bridge, { ...opening.bridge, ...asked.bridge });
     const { step = null, ...map } = { ...opening.map, ...asked.map };
     const most = (models.map.get("plan").order ?? []).length; // of the plan that was just set
-    set(models.map, { ...map, playing: false, step: Math.min(step ?? most, most) });
+    assign(models.map, { ...map, playing: false, step: Math.min(step ?? most, most) });
   }
   function write() {
     if (models.plan.get("present")) return; // its steps are not what the reader set
@@ -171,9 +162,7 @@ export function keepAddress(models, problem, scale = "") {
     timer = setTimeout(write, SOON);
   };
   if (location.hash.length > 1) take();
-  for (const [place, traits] of Object.entries(known)) {
-    for (const name of Object.keys(traits)) models[place].on(`change:${name}`, soon);
-  }
+  for (const { place, trait } of known) models[place].on(`change:${trait}`, soon);
   models.plan.on("change:_pin", soon);
   window.addEventListener("hashchange", take);
 }

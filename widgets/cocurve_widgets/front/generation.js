@@ -1,18 +1,17 @@
 // Texts of the dense model and of plans A and B that grow together, and KL at every token of one.
 // A token is [id, text] or, without text of its own (the end token), [id, "", name].
-import { Cleaner, FONT, GONE, ask, assign, button, counted, drawRules, drawUpwards, fit, frame, h, labeled,
-  menu, numberInput, palette, percent, picture, receiveFiles, show, ticks, typedNumber, watch } from "./kit.js";
+import { place, sheet, stop, svg, text } from "./chart.js";
+import { Cleaner, GONE, ask, assign, button, counted, frame, h, labeled, menu, numberInput, palette, percent,
+  receiveFiles, show, ticks, tied, watch } from "./kit.js";
 
 const TITLES = { dense: "Dense", diagonal: "A", pruned: "B" };
-const BARS = { left: 70, right: 12, top: 26, height: 150, named: 10 };
 
 // Without a page ------------------------------------------------------------------------------
 
 /** Index of the first token that differs in two lists of tokens, or null. */
 export function firstDivergence(left, right) {
-  const shared = Math.min(left.length, right.length);
-  for (let i = 0; i < shared; i++) if (left[i][0] !== right[i][0]) return i;
-  return null;
+  const index = left.findIndex(([id], k) => k < right.length && id !== right[k][0]);
+  return index < 0 ? null : index;
 }
 
 /** The texts after a message {append, after, run}; null where it does not follow on them. */
@@ -27,7 +26,7 @@ export function grown(state, message) {
 }
 
 /** The mark of a reply whose right answer is known. */
-export function verdict(right, answer) {
+export function replyMark(right, answer) {
   if (answer === null || answer === undefined || typeof right !== "boolean") return "";
   return right ? "✓ right" : `✗ wrong: it is ${answer}`;
 }
@@ -38,35 +37,14 @@ export function visible(token) {
 }
 
 /** The bar of the first token that differs, or null where the ribbon's text has no such bar. */
-export function forkBar(bars, divergence) {
-  if (divergence === null || divergence === undefined) return null;
-  const first = bars.findIndex((bar) => bar.generated);
-  const index = first + divergence;
-  return first >= 0 && index < bars.length ? index : null;
-}
-
-/** The bar at a horizontal place of the canvas, or null beside the bars. */
-export function barAt(x, count, width) {
-  const slot = (width - BARS.left - BARS.right) / count;
-  const index = Math.floor((x - BARS.left) / slot);
-  return count > 0 && index >= 0 && index < count ? index : null;
-}
-
-/** Where an arrow key moves the marked bar; undefined for other keys. */
-export function moved(key, index, count) {
-  const from = index ?? -1;
-  const to = { ArrowRight: from + 1, ArrowLeft: Math.max(from, 1) - 1, Home: 0, End: count - 1 };
-  return key in to && count > 0 ? Math.min(to[key], count - 1) : undefined;
-}
+export const forkBar = (bars, divergence) =>
+  [...bars.keys()].filter((k) => bars[k].generated)[divergence] ?? null;
 
 /** Menu entries by group, in order: [[group, [[index, entry], ...]], ...]. */
 export function grouped(menu) {
-  const groups = new Map();
-  menu.forEach((entry, index) => {
-    if (!groups.has(entry.group)) groups.set(entry.group, []);
-    groups.get(entry.group).push([index, entry]);
-  });
-  return [...groups];
+  const entries = [...menu.entries()];
+  const groups = new Set(menu.map((entry) => entry.group));
+  return [...groups].map((group) => [group, entries.filter(([, entry]) => entry.group === group)]);
 }
 
 /** A long prompt on one line; its end is kept, because the question is there. */
@@ -78,84 +56,71 @@ export function short(prompt, length = 56) {
 // Controls ------------------------------------------------------------------------------------
 
 function menuSelect(model, cleaner) {
+  const groups = grouped(model.get("menu")).map(([group, entries]) => h("optgroup", { label: group },
+    ...entries.map(([index, entry]) => h("option", { value: index }, short(entry.prompt)))));
   const select = h("select", { style: "max-width: 26em", onchange: () => {
     assign(model, { choice: select.value === "" ? null : Number(select.value) });
-  } });
-  const fill = () => {
-    const groups = grouped(model.get("menu")).map(([group, entries]) =>
-      h("optgroup", { label: group }, ...entries.map(([index, entry]) =>
-        h("option", { value: index }, short(entry.prompt)))));
-    select.replaceChildren(h("option", { value: "" }, "a prompt of your own"), ...groups);
-    follow();
-  };
-  const follow = () => { select.value = model.get("choice") ?? ""; };
-  cleaner.follow(model, ["menu"], fill);
-  cleaner.on(model, "change:choice", follow);
+  } }, h("option", { value: "" }, "a prompt of your own"), ...groups);
+  cleaner.follow(model, ["choice"], () => { select.value = model.get("choice") ?? ""; });
   return select;
 }
 
-/** A slider of a trait from 0 to `max`; text(value) stands beside its name. */
-function slider(model, cleaner, trait, name, max, text) {
+/** A slider of a trait from 0 to `max`; words(value) stand beside its name. */
+function slider(model, cleaner, trait, name, max, words) {
   const shown = h("output", {});
-  const input = h("input", { type: "range", min: 0, max, step: 0.01, "aria-label": name,
-    oninput: () => assign(model, { [trait]: Number(input.value) }) });
+  const input = tied(model, cleaner, trait,
+    h("input", { type: "range", min: 0, max, step: 0.01, "aria-label": name }), "input");
   cleaner.follow(model, [trait], () => {
-    input.value = model.get(trait);
-    shown.textContent = text(model.get(trait));
+    shown.textContent = words(model.get(trait));
     input.setAttribute("aria-valuetext", shown.textContent);
   });
   return h("div", { class: "cc-slider", style: "flex: 1 1 260px" }, input,
     h("div", { class: "cc-row", style: "justify-content: space-between" }, h("span", {}, name), shown));
 }
 
+/** A field for a text of several lines that a trait holds, in its label. */
+function textField(model, cleaner, trait, name, wide, attributes) {
+  const label = labeled(name, tied(model, cleaner, trait, h("textarea",
+    { style: "width: 100%; box-sizing: border-box", spellcheck: "false", ...attributes })));
+  label.style.flex = `1 1 ${wide}`;
+  return label;
+}
+
 function buildControls(model, cleaner, view) {
-  const prompt = h("textarea", { rows: 3, style: "width: 100%; box-sizing: border-box",
-    spellcheck: "false", onchange: () => assign(model, { prompt: prompt.value }),
+  const prompt = textField(model, cleaner, "prompt", "Prompt (Ctrl+Enter generates)", "100%", { rows: 3,
     onkeydown: (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
         event.preventDefault();
         generate();
       }
     } });
-  cleaner.follow(model, ["prompt"], () => {
-    if (prompt.value !== model.get("prompt")) prompt.value = model.get("prompt");
-  });
-  const inputs = {
-    max_new_tokens: numberInput(model, cleaner, "max_new_tokens", { min: 1, max: 4096, step: 1 }),
-    temperature: numberInput(model, cleaner, "temperature", { min: 0, max: 5, step: 0.1 }),
-    seed: numberInput(model, cleaner, "seed", { min: 0, max: 2 ** 31 - 1, step: 1 }),
-  };
   const generate = () => {
-    const set = { prompt: prompt.value };
-    for (const [name, input] of Object.entries(inputs)) {
-      const value = typedNumber(input);
-      if (value !== null) set[name] = value;
-    }
     // in one message: a trait update could arrive later
+    const set = { prompt: prompt.control.value };
+    for (const name of ["max_new_tokens", "temperature", "seed"]) set[name] = model.get(name);
     ask(model, cleaner, { do: "generate", set }, ["change:busy", "change:status", "change:error"],
       () => view.complain(GONE));
   };
-  const stop = button("Stop", "stop within a token", () => model.send({ do: "stop" }));
-  const live = h("input", { type: "checkbox", onchange: () => assign(model, { live: live.checked }) });
-  cleaner.follow(model, ["busy", "live", "temperature"], () => {
-    stop.disabled = !model.get("busy");
-    live.checked = model.get("live");
-    inputs.seed.disabled = model.get("temperature") === 0;
+  const number = (trait, min, max, step) => numberInput(model, cleaner, trait, { min, max, step });
+  const seed = number("seed", 0, 2 ** 31 - 1, 1);
+  const halt = button("Stop", "stop within a token", () => model.send({ do: "stop" }));
+  cleaner.follow(model, ["busy", "temperature"], () => {
+    halt.disabled = !model.get("busy");
+    seed.disabled = model.get("temperature") === 0;
   });
-  const wide = labeled("Prompt (Ctrl+Enter generates)", prompt);
-  wide.style.cssText = "flex: 1 1 100%";
   view.controls.append(
     slider(model, cleaner, "interaction_strength", "λ, weight of the edges: 0 none, 1 in full", 1, show),
     slider(model, cleaner, "ratio", "share to remove (ratio)", 0.6, (x) => percent(x)),
-    wide,
+    prompt,
     model.get("menu").length ? labeled("Choose a prompt", menuSelect(model, cleaner)) : "",
-    h("div", { class: "cc-row" }, button("Generate", "write all texts", generate), stop),
-    h("label", { class: "cc-row" }, live, "regenerate on change"),
+    h("div", { class: "cc-row" }, button("Generate", "write all texts", generate), halt),
+    h("label", { class: "cc-row" }, tied(model, cleaner, "live", h("input", { type: "checkbox" })),
+      "regenerate on change"),
     h("details", { class: "cc-more" }, h("summary", {}, "More"), h("div", { class: "cc-controls" },
-      labeled("New tokens, at most", inputs.max_new_tokens),
-      labeled("Temperature (0: greedy)", inputs.temperature,
+      labeled("New tokens, at most", number("max_new_tokens", 1, 4096, 1)),
+      labeled("Temperature (0: greedy)", number("temperature", 0, 5, 0.1),
         "above 0, all texts use the same random number at every step"),
-      labeled("Seed", inputs.seed, "seed of the random numbers; no effect at temperature 0"))),
+      labeled("Seed", seed, "seed of the random numbers; no effect at temperature 0"))),
   );
   view.controls.after(view.root.querySelector(".cc-error")); // beside what it speaks of
 }
@@ -189,7 +154,7 @@ function paint(part, side, state, fork) {
   });
   Object.assign(part, { run: state.run, count: tokens.length, fork });
   part.root.hidden = side === "diagonal" && !state.plans.diagonal;
-  part.answer.textContent = state.finished ? verdict(state.right[side], state.answer) : "";
+  part.answer.textContent = state.finished ? replyMark(state.right[side], state.answer) : "";
   const stopped = state.finished && state.stopped ? " (stopped)" : "";
   part.head.textContent = TITLES[side] + (state.plans[side] ? `: ${state.plans[side]}` : "") + stopped;
 }
@@ -237,132 +202,93 @@ function buildTexts(model, cleaner, view) {
 
 // The ribbon ----------------------------------------------------------------------------------
 
-function drawBars(canvas, width, bars, marked, fork, colors) {
-  const named = (width - BARS.left - BARS.right) / bars.length >= 9;
-  const floor = BARS.top + BARS.height;
-  const longest = Math.max(...bars.map((bar) => bar.token.length));
-  const below = named ? 14 + 6.5 * Math.min(BARS.named, longest) : 8;
-  const pen = fit(canvas, width, floor + below);
-  const slot = (width - BARS.left - BARS.right) / bars.length;
+const HINT = "Point at a bar, or use the arrow keys on the picture. Each bar belongs to the token below it.";
+
+/** KL at every token as bars, `fork` is the one below the mark; read(words) tells of a bar, or of none. */
+function ribbonChart({ bars, fork, colors, width, label, read }) {
+  const [left, right, top, base] = [70, width - 12, 26, 176];
+  const slot = (right - left) / bars.length;
+  const wide = Math.max(1, slot - (slot > 4 ? 2 : 0));
+  const names = slot < 9 ? [] : bars.map(({ token }) => visible(token).replace(/^(.{9}).{2,}$/u, "$1…"));
+  const height = base + (names.length ? 14 + 6.5 * Math.max(...names.map((name) => name.length)) : 8);
   const most = Math.max(...bars.map((bar) => bar.kl), 1e-9);
-  const y = (kl) => floor - (BARS.height * Math.max(kl, 0)) / most;
-  drawRules(pen, colors, ticks(0, most, 4), { y, text: show, left: BARS.left,
-    right: width - BARS.right });
-  drawUpwards(pen, "nats per token", 12, BARS.top + BARS.height / 2);
-  bars.forEach((bar, i) => {
-    const left = BARS.left + i * slot;
-    const wide = Math.max(1, slot - (slot > 4 ? 2 : 0));
-    pen.fillStyle = pen.strokeStyle = bar.generated ? colors.accent : colors.muted;
-    if (bar.generated) pen.fillRect(left, y(bar.kl), wide, floor - y(bar.kl));
-    else pen.strokeRect(left + 0.5, y(bar.kl), Math.max(1, wide - 1), floor - y(bar.kl));
-    if (i === marked) {
-      pen.strokeStyle = colors.text;
-      pen.strokeRect(left - 1, BARS.top - 2, slot, BARS.height + 4);
-    }
-    if (named) label(pen, visible(bar.token), left + wide / 2, floor + 6, colors, i === marked);
+  const y = (kl) => base - ((base - top) * Math.max(kl, 0)) / most;
+  const rules = ticks(0, most, 4).flatMap((value) => [
+    svg("path", { d: `M${left} ${y(value)}H${right}`, stroke: colors.grid }),
+    text(left - 6, y(value) + 4, show(value), { "text-anchor": "end" })]);
+  const marks = bars.map((bar, k) => {
+    const words = `Token ${k + 2} of the text, "${visible(bar.token)}"` +
+      `${bar.generated ? " (continuation)" : ""}: ${show(bar.kl)} nats.`;
+    const tell = () => read(words);
+    const [x, level] = [left + k * slot, y(bar.kl)];
+    const paint = bar.generated ? { fill: colors.accent } : { fill: "none", stroke: colors.muted };
+    return stop({ class: "cc-bar", role: "img", "aria-label": words, onpointerenter: tell, onfocus: tell },
+      tell, svg("rect", { x: x - 1, y: top - 2, width: slot, height: height - top + 1, fill: "transparent" }),
+      svg("rect", { x, y: level, width: wide, height: base - level, ...paint }),
+      names.length > 0 && text(0, 0, names[k], { "text-anchor": "end", "font-size": 10,
+        transform: `translate(${x + wide / 2 + 4} ${base + 6}) rotate(-90)` }));
   });
-  drawParts(pen, bars, slot, width, floor, colors);
-  if (fork !== null) {
-    pen.fillStyle = colors.text;
-    pen.textAlign = "center";
-    pen.fillText("▼", BARS.left + (fork + 0.5) * slot, BARS.top - 8);
-  }
-}
-
-function label(pen, token, x, y, colors, strong) {
-  pen.save();
-  pen.translate(x, y);
-  pen.rotate(-Math.PI / 2);
-  pen.textAlign = "right";
-  pen.fillStyle = strong ? colors.text : colors.muted;
-  pen.font = `${strong ? "bold " : ""}10px ${FONT}`;
-  pen.fillText(token.length > BARS.named ? `${token.slice(0, BARS.named - 1)}…` : token, 0, 0);
-  pen.restore();
-}
-
-function drawParts(pen, bars, slot, width, floor, colors) {
   const first = bars.findIndex((bar) => bar.generated);
-  if (first < 0) return;
-  const x = BARS.left + first * slot - 1;
-  pen.strokeStyle = colors.muted;
-  pen.setLineDash([4, 3]);
-  pen.beginPath();
-  pen.moveTo(x, 2);
-  pen.lineTo(x, floor);
-  pen.stroke();
-  pen.setLineDash([]);
-  pen.fillStyle = colors.muted;
-  pen.textAlign = "right";
-  const fits = x < width - 90;
-  if (x > BARS.left + 50) pen.fillText(fits ? "prompt" : "prompt, then continuation", x - 6, 8);
-  pen.textAlign = "left";
-  if (fits) pen.fillText("continuation", x + 6, 8);
+  const border = left + first * slot - 1;
+  const fits = border < width - 90;
+  const parts = first < 0 ? [] : [
+    svg("path", { d: `M${border} 2V${base}`, stroke: colors.muted, "stroke-dasharray": "4 3" }),
+    border > left + 50 && text(border - 6, 12, fits ? "prompt" : "prompt, then continuation",
+      { "text-anchor": "end" }),
+    fits && text(border + 6, 12, "continuation")];
+  return sheet(width, height, colors, { role: "group", "aria-label": label, onpointerleave: () => read(HINT),
+    onkeydown: (event) => {
+      const end = { Home: marks[0], End: marks.at(-1) }[event.key];
+      if (!end) return;
+      event.preventDefault();
+      end.focus();
+    } },
+  svg("style", {}, `.cc-bar:is(:hover, :focus) { fill: ${colors.text}; font-weight: bold; }`,
+    `.cc-bar:is(:hover, :focus) > :first-child { stroke: ${colors.text}; }`),
+  ...rules, ...marks,
+  text(0, 0, "nats per token", { "text-anchor": "middle",
+    transform: `translate(16 ${(top + base) / 2}) rotate(-90)` }),
+  ...parts,
+  fork !== null && text(left + (fork + 0.5) * slot, top - 4, "▼",
+    { "text-anchor": "middle", fill: colors.text }));
 }
 
 function buildRibbon(model, cleaner, view) {
   const title = h("h4", {});
-  const canvas = picture("");
-  const reading = h("p", { class: "cc-muted", "aria-live": "polite", style: "min-height: 1.45em" });
+  const home = h("div", {});
+  const reading = h("p", { class: "cc-muted", style: "min-height: 1.45em" });
   const choose = menu([["dense", "prompt and dense continuation"],
     ["pruned", "prompt and continuation of B"], ["custom", "a text of your own"]],
   (value) => assign(model, { forced_text: value }));
-  const custom = h("textarea", { rows: 2, style: "width: 100%; box-sizing: border-box",
-    spellcheck: "false", onchange: () => assign(model, { custom_text: custom.value }) });
-  const wide = labeled("Your own text (measured when you leave the field)", custom);
-  wide.style.cssText = "flex: 1 1 300px";
+  const custom = textField(model, cleaner, "custom_text", "Your own text (measured when you leave the field)",
+    "300px", { rows: 2 });
   const root = h("section", { style: "flex: 1 1 100%; min-width: 0" }, title,
-    h("div", { class: "cc-controls" }, labeled("Both models read", choose), wide),
-    canvas, reading);
+    h("div", { class: "cc-controls" }, labeled("Both models read", choose), custom), home, reading);
   view.body.append(root);
-  let marked = null;
+  const read = (words) => { reading.textContent = words; };
   const draw = () => {
     const bars = model.get("ribbon");
     const mean = bars.reduce((sum, bar) => sum + bar.kl, 0) / bars.length;
-    const name = model.get("ribbon_text");
     title.textContent = "KL(dense || B), " + (bars.length
-      ? `measured, teacher-forced on ${name}: mean ${show(mean)} nats per token` +
+      ? `measured, teacher-forced on ${model.get("ribbon_text")}: mean ${show(mean)} nats per token` +
         ` over ${counted(bars.length, "token")}`
       : "measured at every token of a text both models read: no text yet");
-    canvas.hidden = !bars.length;
-    if (marked !== null && marked >= bars.length) marked = null;
-    const bar = bars[marked];
-    reading.textContent = !bars.length ? "" : bar
-      ? `Token ${marked + 2} of the text, "${visible(bar.token)}"` +
-        `${bar.generated ? " (continuation)" : ""}: ${show(bar.kl)} nats.`
-      : "Point at a bar, or use the arrow keys on the picture. Each bar belongs to the token below it.";
-    canvas.setAttribute("aria-label", `${title.textContent}. The table has every value.`);
-    const fork = model.get("forced_text") === "custom" ? null
-      : forkBar(bars, model.get("divergence"));
+    read(bars.length ? HINT : "");
+    const fork = model.get("forced_text") === "custom" ? null : forkBar(bars, model.get("divergence"));
     if (bars.length) {
-      drawBars(canvas, Math.max(280, root.clientWidth), bars, marked, fork, palette(view.root));
-    }
+      const width = Math.max(280, root.clientWidth);
+      place(home, ribbonChart({ bars, fork, read, width, colors: palette(view.root),
+        label: `${title.textContent}. The table has every value.` }));
+    } else home.replaceChildren();
     view.root.refreshTable();
   };
-  const mark = (index) => {
-    if (index === marked) return;
-    marked = index;
-    draw();
-  };
-  canvas.addEventListener("pointermove", (event) => {
-    const box = canvas.getBoundingClientRect();
-    mark(barAt(event.clientX - box.left, model.get("ribbon").length, box.width));
-  });
-  canvas.addEventListener("pointerleave", () => mark(null));
-  canvas.addEventListener("keydown", (event) => {
-    const index = moved(event.key, marked, model.get("ribbon").length);
-    if (index === undefined) return;
-    event.preventDefault();
-    mark(index);
-  });
-  cleaner.follow(model, ["forced_text", "custom_text"], () => {
+  cleaner.follow(model, ["forced_text"], () => {
     choose.value = model.get("forced_text");
-    wide.hidden = choose.value !== "custom";
-    wide.style.display = wide.hidden ? "none" : "";
-    if (custom.value !== model.get("custom_text")) custom.value = model.get("custom_text");
+    custom.hidden = choose.value !== "custom";
   });
   watch(view.root, cleaner, draw);
   cleaner.follow(model, ["ribbon", "ribbon_text"], draw);
-  return { canvas, title };
+  return { home, title };
 }
 
 const HELP = "A is the diagonal plan (λ 0) of the same ratio; underlined is what follows the first token " +
@@ -371,7 +297,6 @@ const HELP = "A is the diagonal plan (λ 0) of the same ratio; underlined is wha
 
 function render({ model, el }) {
   const cleaner = new Cleaner();
-  let ribbon = null;
   const table = () => ({
     columns: ["position", "token", "generated", "KL, nats"],
     rows: model.get("ribbon").map((bar, i) =>
@@ -380,13 +305,13 @@ function render({ model, el }) {
   const view = frame(model, el, cleaner, { title: "Text before and after pruning",
     name: "text_before_after", words: ["unit", "nats"], table,
     json: () => request(".json", () => view.complain(GONE)),
-    jsonHint: "save the plan; Selection.from_json reads it", canvases: () => [ribbon.canvas],
+    jsonHint: "save the plan; Selection.from_json reads it", canvases: () => [ribbon.home.firstChild],
     caption: () => [`${model.get("model_name") || "a model"}: ${ribbon.title.textContent}.`,
       model.get("shown").plans && `Plan B: ${model.get("shown").plans.pruned}.`].filter(Boolean) });
   const request = receiveFiles(model, cleaner, "text_before_after");
   buildControls(model, cleaner, view);
   buildTexts(model, cleaner, view);
-  ribbon = buildRibbon(model, cleaner, view);
+  const ribbon = buildRibbon(model, cleaner, view);
   view.body.after(h("p", { class: "cc-muted", style: "max-width: 70em" }, HELP));
   return cleaner.run;
 }

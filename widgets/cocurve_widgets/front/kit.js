@@ -90,16 +90,22 @@ export function showBeside(card, left, right, top) {
   card.style.top = `${Math.max(4, Math.min(innerHeight - tall - 4, top))}px`;
 }
 
-/** A number field that follows a trait of that name and sets it. */
-export function numberInput(model, cleaner, name, attributes) {
-  const input = h("input", { type: "number", ...attributes, onchange: () => {
-    const value = typedNumber(input); // what is out of bounds is brought in, and shown
-    input.value = value ?? model.get(name);
-    if (value !== null) assign(model, { [name]: value });
-  } });
-  cleaner.follow(model, [name], () => { input.value = model.get(name); });
-  return input;
+/** Keep a control and a trait equal: an event of the control sets the trait, a number in its bounds. */
+export function tied(model, cleaner, trait, control, event = "change") {
+  const key = control.type === "checkbox" ? "checked" : "value";
+  const fill = () => { control[key] = model.get(trait); };
+  control.addEventListener(event, () => {
+    const value = ["number", "range"].includes(control.type) ? typedNumber(control) : control[key];
+    if (value !== null) assign(model, { [trait]: value });
+    fill(); // what is out of bounds was brought in, or is no number
+  });
+  cleaner.follow(model, [trait], fill);
+  return control;
 }
+
+/** A number field that follows a trait of that name and sets it. */
+export const numberInput = (model, cleaner, name, attributes) =>
+  tied(model, cleaner, name, h("input", { type: "number", ...attributes }));
 
 // A kernel that was restarted drops what is sent to it, mostly without an error.
 export const SILENCE = 3000; // ms without an answer after which the page says so
@@ -181,7 +187,11 @@ export class Cleaner {
 /** The colors of the present theme, read at an element. */
 export function palette(root) {
   const style = getComputedStyle(root);
-  const read = (name) => style.getPropertyValue(name).trim();
+  const pen = document.createElement("canvas").getContext("2d"); // gives the system's colors as numbers
+  const read = (name) => {
+    pen.fillStyle = style.getPropertyValue(name);
+    return pen.fillStyle;
+  };
   return { text: read("--cc-text"), muted: read("--cc-muted"), grid: read("--cc-grid"),
     back: read("--cc-back"), kept: read("--cc-kept"), accent: read("--cc-accent") };
 }
@@ -239,17 +249,6 @@ export function named(model, label) {
 export function stemOf(model, name) {
   const odd = oddMatrix(model).replace(" of H", "").replaceAll(" ", "_");
   return odd ? `${name}_${odd}` : name;
-}
-
-/** The lines of a text, each at most `width` by `measure(line)`; a longer word is a line. */
-export function wrapped(text, width, measure) {
-  const lines = [];
-  for (const word of text.split(" ").filter(Boolean)) {
-    const longer = lines.length ? `${lines.at(-1)} ${word}` : word;
-    if (lines.length && measure(longer) <= width) lines[lines.length - 1] = longer;
-    else lines.push(word);
-  }
-  return lines;
 }
 
 let saving = false; // while a file is made, pictures have at least twice the screen's size
@@ -435,87 +434,53 @@ export function receiveFiles(model, cleaner, name) {
   };
 }
 
-const SHEET = 1000; // width of a saved picture, CSS pixels
+const SHEET = 1000; // least width of a saved picture, CSS pixels
 
-/** An SVG as a canvas. */
-async function drawn(chart, scale) {
-  const canvas = document.createElement("canvas");
-  const [width, height] = ["width", "height"].map((side) => Number(chart.getAttribute(side)));
-  Object.assign(canvas, { width: width * scale, height: height * scale });
-  const image = new Image(width, height);
-  image.src = `data:image/svg+xml,${encodeURIComponent(new XMLSerializer().serializeToString(chart))}`;
+/** The text of an SVG as an image. */
+async function imageOf(text) {
+  const image = new Image();
+  const valid = text.replace(/[\x00-\x08\x0b\x0c\x0e-\x1f]/g, ""); // XML, without what a token may hold
+  image.src = `data:image/svg+xml,${encodeURIComponent(valid)}`;
   await image.decode();
-  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-  return canvas;
+  return image;
 }
 
-async function savePicture(options, name, root, lines) {
-  const scale = Math.max(2, window.devicePixelRatio || 1);
-  const here = options.canvases().filter((one) => one?.isConnected);
-  const charts = await Promise.all(here.map((one) => (one instanceof SVGElement ? drawn(one, scale) : one)));
+/**
+ * Save lines of text, the first as heading, the legend and the pictures as one PNG. The browser lays
+ * them out as HTML, which is drawn as an SVG, and each picture then in the place kept for it.
+ */
+async function savePicture(options, name, root, [heading, ...lines]) {
+  const shown = options.canvases().filter((one) => one?.clientWidth > 0);
+  const width = Math.max(SHEET, ...shown.map((one) => one.clientWidth + 24));
+  const { text, back } = palette(root);
+  const box = (style, ...children) => h("div", { style }, ...children);
+  const row = (gap, ...children) => box(`display:flex;flex-wrap:wrap;gap:${gap};margin-top:6px`, ...children);
+  const places = shown.map((one) => box(`width:${one.clientWidth}px;height:${one.clientHeight}px`));
+  const legend = (options.legend?.() ?? []).map(([color, words]) =>
+    box("display:flex;gap:6px;align-items:center", box(`width:12px;height:12px;background:${color}`), words));
+  const page = box("all:initial;forced-color-adjust:none;display:block;position:relative;padding:12px;" +
+    `width:${width - 24}px;font:12px/18px ${FONT};overflow-wrap:anywhere;color:${text};background:${back}`,
+  box(`font:600 15px/24px ${FONT}`, heading), ...lines.map((line) => box("", line)),
+  row("2px 16px", ...legend), row("12px", ...places));
+  document.body.append(page); // until it is measured
+  const tall = page.offsetHeight;
+  const boxes = places.map((one) => [one.offsetLeft, one.offsetTop, one.offsetWidth, one.offsetHeight]);
+  const xml = new XMLSerializer();
+  const sheet = imageOf(`<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${tall}">` +
+    `<foreignObject width="100%" height="100%">${xml.serializeToString(page)}</foreignObject></svg>`);
+  page.remove();
+  const images = await Promise.all([sheet, ...shown.map((one) =>
+    (one instanceof SVGElement ? imageOf(xml.serializeToString(one)) : one))]);
   saving = true;
   options.redraw?.();
-  const shown = charts.filter((canvas) => canvas.width > 0);
-  const sheet = composed(shown, { lines, legend: options.legend?.() ?? [], scale }, palette(root));
+  const scale = scaleOf();
+  const file = h("canvas", { width: width * scale, height: tall * scale });
+  const pen = file.getContext("2d");
+  pen.scale(scale, scale);
+  [[0, 0, width, tall], ...boxes].forEach((where, k) => pen.drawImage(images[k], ...where));
   saving = false;
   options.redraw?.();
-  sheet.toBlob((blob) => offer(`${name}.png`, blob, "image/png"));
-}
-
-/** One canvas with a heading, a legend and the pictures side by side as far as they fit. */
-function composed(shown, { lines, legend, scale }, colors) {
-  const gap = 12;
-  const width = Math.max(SHEET, ...shown.map((canvas) => canvas.width / scale + 2 * gap));
-  const sheet = document.createElement("canvas");
-  const pen = sheet.getContext("2d");
-  const font = (size, weight = "") => `${weight} ${size}px ${FONT}`;
-  pen.font = font(12);
-  const [heading, ...rest] = lines;
-  const text = rest.flatMap((line) =>
-    wrapped(line, width - 2 * gap, (part) => pen.measureText(part).width));
-  const entries = placed(legend.map(([, label]) => pen.measureText(label).width + 34), 16, gap, width);
-  let top = gap + 24 + 18 * text.length;
-  const key = top;
-  top += legend.length ? 20 * entries.at(-1).row + 26 : 6;
-  const places = placed(shown.map((canvas) => canvas.width / scale + gap), 0, gap, width);
-  const rows = [];
-  shown.forEach((canvas, k) => {
-    const { row } = places[k];
-    rows[row] = Math.max(rows[row] ?? 0, canvas.height / scale + gap);
-  });
-  sheet.width = width * scale;
-  sheet.height = (top + rows.reduce((sum, tall) => sum + tall, 0)) * scale;
-  pen.scale(scale, scale);
-  pen.fillStyle = colors.back;
-  pen.fillRect(0, 0, sheet.width, sheet.height);
-  Object.assign(pen, { font: font(15, "600"), fillStyle: colors.text, textBaseline: "top" });
-  pen.fillText(heading, gap, gap);
-  pen.font = font(12);
-  text.forEach((line, k) => pen.fillText(line, gap, gap + 24 + 18 * k));
-  legend.forEach(([color, label], k) => {
-    const { left, row } = entries[k];
-    pen.fillStyle = color;
-    pen.fillRect(left, key + 20 * row + 1, 12, 12);
-    pen.fillStyle = colors.text;
-    pen.fillText(label, left + 18, key + 20 * row);
-  });
-  shown.forEach((canvas, k) => {
-    const { left, row } = places[k];
-    const above = rows.slice(0, row).reduce((sum, tall) => sum + tall, top);
-    pen.drawImage(canvas, left, above, canvas.width / scale, canvas.height / scale);
-  });
-  return sheet;
-}
-
-/** Places of boxes of some widths in rows of a width: [{left, row}]. */
-export function placed(widths, space, margin, width) {
-  let [left, row] = [margin, 0];
-  return widths.map((wide, k) => {
-    if (k && left + wide > width - margin / 2) [left, row] = [margin, row + 1];
-    const place = { left, row };
-    left += wide + space;
-    return place;
-  });
+  file.toBlob((blob) => offer(`${name}.png`, blob, "image/png"));
 }
 
 /** Stretch an element over a picture between two corners, in pixels. */

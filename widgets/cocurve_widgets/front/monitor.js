@@ -1,22 +1,24 @@
 // The build monitor: a progress bar, and the overlap of the plans of two halves of the text.
 
-import { COLORS, Cleaner, drawRules, fit, frame, h, palette, percent, picture, ticks, watch } from "./kit.js";
+import { sheet, svg, text } from "./chart.js";
+import { COLORS, Cleaner, frame, h, palette, percent, ticks, watch } from "./kit.js";
+
+const TITLE = "Overlap of the plans of two halves of the text";
 
 export function renderMonitor({ model, el }) {
   const cleaner = new Cleaner();
-  const chart = picture("Overlap of the plans of two halves of the text over the sequences done");
+  const chart = h("div", { role: "img", "aria-label": `${TITLE} over the sequences done`, tabindex: "0" });
   const ui = frame(model, el, cleaner, {
     title: "Building H",
     name: "build",
     words: ["unit"],
     table: () => ({ columns: ["sequences", "overlap"], rows: model.get("overlap") }),
-    canvases: () => [chart],
-    caption: () => [title.textContent, model.get("status")],
+    canvases: () => [chart.firstChild],
+    caption: () => [TITLE, model.get("status")],
   });
   const bar = h("progress", { max: 1, value: 0, "aria-label": "sequences done" });
   ui.controls.append(bar);
-  const title = h("h4", {}, "Overlap of the plans of two halves of the text");
-  ui.body.append(h("div", {}, title, chart));
+  ui.body.append(h("div", {}, h("h4", {}, TITLE), chart));
 
   function paint() {
     const [done, total, points] = ["done", "total", "overlap"].map((name) => model.get(name));
@@ -25,21 +27,20 @@ export function renderMonitor({ model, el }) {
     bar.hidden = total > 0 && done >= total;
     const colors = palette(ui.root);
     const [width, height] = [Math.min(620, (ui.root.clientWidth || 640) - 30), 170];
-    const pen = fit(chart, width, height);
     const [left, right, top, base] = [52, width - 12, 10, height - 36];
     const x = (n) => left + (n / Math.max(1, total)) * (right - left);
     const y = (share) => base - share * (base - top);
-    drawRules(pen, colors, [0, 0.5, 1], { y, text: (share) => percent(share, 0), left, right });
-    pen.textAlign = "center";
+    const middle = { "text-anchor": "middle" };
     const whole = ticks(0, Math.max(1, total), 6).filter(Number.isInteger); // half a row is none
-    for (const n of whole) pen.fillText(n, x(n), base + 12);
-    pen.fillText("sequences done", (left + right) / 2, base + 28);
-    pen.strokeStyle = pen.fillStyle = COLORS.attention;
-    pen.lineWidth = 2;
-    pen.beginPath();
-    for (const [n, share] of points) pen.lineTo(x(n), y(share));
-    pen.stroke();
-    for (const [n, share] of points) pen.fillRect(x(n) - 2, y(share) - 2, 4, 4);
+    const places = points.map(([n, share]) => `${x(n)} ${y(share)}`);
+    chart.replaceChildren(sheet(width, height, colors, {},
+      ...[0, 0.5, 1].flatMap((share) => [
+        svg("path", { d: `M${left} ${y(share)}H${right}`, stroke: colors.grid }),
+        text(left - 6, y(share) + 4, percent(share, 0), { "text-anchor": "end" })]),
+      ...whole.map((n) => text(x(n), base + 16, n, middle)),
+      text((left + right) / 2, base + 32, "sequences done", middle),
+      svg("polyline", { points: places.join(), fill: "none", stroke: COLORS.attention, "stroke-width": 2 }),
+      svg("path", { d: places.map((at) => `M${at}m-2-2h4v4h-4z`).join(""), fill: COLORS.attention })));
     ui.root.refreshTable();
   }
   watch(ui.root, cleaner, paint);
