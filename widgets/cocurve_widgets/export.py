@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 STYLES = ("instrument.css", "page.css")
 MODULES = (
     *(*LAMBDA_MODULES, "bridge_parts.js", "bridge.js"),
-    *("map_parts.js", "map_picture.js", "map_cards.js", "map.js", "address.js"),
+    *("map_parts.js", "map_picture.js", "map.js", "address.js"),
     *("plan_file.js", "present.js", "page.js"),
 )
 
