@@ -30,7 +30,7 @@ function runsAlong(scene, axis, valueOf) {
 }
 
 /** A rectangle [x, y, width, height] of axis 0, on the other axis for 1. */
-const turned = (axis, [x, y, wide, tall]) => (axis ? [y, x, tall, wide] : [x, y, wide, tall]);
+const flipped = (axis, [x, y, wide, tall]) => (axis ? [y, x, tall, wide] : [x, y, wide, tall]);
 
 /**
  * Draw the map.
@@ -74,7 +74,7 @@ function paintOver(g, scene, cell) {
   const { box: { side }, colors, places, nodes, removed } = scene;
   const band = (axis, start, end) => {
     const [from, to] = [start, end].map((place) => placeAt(scene, place, axis));
-    return turned(axis, [from, 0, to - from, side]);
+    return flipped(axis, [from, 0, to - from, side]);
   };
   if (scene.onlyPlan) {
     g.fillStyle = colors.back;
@@ -114,7 +114,7 @@ function paintStrips(g, scene, axis) {
       if (!value) continue;
       g.fillStyle = value;
       const long = Math.max(0.7, to - from); // a thousand units may share a hundred pixels
-      g.fillRect(...turned(axis, [from, -6 - 6 * k, long, 5]));
+      g.fillRect(...flipped(axis, [from, -6 - 6 * k, long, 5]));
     }
   });
 }
