@@ -14,7 +14,7 @@ from cocurve_widgets.instrument import KIT, front
 ALONE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <style>:root { color-scheme: light dark } body { margin: 0 } %s</style><div id="here"></div>
 <script type="module">%s
-const model = window.model = localModel(revive(%s));
+const model = window.model = localModel(JSON.parse(%s, revive));
 const { on, off } = model;
 window.heard = 0;  // handlers that follow the model
 model.on = (...both) => { window.heard += 1; on(...both); };
@@ -27,7 +27,7 @@ document.querySelector(".cocurve").classList.add("cc-page");
 def page_of(path: Path, render: str, state: dict, *modules: str) -> Path:
     """A file with one instrument on a state; `render` is the function of its front end."""
     script = front(*KIT, *modules, "page.js").replace("export default", "export const all =")
-    data = json.dumps(_plain(state)).replace("<", "\\u003c")
+    data = json.dumps(json.dumps(_plain(state))).replace("<", "\\u003c")
     path.write_text(ALONE % (front("instrument.css"), script, data, render), encoding="utf-8")
     return path
 

@@ -257,7 +257,7 @@ def test_a_saved_notebook_keeps_a_picture(shape: tuple[int, ...], wide: int) -> 
 
 # In a page without a kernel ---------------------------------------------------------------------
 
-MODULES = ("map_parts.js", "map_picture.js", "map_cards.js", "map.js")
+MODULES = ("map_parts.js", "map_picture.js", "map.js")
 
 
 class Page:

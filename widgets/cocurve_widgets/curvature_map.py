@@ -67,7 +67,7 @@ class CurvatureMap(Explorer):
             removable cost gone after each step, lambda, and whether it has an order.
     """
 
-    _esm = front(*KIT, "map_parts.js", "map_picture.js", "map_cards.js", "map.js", "map_main.js")
+    _esm = front(*KIT, "map_parts.js", "map_picture.js", "map.js", "map_main.js")
 
     order = Enum(ORDERS, "layer").tag(sync=True)
     scale = Enum(SCALES, "correlation").tag(sync=True)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 STYLES = ("instrument.css", "page.css")
 MODULES = (
     *(*LAMBDA_MODULES, "bridge_parts.js", "bridge.js"),
-    *("map_parts.js", "map_picture.js", "map_cards.js", "map.js", "address.js"),
+    *("map_parts.js", "map_picture.js", "map.js", "address.js"),
     *("plan_file.js", "present.js", "page.js"),
 )
 
@@ -70,10 +70,10 @@ measured.</p></header>
 """
 
 _OPENING = {"interaction_strength": 0.5}  # favors neither end
-_HELD = (  # what a page holds of its own: title, about, data
-    r"<title>(.*?)</title>",
-    r"<footer><small>(.*?)</small></footer>",
-    r'<script type="application/json" id="cocurve-data">(.*?)</script>',
+_HELD = re.compile(  # what a page holds of its own: title, about, data
+    "<title>(.*?)</title>.*?<footer><small>(.*?)</small></footer>.*?"
+    '<script type="application/json" id="cocurve-data">(.*?)</script>',
+    re.DOTALL,
 )
 
 
@@ -138,12 +138,10 @@ def refresh_html(path: str | os.PathLike[str]) -> Path:
     Raises:
         InputError: the file is not a page of `export_html`.
     """
-    text = read_regular(path).decode()
-    held = [re.search(pattern, text, re.DOTALL) for pattern in _HELD]
-    title, about, data = (found[1] if found else None for found in held)
-    if title is None or about is None or data is None:
+    held = _HELD.search(read_regular(path).decode())
+    if held is None:
         raise cl.InputError(f"{path} is not a page of export_html. Write one with export_html.")
-    return _write(Path(path), title, about, data)
+    return _write(Path(path), *held.groups())
 
 
 def _write(path: Path, title: str, about: str, data: str) -> Path:
@@ -210,15 +208,13 @@ def _about(curvature: cl.Curvature) -> str:
 
 def _plain(value: Any) -> Any:
     """The value for JSON: bytes as {"$bytes": base64}, NaN and infinity as null."""
-    if isinstance(value, bytes):
-        return {"$bytes": base64.b64encode(value).decode()}
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, float) and value - value != 0:
-        return None
-    return value
+
+    def packed(raw: Any) -> dict[str, str]:
+        if not isinstance(raw, bytes):
+            raise TypeError(f"a page cannot hold a {type(raw).__name__}")
+        return {"$bytes": base64.b64encode(raw).decode()}
+
+    return json.loads(json.dumps(value, default=packed), parse_constant=lambda _: None)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import struct
 import zlib
 from collections.abc import Iterable
@@ -69,14 +70,14 @@ def pair_rows(curvature: cl.Curvature, pairs: np.ndarray) -> list[dict[str, Any]
     ]
 
 
+def image_html(kind: str, data: bytes, alt: str) -> str:
+    """A picture in a file of a kind ("png", "svg+xml") as HTML that holds it."""
+    encoded = base64.b64encode(data).decode()
+    return f'<img alt="{html.escape(alt)}" src="data:image/{kind};base64,{encoded}">'
+
+
 def gray_image(pixels: np.ndarray, alt: str) -> str:
-    """A picture [height, width] of uint8, 0 black, as HTML with the PNG inside."""
-    data = base64.b64encode(gray_png(pixels)).decode()
-    return f'<img alt="{alt}" src="data:image/png;base64,{data}">'
-
-
-def gray_png(pixels: np.ndarray) -> bytes:
-    """The same as a PNG file."""
+    """A picture [height, width] of uint8, 0 black, as HTML with a PNG inside."""
     tall, wide = pixels.shape
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)  # 0: a row is not filtered
     header = struct.pack(">IIBBBBB", wide, tall, 8, 0, 0, 0, 0)
@@ -85,4 +86,4 @@ def gray_png(pixels: np.ndarray) -> bytes:
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         for kind, data in parts
     )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+    return image_html("png", b"\x89PNG\r\n\x1a\n" + b"".join(chunks), alt)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import math
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
+
+import numpy as np
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import brief, typeset
 
+from .packing import image_html
+
 REST = 2.0  # seconds without a change after which the note is written again
 ROWS = 40  # of the table; all of them would make notebooks large
 _SIZE = (420, 260)  # of a plot, pixels
-_EDGE = (64, 12, 12, 34)  # left, right, top, bottom
+_LEAST, _MOST = (64, 226), (408, 12)  # where the axes begin and end in it
 
 # A widget without its model is a box with text alone, a living one has elements.
 _NOTE = """<style>.jp-OutputArea:has(.cocurve, .jupyter-widgets > *) .cocurve-still {{ display: none }}</style>
@@ -36,8 +37,6 @@ class Still:
     """
 
     _still_timer: threading.Timer | None = None
-    _still_changed = 0.0
-    _still_watched = False
 
     def _ipython_display_(self: Any) -> None:
         from IPython.display import display
@@ -46,30 +45,20 @@ class Still:
         shown: Any = self._repr_mimebundle_()
         data, metadata = shown if isinstance(shown, tuple) else (shown, {})
         display(data, metadata=metadata, raw=True)
-        if not self._still_watched:
-            self._still_watched = True
-            self.observe(self._still_rest, "status")
+        self.observe(self._still_rest, "status")
         self._still_rest()
 
     def _still_rest(self: Any, _: Any = None) -> None:
         """Write the note again once nothing has changed for a while."""
-        self._still_changed = time.monotonic()
-        if self._still_timer is None:
-            self._still_wait(REST)
-
-    def _still_wait(self: Any, seconds: float) -> None:
-        self._still_timer = threading.Timer(seconds, self._still_again)
+        if self._still_timer is not None:
+            self._still_timer.cancel()
+        self._still_timer = threading.Timer(REST, self._still_again)
         self._still_timer.daemon = True
         self._still_timer.start()
 
     def _still_again(self: Any) -> None:
         from IPython.display import update_display
 
-        left = REST - (time.monotonic() - self._still_changed)
-        if left > 0:
-            self._still_wait(left)
-            return
-        self._still_timer = None
         if self.comm is not None:  # else it is closed
             update_display(self._still_data(), raw=True, display_id=f"still {self.model_id}")
 
@@ -99,11 +88,9 @@ def table_html(rows: Sequence[dict[str, Any]]) -> str:
     if not rows:
         return ""
 
-    def line(cells: Any, kind: str) -> str:
-        return "<tr>" + "".join(f"<{kind}>{cell(c)}</{kind}>" for c in cells) + "</tr>"
-
-    def cell(value: Any) -> str:
-        return html.escape(typeset(brief(value, 4)) if isinstance(value, float) else str(value))
+    def line(cells: Iterable[Any], kind: str) -> str:
+        texts = (typeset(brief(c, 4)) if isinstance(c, float) else str(c) for c in cells)
+        return f"<tr>{''.join(f'<{kind}>{html.escape(text)}</{kind}>' for text in texts)}</tr>"
 
     some = f", {ROWS} of {len(rows):,} rows" if len(rows) > ROWS else ""
     body = "".join(line(row.values(), "td") for row in rows[:ROWS])
@@ -124,43 +111,36 @@ def plot_html(
         log: logarithmic axes.
         joined: a line from point to point.
     """
-    seen = [p for p in points if not log or all(value > 0 for value in p[:2])]
+    seen = [p for p in points if not log or min(p[:2]) > 0]
     if not seen:
         return ""
-    (wide, tall), (left, right, top, bottom) = _SIZE, _EDGE
-    scale = math.log10 if log else float
-
-    def place(values: list[float], low: int, high: int) -> tuple[list[float], list[str]]:
-        """Pixels of one coordinate of all points, and its two ends in words."""
-        least, most = min(values), max(values)
-        span = scale(most) - scale(least) or 1.0
-        at = [low + (scale(v) - scale(least)) / span * (high - low) for v in values]
-        return at, [typeset(brief(least)), typeset(brief(most))]
-
-    xs, x_ends = place([p[0] for p in seen], left, wide - right)
-    ys, y_ends = place([p[1] for p in seen], tall - bottom, top)
+    (wide, tall), (left, bottom), (right, top) = _SIZE, _LEAST, _MOST
+    values = np.array([p[:2] for p in seen], float)
+    least, most = values.min(axis=0), values.max(axis=0)
+    scaled, low, high = (np.log10(x) if log else x for x in (values, least, most))
+    shares = (scaled - low) / np.where(high > low, high - low, 1.0)
+    pixels = _LEAST + shares * np.subtract(_MOST, _LEAST)
+    places = [(f"{x:.1f}", f"{y:.1f}") for x, y in pixels]
     dots = "".join(
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>'
-        for x, y, (*_, color) in zip(xs, ys, seen, strict=True)
+        f'<circle cx="{x}" cy="{y}" r="3" fill="{color}"/>'
+        for (x, y), (*_, color) in zip(places, seen, strict=True)
     )
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True)) if joined else ""
-    words = [html.escape(name + (", log" if log else "")) for name in names]
-    base, foot = tall - bottom + 14, tall - 4
+    path = " ".join(map(",".join, places)) if joined else ""
+    (x_least, y_least), (x_most, y_most) = ([typeset(brief(v)) for v in x] for x in (least, most))
+    x_name, y_name = (html.escape(name + (", log" if log else "")) for name in names)
     text = (
-        f'<text x="{left}" y="{base}">{x_ends[0]}</text>'
-        f'<text x="{wide - right}" y="{base}" text-anchor="end">{x_ends[1]}</text>'
-        f'<text x="{(left + wide - right) / 2}" y="{foot}" text-anchor="middle">{words[0]}</text>'
-        f'<text x="{left - 6}" y="{tall - bottom}" text-anchor="end">{y_ends[0]}</text>'
-        f'<text x="{left - 6}" y="{top + 8}" text-anchor="end">{y_ends[1]}</text>'
-        f'<text x="12" y="{tall / 2}" text-anchor="middle" '
-        f'transform="rotate(-90 12 {tall / 2})">{words[1]}</text>'
+        f'<text x="{left}" y="{bottom + 14}">{x_least}</text>'
+        f'<text x="{right}" y="{bottom + 14}" text-anchor="end">{x_most}</text>'
+        f'<text x="{(left + right) / 2}" y="{tall - 4}" text-anchor="middle">{x_name}</text>'
+        f'<text x="{left - 6}" y="{bottom}" text-anchor="end">{y_least}</text>'
+        f'<text x="{left - 6}" y="{top + 8}" text-anchor="end">{y_most}</text>'
+        f'<text text-anchor="middle" transform="translate(12 {tall / 2}) rotate(-90)">'
+        f"{y_name}</text>"
     )
     drawn = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{tall}" '
         f'font-family="sans-serif" font-size="11" fill="#808080">'
-        f'<path d="M{left} {top}V{tall - bottom}H{wide - right}" stroke="#808080" fill="none"/>'
+        f'<path d="M{left} {top}V{bottom}H{right}" stroke="#808080" fill="none"/>'
         f'<polyline points="{path}" stroke="#808080" fill="none"/>{dots}{text}</svg>'
     )
-    data = base64.b64encode(drawn.encode()).decode()
-    alt = html.escape(f"{names[1]} against {names[0]}", quote=True)
-    return f'<img alt="{alt}" src="data:image/svg+xml;base64,{data}">'
+    return image_html("svg+xml", drawn.encode(), f"{names[1]} against {names[0]}")

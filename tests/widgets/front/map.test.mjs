@@ -4,9 +4,9 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 const parts = await import("../../../widgets/cocurve_widgets/front/map_parts.js");
-const { accountOf, cellAt, colored, correlationOf, halved, inside, pairsInside, pairsOf, pauseOf,
-  placesOf, runsOf, shadeCells, shadesOf, shading, showing, squarePairs, unitsOf, zoomed } = parts;
-const { boxOf, placeAt } = await import("../../../widgets/cocurve_widgets/front/map_picture.js");
+const { accountOf, cellAt, clipped, colored, correlationOf, halved, inside, pairsInside, pairsOf, pauseOf,
+  placesOf, runsOf, shadeCells, shadesOf, showing, squarePairs, unitsOf, zoomed } = parts;
+const { boxOf, placeAt, pointAt } = await import("../../../widgets/cocurve_widgets/front/map_picture.js");
 
 const FULL = 32767;
 const root = (rho) => Math.round(Math.sign(rho) * Math.sqrt(Math.abs(rho)) * FULL);
@@ -42,18 +42,17 @@ test("each order holds every unit once", () => {
 });
 
 test("shades follow sign and square root of rho, in the order of places", () => {
-  const how = shading("correlation", { peak: 1, ends: { correlation: 1 }, roots: [1, 1, 1] });
-  const shades = shadeCells(square, [2, 0, 1], how);
+  const facts = { peak: 1, ends: { correlation: 1 }, roots: [1, 1, 1] };
+  const shades = shadeCells(square, [2, 0, 1], "correlation", facts);
   const want = [[256, -51, 180], [-51, 256, 128], [180, 128, 256]]; // 256: a unit with itself
   assert.deepEqual([...shades], want.flat());
-  const half = shading("correlation", { peak: 1, ends: { correlation: 0.25 }, roots: [1, 1, 1] });
-  assert.deepEqual([...shadeCells(square, [0, 1, 2], half)].slice(0, 3), [256, 255, -102]);
+  const half = shadeCells(square, [0, 1, 2], "correlation", { ...facts, ends: { correlation: 0.25 } });
+  assert.deepEqual([...half].slice(0, 3), [256, 255, -102]);
 });
 
 test("shades of H follow the fourth root, with its diagonal", () => {
   const roots = [1, 2, 10]; // H_00 = 1, H_11 = 4, H_01 = 0.5, H_02 = -0.4
-  const how = shading("curvature", { peak: 1, ends: { curvature: 4 }, roots });
-  const shades = shadeCells(square, [0, 1, 2], how);
+  const shades = shadeCells(square, [0, 1, 2], "curvature", { peak: 1, ends: { curvature: 4 }, roots });
   const shade = (size) => Math.round(255 * Math.min(1, size / 4) ** 0.25);
   assert.deepEqual([...shades].slice(0, 6), [shade(1), shade(0.5), -shade(0.4), shade(0.5),
     shade(4), shade(10)]);
@@ -78,22 +77,23 @@ test("a window stays inside and keeps the point under the pointer", () => {
   assert.deepEqual(inside([-3, 95, 20], 100), [0, 80, 20]);
   assert.deepEqual(inside([0, 0, 1], 100), [0, 0, 4]);
   assert.deepEqual(inside([0, 0, 9], 2), [0, 0, 2]);
-  const near = zoomed([0, 0, 100], 100, 2, [0.5, 0.25]);
+  const near = zoomed([0, 0, 100], 100, 2, [50, 25]);
   assert.deepEqual(near, [25, 12.5, 50]);
   assert.equal(near[0] + 0.5 * near[2], 50);
-  assert.deepEqual(zoomed(near, 100, 0.1), [0, 0, 100]);
+  assert.deepEqual(zoomed(near, 100, 0.1, [50, 37.5]), [0, 0, 100]);
   assert.deepEqual(showing([10, 10, 20], 100, 12, 40), [10, 21, 20]);
   assert.deepEqual(showing([10, 10, 20], 100, 3, 12), [3, 10, 20]);
 });
 
 test("points become cells and rectangles units", () => {
   const places = [4, 2, 0, 1, 3];
-  assert.deepEqual(cellAt([1, 0, 4], 5, [0.5, 0.99]), [3, 3]);
-  assert.equal(cellAt([0, 0, 5], 5, [1, 0.5]), null);
-  assert.equal(cellAt([0, 0, 5], 5, [0.5, -0.1]), null);
-  assert.deepEqual(unitsOf([0, 0, 5], places, [0.3, 0.9], [0.1, 0.7]), [1, 2, 3, 4]);
-  assert.deepEqual(unitsOf([0, 0, 5], places, [-9, -9], [9, 9]), [0, 1, 2, 3, 4]);
-  assert.deepEqual(unitsOf([1, 1, 2], places, [0, 0], [1, 1]), [0, 2]);
+  assert.deepEqual(cellAt([1, 0, 4], [3, 3.96]), [3, 3]);
+  assert.equal(cellAt([0, 0, 5], [5, 2.5]), null);
+  assert.equal(cellAt([0, 0, 5], [2.5, -0.5]), null);
+  assert.deepEqual(unitsOf(places, [1.5, 4.5], [0.5, 3.5]), [1, 2, 3, 4]);
+  const between = (window, one, other) => unitsOf(places, clipped(window, one), clipped(window, other));
+  assert.deepEqual(between([0, 0, 5], [-9, -9], [9, 9]), [0, 1, 2, 3, 4]);
+  assert.deepEqual(between([1, 1, 2], [0, 0], [5, 5]), [0, 2]);
 });
 
 test("runs of equal values", () => {
@@ -104,10 +104,8 @@ test("runs of equal values", () => {
 
 test("the account adds up the terms of the steps so far", () => {
   const plan = { order: [5, 2], node: [1, 2], edge: [0, -0.5], gone: [0.1, 0.25] };
-  assert.deepEqual(accountOf(plan, 2), { node: 3, edge: -0.5, risk: 2.5, gone: 0.25, unit: 2,
-    ownNode: 2, ownEdge: -0.5 });
-  assert.deepEqual(accountOf(plan, 0), { node: 0, edge: 0, risk: 0, gone: 0, unit: null,
-    ownNode: 0, ownEdge: 0 });
+  assert.deepEqual(accountOf(plan, 2), { node: 3, edge: -0.5, risk: 2.5, gone: 0.25 });
+  assert.deepEqual(accountOf(plan, 0), { node: 0, edge: 0, risk: 0, gone: 0 });
 });
 
 test("plays take a bounded time", () => {
@@ -119,14 +117,16 @@ test("plays take a bounded time", () => {
 test("pairs in view: each once, strongest first", () => {
   const rho = (u, v) => RHO[u][v];
   const all = pairsInside([0, 0, 3], [2, 1, 0], rho, 9);
-  assert.deepEqual(all.map(({ u, v }) => [u, v]), [[1, 2], [0, 1], [0, 2]]);
+  assert.deepEqual(all, [[1, 2], [0, 1], [0, 2]]);
   assert.deepEqual(pairsInside([0, 0, 3], [2, 1, 0], rho, 2), all.slice(0, 2));
-  assert.deepEqual(pairsInside([0, 1, 1], [0, 1, 2], rho, 9).map(({ u, v }) => [u, v]), [[0, 1]]);
+  assert.deepEqual(pairsInside([0, 1, 1], [0, 1, 2], rho, 9), [[0, 1]]);
 });
 
 test("places stand where they are drawn, and a narrow picture leaves out the names", () => {
   const box = boxOf(1000);
   assert.ok(box.names && !boxOf(500).names);
-  assert.equal(placeAt({ box, window: [10, 0, 20] }, 10, 0), box.left);
-  assert.equal(placeAt({ box, window: [0, 10, 20] }, 30, 1), box.top + box.side);
+  const scene = { box, window: [10, 0, 20] };
+  assert.equal(placeAt(scene, 10, 0), 0);
+  assert.equal(placeAt(scene, 20, 1), box.side);
+  assert.deepEqual(pointAt(scene, [box.left, box.top + box.side]), [10, 20]);
 });

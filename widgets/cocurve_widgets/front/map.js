@@ -1,25 +1,26 @@
 // The map of H: one cell per pair of units, to order, zoom and brush; the greedy order step by step.
 
-import { COLORS, Cleaner, GONE, assign, button, fillBrushed, frame, h, labeled, menu, named, palette,
-  patch, percent, picture, receiveFiles, redrawing, show, stretch, typed, unitCount } from "./kit.js";
-import { pairCardOf, planCardOf } from "./map_cards.js";
-import { accountOf, cellAt, colored, correlationOf, halved, inside, pairsInside, pauseOf,
-  placesOf, shadeCells, shadesOf, shading, showing, squarePairs, unitsOf, zoomed } from "./map_parts.js";
-import { boxOf, paintHeat, placeAt } from "./map_picture.js";
+import { COLORS, Cleaner, GONE, assign, button, fateText, fillBrushed, frame, h, labeled, menu, named,
+  palette, patch, percent, picture, receiveFiles, redrawing, show, stretch, table, typed,
+  unitCount } from "./kit.js";
+import { POWERS, accountOf, cellAt, clipped, colored, correlationOf, halved, inside, pairsInside, pauseOf,
+  placesOf, shadeCells, shadesOf, showing, squarePairs, unitsOf, zoomed } from "./map_parts.js";
+import { boxOf, paintHeat, placeAt, pointAt } from "./map_picture.js";
 
 const MAP_ROWS = 500; // of the table on the page; the file has all
 const MOST_PAIRS = 10_000; // of the file, as in Python
-const LINE = "position:absolute;pointer-events:none;background:var(--cc-accent);opacity:0.7";
+const LINE = "position:absolute;background:var(--cc-accent);opacity:0.7;";
+
+const digits = (x) => Number(x.toPrecision(3)); // of a number read off what was sent: more are lost
+const hint = (title, text) => [h("h4", {}, title), h("p", { class: "cc-muted" }, text)];
 
 export function renderMap({ model, el }) {
   const cleaner = new Cleaner();
-  const { kind: kinds, layer: layers, name: names, saliency, cost: costs } = model.get("nodes");
+  const nodes = model.get("nodes");
+  const { name: names, saliency } = nodes;
   const size = names.length;
-  const numLayers = Math.max(0, ...layers) + 1;
-  const roots = model.get("roots");
-  const peak = model.get("peak");
+  const [roots, peak, ends] = ["roots", "peak", "ends"].map((trait) => model.get(trait));
   const square = squarePairs(typed(model.get("pairs"), Int16Array), size);
-  const live = model.get("kernel") !== false;
   const less = matchMedia("(prefers-reduced-motion: reduce)");
   const put = (values) => assign(model, values);
   let places = [];
@@ -30,18 +31,23 @@ export function renderMap({ model, el }) {
   const edge = (u, v) => (u === v ? saliency[u]
     : correlationOf(square, size, peak, u, v) * roots[u] * roots[v]);
   const plan = () => model.get("plan");
-  const length = () => (plan().order ?? []).length;
-  const removed = () => (plan().order ?? []).slice(0, model.get("step"));
-  const chosen = () => [model.get("partner"), model.get("selected_unit")];
+  const planned = () => plan().order ?? []; // there may be no plan
+  const length = () => planned().length;
+  const removed = () => planned().slice(0, model.get("step"));
+  const atEnd = () => model.get("step") >= length();
+  const chosen = () => [model.get("partner"), model.get("selected_unit")]; // column and row
+  const chosenPlaces = () => chosen().map((u) => places.indexOf(u)); // -1 for none
+  const showAll = () => put({ window: [0, 0, size] });
+  const brush = (units) => put({ brushed: [...units].sort((u, v) => u - v) });
 
-  const map = picture("H as a picture");
+  const map = picture(""); // drawMap words its label
   Object.assign(map.style, { cursor: "crosshair", touchAction: "none" });
   const options = { title: "Map of H", name: "map", table: tableOf, mostRows: MAP_ROWS,
     tables: { units: "units", ledger: "steps of the plan", pairs: "pairs in view" },
     canvases: () => [map], redraw: drawMap, legend: legendOf,
     caption: () => [`${titleText()} of ${model.get("model_name") || "a model"}`, planWords()] };
   const request = receiveFiles(model, cleaner, "map");
-  if (live) options.json = () => request(".json", () => complain(GONE));
+  if (model.get("kernel") !== false) options.json = () => request(".json", () => complain(GONE));
   const ui = frame(model, el, cleaner, options);
   const { root, controls, body, complain } = ui;
 
@@ -54,7 +60,7 @@ export function renderMap({ model, el }) {
   const drag = menu([["brush", "brush units"], ["zoom", "zoom in"], ["move", "move"]], () => {});
   const onlyPlan = h("input", { type: "checkbox",
     onchange: () => put({ only_plan: onlyPlan.checked }) });
-  const play = button("Play", "remove the units of the plan one by one", () =>
+  const play = button("Play", "", () =>
     put({ ...(atEnd() ? { step: 0 } : {}), playing: !model.get("playing") }));
   const step = h("input", { type: "range", min: 0, step: 1, "aria-label": "step of the plan",
     oninput: () => put({ step: Number(step.value), playing: false }) });
@@ -64,24 +70,26 @@ export function renderMap({ model, el }) {
   controls.append(labeled("order of rows and columns", order), labeled("color", scale),
     labeled("drag to", drag),
     h("span", { class: "cc-row" }, button("−", "zoom out", () => zoom(1 / 1.6)),
-      button("+", "zoom in", () => zoom(1.6)), button("All of H", "zoom out fully", () =>
-        put({ window: [0, 0, size] }))),
+      button("+", "zoom in", () => zoom(1.6)), button("All of H", "zoom out fully", showAll)),
     h("label", { class: "cc-row", title: "fade every cell but those of two removed units" },
       onlyPlan, "only pairs of the plan"),
     h("span", { class: "cc-row", style: "flex-wrap:wrap" }, play, steps[0], step, steps[1], stepText));
 
   // Pictures and cards ----------------------------------------------------------------------------
 
-  const lines = [0, 1].map(() => h("div", { hidden: true, style: LINE }));
+  const lines = ["width:1px;height:100%", "height:1px;width:100%"].map((sides) =>
+    h("div", { hidden: true, style: LINE + sides }));
   const band = h("div", { hidden: true, class: "cc-band" });
+  const over = h("div", { style: "position:absolute;pointer-events:none" }, ...lines, band); // the cells
   const pairCard = h("div", { "aria-live": "polite", style: "flex:1 1 310px;min-height:170px" });
   const planCard = h("div", { style: "flex:1 1 310px" });
   const brushCard = h("div", { class: "cc-row", style: "flex-wrap:wrap" });
-  const side = h("div", { class: "cc-card cc-cards" }, pairCard, planCard);
+  const side = h("div", { class: "cc-card cc-cards", style: "flex:1 1 340px;max-width:700px" },
+    pairCard, planCard);
   const [title, words] = [h("h4", {}), h("div", { class: "cc-muted" })];
   const legend = h("div", { class: "cc-legend", style: "margin-top:6px;max-width:60em" });
   const pictureSide = h("div", { style: "flex:none;max-width:100%" }, title, words,
-    h("div", { style: "position:relative" }, map, ...lines, band), legend,
+    h("div", { style: "position:relative" }, map, over), legend,
     h("p", { class: "cc-muted", style: "max-width:48em" },
       "Click a cell, or focus the picture and use the arrow keys. Plus and minus zoom, 0 shows ",
       "all, Shift and an arrow move, Space brushes the pair, P plays, Escape clears. The wheel ",
@@ -89,21 +97,20 @@ export function renderMap({ model, el }) {
   body.append(pictureSide, side,
     h("div", { class: "cc-row", style: "flex:1 1 100%;flex-wrap:wrap" },
       button("Brush what is shown", "mark the units of all rows and columns in view",
-        () => put({ brushed: unitsOf(model.get("window"), places, [0, 0], [1, 1]) })),
-      button("Brush the plan", "mark the removed units",
-        () => put({ brushed: [...removed()].sort((u, v) => u - v) })),
-      button("Clear brush", "remove all marks", () => put({ brushed: [] })), brushCard));
+        () => brushBetween([0, 0], [size, size])),
+      button("Brush the plan", "mark the removed units", () => brush(removed())),
+      button("Clear brush", "remove all marks", () => brush([])), brushCard));
 
   // Shades are made once per order and scale, pixels when a window first needs their level: with
   // several cells to a screen pixel that is a level of half, a quarter, ... of the cells.
-  let [levels, shades, shaded, how] = [[], null, "", null];
+  let [levels, shades, shaded] = [[], null, ""];
   function shadeAll(colors) {
     const now = JSON.stringify([model.get("order"), model.get("scale"), colors.back, colors.kept,
-      model.get("order") === "plan" ? plan().order : model.get("clustered").length]);
+      model.get("order") === "plan" ? planned() : model.get("clustered").length]);
     if (now === shaded) return;
     shaded = now;
     places = placesOf(model.get("order"), size, { saliency, clustered: model.get("clustered"),
-      removed: plan().order ?? [] });
+      removed: planned() });
     const g = h("canvas", { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
     const rgb = (color) => { // as it looks on the background: a theme's color may be translucent
       for (const fill of [colors.back, color]) {
@@ -113,8 +120,7 @@ export function renderMap({ model, el }) {
       return [...g.getImageData(0, 0, 1, 1).data.slice(0, 3)];
     };
     shades = shadesOf(...[COLORS.positive, COLORS.negative, colors.back, colors.kept].map(rgb));
-    how = shading(model.get("scale"), { peak, ends: model.get("ends"), roots });
-    levels = [{ shades: shadeCells(square, places, how), size }];
+    levels = [{ shades: shadeCells(square, places, model.get("scale"), { peak, ends, roots }), size }];
   }
   /** A canvas with size / 2 ** level cells across. */
   function cellsAt(level) {
@@ -133,19 +139,20 @@ export function renderMap({ model, el }) {
     const colors = palette(root);
     shadeAll(colors);
     const wide = body.clientWidth || 900;
-    const beside = wide >= 820; // the card fits beside the picture
     // the whole picture is seen at once, under the controls and, in JupyterLab, its menu
     const tall = Math.max(360, window.innerHeight - 365);
     const most = tall + boxOf(900).left + 6;
-    const width = Math.max(240, Math.min(beside ? wide - 368 : wide, 900, most));
-    pictureSide.style.width = beside ? `${width}px` : "";
-    side.style.width = beside ? `${Math.min(700, wide - width - 28)}px` : "100%";
-    const [now, total] = [model.get("step"), length()];
-    scene = { box: boxOf(width), window: model.get("window"), cellsAt, places, kinds, layers, names,
-      numLayers, colors, power: how.power, order: model.get("order"),
-      end: model.get("ends")[model.get("scale")], removed: new Set(removed()), chosen: chosen(),
-      brushed: new Set(model.get("brushed")), onlyPlan: model.get("only_plan"),
-      last: plan().ordered && now && (now < total || model.get("playing")) ? plan().order[now - 1] : null };
+    // from 820 on the cards fit beside the picture
+    const width = Math.max(240, Math.min(wide >= 820 ? wide - 368 : wide, 900, most));
+    const box = boxOf(width);
+    pictureSide.style.width = `${width}px`;
+    stretch(over, [box.left, box.top], [box.left + box.side, box.top + box.side]);
+    const [now, scaled] = [model.get("step"), model.get("scale")];
+    const playing = plan().ordered && now && (!atEnd() || model.get("playing"));
+    scene = { box, window: model.get("window"), cellsAt, places, nodes, colors,
+      order: model.get("order"), power: POWERS[scaled], end: ends[scaled], removed: new Set(removed()),
+      brushed: new Set(model.get("brushed")), chosen: chosen(), onlyPlan: model.get("only_plan"),
+      last: playing ? planned()[now - 1] : null };
     paintHeat(map, scene);
     title.textContent = titleText();
     words.textContent = stepWords();
@@ -161,11 +168,11 @@ export function renderMap({ model, el }) {
 
   // Words -----------------------------------------------------------------------------------------
 
-  const BY = { layer: "layer", saliency: "saliency", clustering: "clustering", plan: "the plan" };
   function titleText() {
     const [, , span] = model.get("window");
     const what = model.get("scale") === "correlation" ? "Correlation ρ" : "Curvature H";
-    return `${what} of ${unitCount(size)} by ${BY[model.get("order")]}` +
+    const by = model.get("order") === "plan" ? "the plan" : model.get("order");
+    return `${what} of ${unitCount(size)} by ${by}` +
       `${span < size ? `, ${Math.round(span)} units across` : ""}`;
   }
   function legendOf() {
@@ -176,9 +183,9 @@ export function renderMap({ model, el }) {
   }
   function stepWords() {
     if (!length()) return "no plan yet";
-    const account = accountOf(plan(), model.get("step"));
-    return `plan: ${model.get("step")} of ${unitCount(length())} removed, ${percent(account.gone, 2)} of the ` +
-      `cost, predicted risk ${show(account.risk)}`;
+    const { gone, risk } = accountOf(plan(), model.get("step"));
+    return `plan: ${model.get("step")} of ${unitCount(length())} removed, ` +
+      `${percent(gone, 2)} of the cost, predicted risk ${show(risk)}`;
   }
 
   /** Of a saved picture, where no card tells which plan it is. */
@@ -189,15 +196,40 @@ export function renderMap({ model, el }) {
   }
 
   function drawPair() {
-    const [v, u] = (spot ?? chosen()).map((unit) => unit ?? null);
-    const pair = u !== null && v !== null;
-    const both = pair && saliency[u] > 0 && saliency[v] > 0;
-    pairCard.replaceChildren(...pairCardOf({ u, v, names, saliency, plan: plan(),
-      edge: pair ? edge(u, v) : null, rho: both ? rho(u, v) : null }));
+    const [v, u] = spot ?? chosen();
+    if (u === null || v === null) {
+      pairCard.replaceChildren(...hint("No pair chosen",
+        "Point at a cell to see its two units; click to keep them."));
+      return;
+    }
+    const facts = (unit) => [names[unit], show(digits(saliency[unit])),
+      fateText(unit, plan().order, plan().ordered)];
+    const units = (...shown) => table(["unit", "saliency H_uu", "plan"], shown.map(facts));
+    pairCard.replaceChildren(...(u === v ? [h("h4", {}, names[u]), units(u)]
+      : [h("h4", {}, `${names[u]} and ${names[v]}`),
+        table(null, [["H_uv, nats per token", show(digits(edge(u, v)))],
+          ["correlation ρ_uv", saliency[u] > 0 && saliency[v] > 0 ? show(digits(rho(u, v))) : "-"]]),
+        units(u, v)]));
   }
+
   function drawPlan() {
     planCard.setAttribute("aria-live", model.get("playing") ? "off" : "polite");
-    planCard.replaceChildren(...planCardOf({ plan: plan(), step: model.get("step"), names }));
+    if (!length()) {
+      planCard.replaceChildren(...hint("No plan yet",
+        "Choose one in another instrument, or set session.selection, to see it here."));
+      return;
+    }
+    const [{ node, edge: edges, ordered }, done] = [plan(), model.get("step")];
+    const sums = accountOf(plan(), done);
+    const heading = !done ? `Nothing removed, ${unitCount(length())} to go`
+      : ordered ? `Step ${done} of ${length()}: ${names[removed().at(-1)]}`
+        : `${unitCount(done)} removed`;
+    const own = done && ordered ? [["½ H_uu", show(node[done - 1])],
+      ["Σ H_uv with units removed before", show(edges[done - 1])]] : [];
+    planCard.replaceChildren(h("h4", {}, heading),
+      table(null, [...own, ["predicted risk so far, nats per token", show(sums.risk)],
+        ["its node part", show(sums.node)], ["its edge part", show(sums.edge)],
+        ["removed share of the cost", percent(sums.gone, 2)]]));
   }
 
   function drawBrush() {
@@ -209,31 +241,25 @@ export function renderMap({ model, el }) {
   function tableOf(most) {
     const what = model.get("table_of");
     if (what === "ledger") {
-      const p = { order: [], ...plan() };
-      let risk = 0;
       return { columns: ["step", "unit", "node", "edge", "risk", "ratio"],
-        rows: p.order.slice(0, most).map((u, k) => [k + 1, names[u], p.node[k], p.edge[k],
-          (risk += p.node[k] + p.edge[k]), p.gone[k]]) };
+        rows: planned().slice(0, most).map((u, k) => [k + 1, names[u], plan().node[k], plan().edge[k],
+          accountOf(plan(), k + 1).risk, plan().gone[k]]) };
     }
     if (what === "pairs") {
       const strength = model.get("scale") === "correlation" ? rho : edge;
-      const rows = pairsInside(model.get("window"), places, strength, Math.min(most, MOST_PAIRS))
-        .map(({ u, v }) => [names[u], names[v], ...[edge(u, v), rho(u, v)]
-          .map((x) => Number(x.toPrecision(3)))]);
-      return { columns: ["first", "second", "curvature", "correlation"], rows };
+      return { columns: ["first", "second", "curvature", "correlation"],
+        rows: pairsInside(model.get("window"), places, strength, Math.min(most, MOST_PAIRS))
+          .map(([u, v]) => [names[u], names[v], digits(edge(u, v)), digits(rho(u, v))]) };
     }
-    const [steps_, brushed] = [plan().order ?? [], new Set(model.get("brushed"))];
-    const rows = places.slice(0, most).map((u, place) => [place + 1, names[u], layers[u], kinds[u],
-      saliency[u], costs[u], steps_.includes(u) ? steps_.indexOf(u) + 1 : "",
-      brushed.has(u) ? "True" : "False"]);
-    return { columns: ["place", "unit", "layer", "kind", "saliency", "cost", "removed_at_step",
-      "brushed"], rows };
+    const brushed = new Set(model.get("brushed"));
+    return { columns: ["place", "unit", "layer", "kind", "saliency", "cost", "removed_at_step", "brushed"],
+      rows: places.slice(0, most).map((u, place) => [place + 1,
+        ...["name", "layer", "kind", "saliency", "cost"].map((column) => nodes[column][u]),
+        planned().indexOf(u) + 1 || "", brushed.has(u) ? "True" : "False"]) };
   }
-
 
   // Steps -----------------------------------------------------------------------------------------
 
-  const atEnd = () => model.get("step") >= length();
   function walk(by) {
     put({ step: Math.min(length(), Math.max(0, model.get("step") + by)), playing: false });
   }
@@ -256,82 +282,67 @@ export function renderMap({ model, el }) {
   function clock() {
     clearTimeout(timer);
     if (!model.get("playing")) return;
-    if (less.matches || atEnd()) {
-      put({ playing: false });
-      return;
-    }
-    timer = setTimeout(() => {
-      if (!root.isConnected) return;
-      put({ step: model.get("step") + 1 });
-    }, pauseOf(length()));
+    const next = () => root.isConnected && put({ step: model.get("step") + 1 });
+    if (less.matches || atEnd()) put({ playing: false });
+    else timer = setTimeout(next, pauseOf(length()));
   }
 
   // Events ----------------------------------------------------------------------------------------
 
-  const shareOf = (event) => [(event.offsetX - scene.box.left) / scene.box.side,
-    (event.offsetY - scene.box.top) / scene.box.side];
-  const middle = () => {
-    const [column, row, span] = model.get("window");
-    const [x, y] = chosen().map((u) => (u === null ? -1 : places.indexOf(u)));
-    const seen = x >= column && x < column + span && y >= row && y < row + span;
-    return seen ? [(x + 0.5 - column) / span, (y + 0.5 - row) / span] : [0.5, 0.5];
-  };
-  function zoom(factor, about = middle()) {
-    put({ window: zoomed(model.get("window"), size, factor, about) });
+  /** The point [column, row] under the pointer; in a drag, of the window in which it began. */
+  const pointOf = (event, shown = model.get("window")) =>
+    pointAt({ box: scene.box, window: shown }, [event.offsetX, event.offsetY]);
+  function zoom(factor, about) {
+    const shown = model.get("window");
+    const seen = cellAt(shown, chosenPlaces())?.map((place) => place + 0.5);
+    const middle = [shown[0] + shown[2] / 2, shown[1] + shown[2] / 2];
+    put({ window: zoomed(shown, size, factor, about ?? seen ?? middle) });
   }
-  function move(x, y) {
-    const [column, row, span] = model.get("window");
-    put({ window: inside([column + x * span, row + y * span, span], size) });
+  function move([x, y], [column, row, span] = model.get("window")) {
+    put({ window: inside([column + x, row + y, span], size) });
+  }
+  function brushBetween(one, other, shown = model.get("window")) {
+    put({ brushed: unitsOf(places, clipped(shown, one), clipped(shown, other)) });
   }
   function hover(event) {
-    const cell = event && scene ? cellAt(model.get("window"), size, shareOf(event)) : null;
+    const cell = event && scene ? cellAt(model.get("window"), pointOf(event)) : null;
     const now = cell && cell.map((place) => places[place]);
     if (String(now) === String(spot)) return;
     spot = now;
-    const box = scene?.box;
-    lines.forEach((mark, axis) => {
-      mark.hidden = !cell;
-      if (!cell) return;
-      const from = cell.map((place, k) => placeAt(scene, place + 0.5, k));
-      Object.assign(mark.style, axis ? { left: `${box.left}px`, top: `${from[1]}px`,
-        width: `${box.side}px`, height: "1px" } : { left: `${from[0]}px`, top: `${box.top}px`,
-        width: "1px", height: `${box.side}px` });
+    lines.forEach((line, axis) => {
+      line.hidden = !cell;
+      if (cell) line.style[axis ? "top" : "left"] = `${placeAt(scene, cell[axis] + 0.5, axis)}px`;
     });
     drawPair();
   }
-  function choose(cell) {
-    put({ partner: cell && places[cell[0]], selected_unit: cell && places[cell[1]] });
+  function choose(cell, more = {}) {
+    put({ partner: cell && places[cell[0]], selected_unit: cell && places[cell[1]], ...more });
   }
-  function walkCells([x, y]) {
+  function walkCells(by) {
     hover(null); // the mouse may rest on another cell: what was chosen last is shown
-    const [column, row, span] = model.get("window");
-    const now = chosen().map((u) => (u === null ? -1 : places.indexOf(u)));
-    const clip = (place) => Math.min(size - 1, Math.max(0, place));
-    const next = now.includes(-1) ? [column, row].map((from, axis) =>
-      (now[axis] < 0 ? Math.min(size - 1, Math.ceil(from)) : now[axis]))
-      : [clip(now[0] + x), clip(now[1] + y)];
-    put({ partner: places[next[0]], selected_unit: places[next[1]],
-      window: showing([column, row, span], size, ...next) });
+    const [shown, now] = [model.get("window"), chosenPlaces()];
+    const begun = !now.includes(-1);
+    const next = now.map((place, axis) => {
+      const to = begun ? place + by[axis] : place < 0 ? Math.ceil(shown[axis]) : place;
+      return Math.min(size - 1, Math.max(0, to));
+    });
+    choose(next, { window: showing(shown, size, ...next) });
   }
   function brushPair() {
     const units = chosen().filter((u) => u !== null);
-    const brushed = new Set(model.get("brushed"));
-    const all = units.every((u) => brushed.has(u));
-    for (const u of units) all ? brushed.delete(u) : brushed.add(u);
-    put({ brushed: [...brushed].sort((u, v) => u - v) });
+    const others = model.get("brushed").filter((u) => !units.includes(u));
+    const all = units.every((u) => model.get("brushed").includes(u));
+    brush(all ? others : new Set([...others, ...units])); // a unit with itself is one
   }
-  const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-  const KEYS = { "+": () => zoom(1.6), "=": () => zoom(1.6), "-": () => zoom(1 / 1.6),
-    0: () => put({ window: [0, 0, size] }), " ": brushPair, p: () => play.click(),
+  const arrow = (...by) => (event) =>
+    (event.shiftKey ? move(by.map((one) => (one * model.get("window")[2]) / 4)) : walkCells(by));
+  const KEYS = { ArrowLeft: arrow(-1, 0), ArrowRight: arrow(1, 0), ArrowUp: arrow(0, -1),
+    ArrowDown: arrow(0, 1), "+": () => zoom(1.6), "=": () => zoom(1.6), "-": () => zoom(1 / 1.6),
+    0: showAll, " ": brushPair, p: () => play.click(), P: () => play.click(),
     Escape: () => put({ selected_unit: null, partner: null, brushed: [], playing: false }) };
   map.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const arrow = ARROWS[event.key];
-    if (arrow && event.shiftKey) move(arrow[0] / 4, arrow[1] / 4);
-    else if (arrow) walkCells(arrow);
-    else if (KEYS[event.key.length === 1 ? event.key.toLowerCase() : event.key]) {
-      KEYS[event.key.length === 1 ? event.key.toLowerCase() : event.key]();
-    } else return;
+    if (event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key]) return;
+    KEYS[event.key](event);
     event.preventDefault();
     event.stopPropagation();
   });
@@ -339,54 +350,52 @@ export function renderMap({ model, el }) {
     // an unfocused picture lets the page scroll
     if (!scene || !(event.ctrlKey || document.activeElement === map)) return;
     event.preventDefault();
-    zoom(2 ** (-event.deltaY / 400), shareOf(event).map((x) => Math.min(1, Math.max(0, x))));
+    zoom(2 ** (-event.deltaY / 400), clipped(model.get("window"), pointOf(event)));
   }, { passive: false });
 
+  // A press: `move` acts while it is held, the others where it ends; without a way it is a click.
   let held = null;
+  const letGo = () => {
+    held = null;
+    band.hidden = true;
+  };
   map.addEventListener("pointerdown", (event) => {
-    if (!scene || !cellAt(model.get("window"), size, shareOf(event))) return;
+    const shown = model.get("window");
+    if (!scene || !cellAt(shown, pointOf(event))) return;
     map.setPointerCapture(event.pointerId);
-    held = { from: shareOf(event), window: model.get("window"), far: false,
-      what: event.shiftKey ? "move" : drag.value };
+    held = { from: pointOf(event), shown, far: false, what: event.shiftKey ? "move" : drag.value };
   });
   map.addEventListener("pointermove", (event) => {
     if (!held) {
       hover(event);
       return;
     }
-    const to = shareOf(event);
-    const by = held.from.map((from, axis) => to[axis] - from);
-    const { box } = scene;
-    held.far ||= Math.hypot(...by) * box.side > 4;
+    const { from, shown, what } = held;
+    const to = pointOf(event, shown);
+    held.far ||= Math.hypot(to[0] - from[0], to[1] - from[1]) * (scene.box.side / shown[2]) > 4;
     if (!held.far) return;
-    if (held.what === "move") {
-      const [column, row, span] = held.window;
-      put({ window: inside([column - by[0] * span, row - by[1] * span, span], size) });
+    if (what === "move") {
+      move([from[0] - to[0], from[1] - to[1]], shown);
       return;
     }
-    const clip = (share) => Math.min(1, Math.max(0, share));
     band.hidden = false;
-    stretch(band, ...[held.from, to].map((point) =>
-      [box.left + box.side * clip(point[0]), box.top + box.side * clip(point[1])]));
+    stretch(band, ...[from, to].map((point) =>
+      clipped(shown, point).map((place, axis) => placeAt(scene, place, axis))));
   });
   map.addEventListener("pointerup", (event) => {
     if (!held) return;
-    const [{ from, far, what, window: before }, to] = [held, shareOf(event)];
-    held = null;
-    band.hidden = true;
-    if (!far) choose(cellAt(before, size, to));
-    else if (what === "brush") put({ brushed: unitsOf(before, places, from, to) });
+    const { from, shown, far, what } = held;
+    const to = pointOf(event, shown);
+    letGo();
+    if (!far) choose(cellAt(shown, to));
+    else if (what === "brush") brushBetween(from, to, shown);
     else if (what === "zoom") {
-      const [column, row, span] = before;
-      const wide = span * Math.max(...from.map((x, axis) => Math.abs(to[axis] - x)));
-      const center = from.map((x, axis) => [column, row][axis] + (span * (x + to[axis])) / 2);
-      put({ window: inside([center[0] - wide / 2, center[1] - wide / 2, wide], size) });
+      const span = Math.max(Math.abs(to[0] - from[0]), Math.abs(to[1] - from[1]));
+      const first = from.map((at, axis) => (at + to[axis] - span) / 2);
+      put({ window: inside([...first, span], size) });
     }
   });
-  map.addEventListener("pointercancel", () => {
-    held = null;
-    band.hidden = true;
-  });
+  map.addEventListener("pointercancel", letGo);
   map.addEventListener("pointerleave", () => hover(null));
 
   // Following the traits --------------------------------------------------------------------------

@@ -62,24 +62,20 @@ export function shadesOf(positive, negative, none, own) {
 }
 
 /**
- * How sizes become shades: the share of the scale's end to a power, from roots of rho.
+ * To which power a size becomes a shade, as a share of the scale's end.
  *
- * The roots of H are those of rho times the roots of both units' own. H spans more decades than
- * rho: its shades are of fourth roots, so that the cheap units of a plan can be seen at all.
+ * H spans more decades than rho: its fourth root lets the cheap units of a plan be seen at all.
  */
-export function shading(scale, { peak, ends, roots }) {
-  const wide = scale === "curvature";
-  const gain = Math.sqrt(peak / ends[scale]) / FULL_ROOT;
-  return { gain, weights: Float64Array.from(roots, wide ? Math.sqrt : () => 1),
-    power: wide ? 0.25 : 0.5, diagonal: wide };
-}
+export const POWERS = { correlation: 0.5, curvature: 0.25 };
 
 /** The shades of all cells, [M * M] from -255 to 255, in the order of places; OWN on the diagonal. */
-export function shadeCells(square, places, { gain, weights, power, diagonal }) {
+export function shadeCells(square, places, scale, { peak, ends, roots }) {
   const size = places.length;
   const order = Int32Array.from(places);
   const shades = new Int16Array(size * size);
-  const fourth = power === 0.25;
+  const gain = Math.sqrt(peak / ends[scale]) / FULL_ROOT;
+  const fourth = scale === "curvature"; // the roots of H are those of rho times both units' own
+  const weights = Float64Array.from(roots, fourth ? Math.sqrt : () => 1);
   for (let i = 0, at = 0; i < size; i++) {
     const u = order[i];
     const row = square.subarray(u * size, (u + 1) * size);
@@ -91,7 +87,7 @@ export function shadeCells(square, places, { gain, weights, power, diagonal }) {
       const shade = strength >= 1 ? SHADES : SHADES * (fourth ? Math.sqrt(strength) : strength) + 0.5;
       shades[at] = root < 0 ? -shade : shade; // cut to a whole number
     }
-    if (!diagonal) shades[i * size + i] = OWN; // rho of a unit with itself says nothing
+    if (!fourth) shades[i * size + i] = OWN; // rho of a unit with itself says nothing
   }
   return shades;
 }
@@ -124,10 +120,11 @@ export function inside([column, row, span], size) {
   return [fit(column), fit(row), wide];
 }
 
-/** The window magnified by a factor about a point of it, given in shares of its width and height. */
-export function zoomed([column, row, span], size, factor, [x, y] = [0.5, 0.5]) {
+/** The window magnified by a factor about a point [column, row], which stays where it is. */
+export function zoomed([column, row, span], size, factor, [x, y]) {
   const wide = inside([0, 0, span / factor], size)[2];
-  return inside([column + x * (span - wide), row + y * (span - wide), wide], size);
+  const share = wide / span;
+  return inside([x - (x - column) * share, y - (y - row) * share, wide], size);
 }
 
 /** The window moved, if need be, so that it holds a column and a row. */
@@ -136,19 +133,22 @@ export function showing([column, row, span], size, x, y) {
   return inside([near(column, x), near(row, y), span], size);
 }
 
-/** [column, row] of the cell under a point given in shares of the window; null outside. */
-export function cellAt([column, row, span], size, [x, y]) {
-  if (!(x >= 0 && y >= 0 && x < 1 && y < 1)) return null;
-  return [column + x * span, row + y * span].map((at) => Math.min(size - 1, Math.floor(at)));
+/** [column, row] of the cell at a point of the window, whose numbers have fractions; null outside. */
+export function cellAt([column, row, span], [x, y]) {
+  const seen = x >= column && y >= row && x < column + span && y < row + span;
+  return seen ? [Math.floor(x), Math.floor(y)] : null;
 }
 
-/** The units in the rows and columns of a rectangle of two corners in shares, ascending. */
-export function unitsOf(window, places, [x1, y1], [x2, y2]) {
-  const size = places.length;
-  const clip = (share) => Math.min(1 - 1e-9, Math.max(0, share));
-  const from = cellAt(window, size, [clip(Math.min(x1, x2)), clip(Math.min(y1, y2))]);
-  const to = cellAt(window, size, [clip(Math.max(x1, x2)), clip(Math.max(y1, y2))]);
-  const found = [0, 1].flatMap((axis) => places.slice(from[axis], to[axis] + 1));
+/** The nearest point of the window; its far sides are not of it. */
+export function clipped([column, row, span], [x, y]) {
+  const near = (from, at) => Math.min(from + span - 1e-9, Math.max(from, at));
+  return [near(column, x), near(row, y)];
+}
+
+/** The units in the rows and columns of a rectangle of two points, ascending. */
+export function unitsOf(places, one, other) {
+  const found = one.flatMap((at, axis) => places.slice(Math.floor(Math.min(at, other[axis])),
+    Math.floor(Math.max(at, other[axis])) + 1));
   return [...new Set(found)].sort((u, v) => u - v);
 }
 
@@ -162,14 +162,11 @@ export function runsOf(values) {
   return runs;
 }
 
-/** The account of a plan after `step` steps: its last unit's terms, and the sums so far. */
+/** The account of a plan after `step` steps: the sums of its terms, and the share of the cost gone. */
 export function accountOf(plan, step) {
   const sum = (values) => values.slice(0, step).reduce((total, value) => total + value, 0);
   const [node, edge] = [sum(plan.node), sum(plan.edge)];
-  const last = step > 0 ? step - 1 : null;
-  return { node, edge, risk: node + edge, gone: last === null ? 0 : plan.gone[last],
-    unit: last === null ? null : plan.order[last],
-    ownNode: last === null ? 0 : plan.node[last], ownEdge: last === null ? 0 : plan.edge[last] };
+  return { node, edge, risk: node + edge, gone: step ? plan.gone[step - 1] : 0 };
 }
 
 /** Milliseconds between two steps: a plan plays in about 15 seconds. */
@@ -177,21 +174,20 @@ export function pauseOf(steps) {
   return Math.min(600, Math.max(50, 15_000 / Math.max(1, steps)));
 }
 
-/** Pairs of two units in the rows and columns of a window, strongest first: at most `most`, {u, v}. */
+/** Pairs of two units in the rows and columns of a window, strongest first: at most `most`, [u, v]. */
 export function pairsInside([column, row, span], places, strength, most) {
-  const part = (at) => places.slice(Math.floor(at), Math.ceil(at + span));
   const size = places.length;
   const within = new Uint8Array(size * size);
-  for (const u of part(row)) {
-    for (const v of part(column)) if (u !== v) within[Math.min(u, v) * size + Math.max(u, v)] = 1;
+  const columns = places.slice(Math.floor(column), Math.ceil(column + span));
+  for (const u of places.slice(Math.floor(row), Math.ceil(row + span))) {
+    for (const v of columns) if (u !== v) within[Math.min(u, v) * size + Math.max(u, v)] = 1;
   }
   const found = [];
   within.forEach((yes, key) => yes && found.push(key));
-  const strengths = Float64Array.from(found, (key) =>
-    Math.abs(strength(Math.floor(key / size), key % size)));
+  const pairOf = (key) => [Math.floor(key / size), key % size];
+  const strengths = Float64Array.from(found, (key) => Math.abs(strength(...pairOf(key))));
   // H of an 8B has 294,528 pairs: a sort of numbers finds the bound, and few are left to put in order
   const least = found.length > most ? strengths.slice().sort()[found.length - most] : 0;
-  return found.map((key, k) => ({ u: Math.floor(key / size), v: key % size, strength: strengths[k] }))
-    .filter((pair) => pair.strength >= least)
-    .sort((a, b) => b.strength - a.strength).slice(0, most);
+  return [...found.keys()].filter((k) => strengths[k] >= least)
+    .sort((a, b) => strengths[b] - strengths[a]).slice(0, most).map((k) => pairOf(found[k]));
 }

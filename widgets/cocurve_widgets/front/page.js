@@ -12,9 +12,8 @@ import { unpack } from "./solver.js";
 
 /** The widget model that render() needs, over plain values; save_changes announces changes. */
 export function localModel(values) {
-  const handlers = new Map();
+  const handlers = {}; // a set of jobs by event
   const changed = new Set();
-  const list = (event) => handlers.get(event) ?? handlers.set(event, []).get(event);
   return {
     get: (name) => values[name],
     set(name, value) {
@@ -25,10 +24,10 @@ export function localModel(values) {
     save_changes() {
       const names = [...changed];
       changed.clear();
-      for (const name of names) for (const job of [...list(`change:${name}`)]) job();
+      for (const name of names) for (const job of [...handlers[`change:${name}`] ?? []]) job();
     },
-    on: (event, job) => list(event).push(job),
-    off: (event, job) => handlers.set(event, list(event).filter((other) => other !== job)),
+    on: (event, job) => (handlers[event] ??= new Set()).add(job),
+    off: (event, job) => handlers[event]?.delete(job),
     send: () => undefined,
   };
 }
@@ -45,15 +44,10 @@ export function link(one, other, names) {
   }
 }
 
-/** {"$bytes": base64} anywhere inside becomes a DataView. */
-export function revive(value) {
-  if (Array.isArray(value)) return value.map(revive);
-  if (value === null || typeof value !== "object") return value;
-  if (value.$bytes !== undefined) {
-    const raw = Uint8Array.from(atob(value.$bytes), (c) => c.charCodeAt(0));
-    return new DataView(raw.buffer);
-  }
-  return Object.fromEntries(Object.entries(value).map(([name, inner]) => [name, revive(inner)]));
+/** For JSON.parse: {"$bytes": base64} anywhere inside becomes a DataView. */
+export function revive(key, value) {
+  if (value?.$bytes === undefined) return value;
+  return new DataView(Uint8Array.from(atob(value.$bytes), (c) => c.charCodeAt(0)).buffer);
 }
 
 /** A plan as the map plays it: its steps and their terms of H, nats per token. */
@@ -81,7 +75,7 @@ function mapModel(state, problem, plan) {
 }
 
 function open() {
-  const all = revive(JSON.parse(document.getElementById("cocurve-data").textContent));
+  const all = JSON.parse(document.getElementById("cocurve-data").textContent, revive);
   const asked = new URLSearchParams(location.hash.slice(1)).get("scale");
   const scale = Object.hasOwn(all.scales ?? {}, asked ?? "") ? asked : "";
   const states = scale ? all.scales[scale] : all;
