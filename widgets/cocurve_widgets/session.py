@@ -234,9 +234,7 @@ class Session(HasTraits):
     ) -> None:
         self.curvature, self.tokenizer = curvature, tokenizer
         self.prompts: tuple[str, ...] = ()
-        self.debtor: Callable[[], object] | None = (
-            None  # sets `selection` when that is read
-        )
+        self.debtor: Callable[[], object] | None = None  # sets `selection` when that is read
         super().__init__()
         self.model: PreTrainedModel | None = None
         self.worker = Mailbox()

@@ -2,7 +2,7 @@
 
 import { keyEntry, labelsBelow, levels, sheet, svg, text } from "./chart.js";
 import { brief } from "./compare.js";
-import { COLORS, count, counted, placed, show, ticks, unitCount } from "./kit.js";
+import { COLORS, count, counted, show, ticks, unitCount } from "./kit.js";
 import { circle, lineOf, rectangle } from "./unit_map.js";
 
 const BLOCK_NAMES = ["ffn", "cross", "attention"]; // by the number of attention ends
@@ -203,8 +203,9 @@ export function graphKey(colors, width) {
     [svg("path", lineOf("M-9 0H9", COLORS.positive, 2)), "positive: worse together"],
     [svg("path", lineOf("M-9 0H9", COLORS.negative, 2, "5 4")), "negative: losses partly cancel"],
   ];
-  const places = placed(entries.map(([, words]) => 30 + 6.5 * words.length), 10, 8, width);
-  return sheet(width, 20 * places.at(-1).row + 24, colors, { role: "img", "aria-label": "legend",
-    fill: colors.text }, ...entries.flatMap((entry, k) =>
-    keyEntry(places[k].left, 20 * places[k].row + 16, ...entry)));
+  const columns = Math.max(1, Math.floor(width / 215)); // the longest has 210 px
+  const rows = Math.ceil(entries.length / columns);
+  return sheet(width, 20 * rows + 4, colors, { role: "img", "aria-label": "legend", fill: colors.text },
+    ...entries.flatMap((entry, k) =>
+      keyEntry(8 + 215 * Math.floor(k / rows), 20 * (k % rows) + 16, ...entry)));
 }
