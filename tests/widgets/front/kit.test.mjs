@@ -3,14 +3,14 @@ import test from "node:test";
 
 import { Cleaner, SILENCE, ask, show, typedNumber } from "../../../widgets/cocurve_widgets/front/kit.js";
 
-const field = (text, min = "", max = "") => ({ min, max,
+const field = (text, min = "", max = "", step = "any") => ({ min, max, step,
   valueAsNumber: text === "" ? NaN : Number(text) });
 
 test("a typed number is brought into its bounds, and letters are none", () => {
   assert.equal(typedNumber(field("-1", "0", "5")), 0);
   assert.equal(typedNumber(field("100000", "1", "4096")), 4096);
   assert.equal(typedNumber(field("0.7", "0", "5")), 0.7);
-  assert.equal(typedNumber(field("2.6", "0"), Math.round), 3);
+  assert.equal(typedNumber(field("2.6", "0", "", "1")), 3);
   assert.equal(typedNumber(field("", "0", "5")), null);
 });
 

@@ -69,7 +69,7 @@ function menuSelect(model, cleaner) {
 function slider(model, cleaner, trait, name, max, words) {
   const shown = h("output", {});
   const input = tied(model, cleaner, trait,
-    h("input", { type: "range", min: 0, max, step: 0.01, "aria-label": name }), "input");
+    h("input", { type: "range", min: 0, max, step: 0.01, "aria-label": name }), { event: "input" });
   cleaner.follow(model, [trait], () => {
     shown.textContent = words(model.get(trait));
     input.setAttribute("aria-valuetext", shown.textContent);

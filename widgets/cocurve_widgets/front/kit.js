@@ -49,7 +49,7 @@ export function labeled(text, control, hint = "") {
 export const button = (text, title, onclick) => h("button", { type: "button", title, onclick }, text);
 
 /** A menu of [value, text] pairs; use(value) is called when one is chosen. */
-export function menu(pairs, use, attributes = {}) {
+export function menu(pairs, use = () => undefined, attributes = {}) {
   const select = h("select", { ...attributes, onchange: () => use(select.value) },
     ...pairs.map(([value, text]) => h("option", { value }, text)));
   return select;
@@ -75,11 +75,12 @@ export function fateText(unit, removed, ordered = true) {
   return ordered ? `removed at step ${step + 1}` : "removed";
 }
 
-/** A number field moved into its bounds (its `min` and `max`); null where it holds no number. */
-export function typedNumber(field, round = (x) => x) {
+/** A number field moved into its bounds (its `min` and `max`), whole where its `step` is 1; null for none. */
+export function typedNumber(field) {
   if (!Number.isFinite(field.valueAsNumber)) return null;
   const bound = (name, none) => (field[name] === "" ? none : Number(field[name]));
-  return round(Math.min(bound("max", Infinity), Math.max(bound("min", -Infinity), field.valueAsNumber)));
+  const value = Math.min(bound("max", Infinity), Math.max(bound("min", -Infinity), field.valueAsNumber));
+  return field.step === "1" ? Math.round(value) : value;
 }
 
 /** Show a popover right of `right` or, without room there, left of `left`; all of it in the window. */
@@ -90,13 +91,17 @@ export function showBeside(card, left, right, top) {
   card.style.top = `${Math.max(4, Math.min(innerHeight - tall - 4, top))}px`;
 }
 
-/** Keep a control and a trait equal: an event of the control sets the trait, a number in its bounds. */
-export function tied(model, cleaner, trait, control, event = "change") {
+/**
+ * Keep a control and a trait equal: an event of the control sets the trait, a number in its bounds. The
+ * control has shown(value) of the trait, and the trait meant(value) of the control.
+ */
+export function tied(model, cleaner, trait, control,
+  { event = "change", shown = (x) => x, meant = (x) => x } = {}) {
   const key = control.type === "checkbox" ? "checked" : "value";
-  const fill = () => { control[key] = model.get(trait); };
+  const fill = () => { control[key] = shown(model.get(trait)); };
   control.addEventListener(event, () => {
     const value = ["number", "range"].includes(control.type) ? typedNumber(control) : control[key];
-    if (value !== null) assign(model, { [trait]: value });
+    if (value !== null) assign(model, { [trait]: meant(value) });
     fill(); // what is out of bounds was brought in, or is no number
   });
   cleaner.follow(model, [trait], fill);

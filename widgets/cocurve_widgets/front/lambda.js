@@ -61,7 +61,7 @@ export function renderLambda({ model, el }) {
 
   const doubt = h("p", { class: "cc-legend", hidden: true },
     h("span", {}, h("i", { class: "cc-swatch cc-hatch" }), h("span", {})));
-  const bar = lambdaControls(problem, { put, go, slide, ratios: () => keptRatios(model.get("_marks")),
+  const bar = lambdaControls(model, cleaner, problem, { go, slide, ratios: () => keptRatios(model.get("_marks")),
     hold: (on) => {
       held = on;
       if (!on) paint();
@@ -134,7 +134,7 @@ export function renderLambda({ model, el }) {
     guardsNow.textContent = `: ${guardWords(now)}`;
     bar.show(now, { place: axis.place(now.interaction_strength),
       words: `${flip.stale || model.get("guess") === "1" ? "" : `, plan ${planAt(flip.breaks, now.interaction_strength) + 1} of ${flip.breaks.length + 1}`}${far ? ", not to be trusted on a preview" : ""}`,
-      solvedOn: surrogate(), most: view?.reachable ?? 1 });
+      most: view?.reachable ?? 1 });
   }
 
   // A against B --------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 // The controls of the lambda explorer: lambda, the ratio, and the guards, which are folded.
 
-import { counted, h, labeled, menu, percent, show, typedNumber } from "./kit.js";
+import { assign, counted, h, labeled, menu, percent, show, tied, typedNumber } from "./kit.js";
 import { MOST } from "./solver.js";
 
 export const STEPS = 1000; // of the lambda slider
@@ -25,42 +25,35 @@ export const guardWords = (now) => [now.layer_cap != null && `layer cap ${now.la
   now.kinds.length === 1 && `${now.kinds[0]} only`].filter(Boolean).join(", ") || "no guards";
 
 /**
- * Make the controls. does: put(values) sets traits, slide(place) sets lambda by its place on the
- * axis, hold(whether) tells that the hand is on its slider, go(step) goes to another plan, arrows()
- * tells whether arrow keys do, and ratios() gives those the ratio snaps to; with Shift it moves
- * freely. Returns the elements, and show(now, facts).
+ * Make the controls. does: slide(place) sets lambda by its place on the axis, hold(whether) tells that
+ * the hand is on its slider, go(step) goes to another plan, arrows() tells whether arrow keys do, and
+ * ratios() gives those the ratio snaps to; with Shift it moves freely. Returns the elements, and
+ * show(now, facts).
  */
-export function lambdaControls(problem, does) {
-  const { put } = does;
+export function lambdaControls(model, cleaner, problem, does) {
+  const put = (values) => assign(model, values);
+  const tie = (trait, control, how) => tied(model, cleaner, trait, control, how);
   const lambda = range({ max: STEPS, step: 1, "aria-label": "lambda, weight of the edges",
     oninput: () => does.slide(lambda.value / STEPS), onkeydown: turn,
     onpointerdown: () => does.hold(true), onpointerup: () => does.hold(false),
     onpointercancel: () => does.hold(false) });
-  const lambdaBox = number({ min: 0, max: 1, step: "any", "aria-label": "lambda, typed",
-    onchange: () => take(lambdaBox, (value) => put({ interaction_strength: value })) });
+  const lambdaBox = tie("interaction_strength", number({ min: 0, max: 1, step: "any", "aria-label": "lambda, typed" }),
+    { shown: (x) => Number(x.toPrecision(4)) });
   let free = false; // while Shift is held, the ratio does not snap
   const ratio = range({ max: MOST, step: 0.001, "aria-label": "ratio, share of cost to remove",
     oninput: () => put({ ratio: snapped(Number(ratio.value)) }), onkeydown: hop,
     onpointerdown: heed, onpointermove: heed,
     title: "goes to the ratios that were measured; hold Shift to move freely" });
-  const ratioBox = number({ min: 0, max: 60, step: 0.1, "aria-label": "ratio in percent, typed",
-    onchange: () => take(ratioBox, (value) => put({ ratio: value / 100 })) });
+  const ratioBox = tie("ratio", number({ min: 0, max: 60, step: 0.1, "aria-label": "ratio in percent, typed" }),
+    { shown: (x) => Number((100 * x).toFixed(2)), meant: (x) => x / 100 });
   const capMode = menu([["none", "none"], ["share", "share of a layer"], ["factor", "x ratio"]],
-    () => {
-      if (capMode.value !== "none") capBox.value = capMode.value === "factor" ? 1.5 : 0.4;
-      setCap();
-    }, { "aria-label": "layer cap" });
-  const capBox = number({ min: 0.01, step: 0.05, "aria-label": "size of the cap", onchange: setCap });
-  const layers = (name) => {
-    const field = number({ min: 0, max: problem.numLayers, step: 1,
-      onchange: () => take(field, (value) => put({ [name]: value }), Math.round) });
-    return field;
-  };
-  const [first, last] = [layers("protect_first"), layers("protect_last")];
-  const kinds = menu([["attention+ffn", "joint"], ["attention", "attention only"], ["ffn", "FFN only"]],
-    (value) => put({ kinds: value.split("+") }), { "aria-label": "kinds of units" });
-  const surrogate = menu(problem.surrogates.map((name, k) => [name, k ? name : `${name} (curvature)`]),
-    (value) => put({ surrogate: value }));
+    (mode) => setCap(mode === "factor" ? 1.5 : 0.4), { "aria-label": "layer cap" });
+  const capBox = number({ min: 0.01, step: 0.05, "aria-label": "size of the cap",
+    onchange: () => setCap(typedNumber(capBox)) });
+  const layers = { min: 0, max: problem.numLayers, step: 1 };
+  const kinds = menu([["attention,ffn", "joint"], ["attention", "attention only"], ["ffn", "FFN only"]],
+    undefined, { "aria-label": "kinds of units" });
+  const surrogate = menu(problem.surrogates.map((name, k) => [name, k ? name : `${name} (curvature)`]));
 
   const reach = h("span", {});
   const slider = (name, words, box, input) => h("div", { class: `cc-slider ${name}` },
@@ -70,9 +63,10 @@ export function lambdaControls(problem, does) {
   const guards = h("div", { class: "cc-controls" },
     labeled("layer cap", h("span", { class: "cc-row" }, capMode, capBox),
       "the largest share of a layer's cost that may be removed"),
-    labeled("protect first layers", first), labeled("protect last layers", last),
-    labeled("units", kinds),
-    problem.surrogates.length < 2 ? null : labeled("solved on", surrogate,
+    labeled("protect first layers", tie("protect_first", number(layers))),
+    labeled("protect last layers", tie("protect_last", number(layers))),
+    labeled("units", tie("kinds", kinds, { shown: String, meant: (text) => text.split(",") })),
+    problem.surrogates.length < 2 ? null : labeled("solved on", tie("surrogate", surrogate),
       "the additive KL takes seconds: it is solved on half of the sketch and priced on the rest"));
 
   function heed(event) {
@@ -88,26 +82,29 @@ export function lambdaControls(problem, does) {
   function hop(event) {
     heed(event);
     const step = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 }[event.key];
-    const known = does.ratios();
+    const [known, now] = [does.ratios(), model.get("ratio")];
     if (!step || free || !known.length) return;
     event.preventDefault();
-    const there = step > 0 ? known.find((one) => one > now_ + 1e-9) : known.findLast((one) => one < now_ - 1e-9);
+    const there = step > 0 ? known.find((one) => one > now + 1e-9) : known.findLast((one) => one < now - 1e-9);
     if (there !== undefined) put({ ratio: there });
   }
-  let now_ = 0; // the ratio shown
-  /** Use the typed number, moved into the bounds; letters restore the old one. */
-  function take(field, use, round) {
-    const value = typedNumber(field, round);
-    field.value = value ?? field.dataset.now;
-    if (value !== null) use(value);
-  }
-  function setCap() {
+  /** Set the cap in the unit of its menu, moved into its bounds; what is no number changes nothing. */
+  function setCap(size) {
     const mode = capMode.value;
-    if (mode === "none") return put({ layer_cap: null, layer_cap_factor: null });
-    capBox.max = mode === "share" ? 1 : 100;
-    return take(capBox, (size) => put({ layer_cap: mode === "share" ? size : null,
-      layer_cap_factor: mode === "factor" ? size : null }));
+    const most = { share: 1, factor: 100 }[mode];
+    if (size !== null) {
+      put({ layer_cap: mode === "share" ? Math.min(size, most) : null,
+        layer_cap_factor: mode === "factor" ? Math.min(size, most) : null });
+    }
+    showCap();
   }
+  function showCap() {
+    const [cap, factor] = [model.get("layer_cap"), model.get("layer_cap_factor")];
+    capMode.value = factor != null ? "factor" : cap != null ? "share" : "none";
+    capBox.disabled = capMode.value === "none";
+    capBox.value = factor ?? cap ?? "";
+  }
+  cleaner.follow(model, ["layer_cap", "layer_cap_factor"], showCap);
   function turn(event) {
     const arrows = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 };
     // where every plan has a width of its own, a key press goes to the next one
@@ -116,27 +113,13 @@ export function lambdaControls(problem, does) {
     event.preventDefault();
     does.go(step);
   }
-  /** Show the traits; `place` of lambda on its axis, and `words` about it for screen readers. */
-  function showAll(now, { place, words, solvedOn, most }) {
-    const write = (input, value) => {
-      input.dataset.now = value;
-      if (document.activeElement !== input || input.type === "range") input.value = value;
-    };
-    now_ = now.ratio;
+  /** Show the sliders; `place` of lambda on its axis, and `words` about it for screen readers. */
+  function showAll(now, { place, words, most }) {
     reach.textContent = most < MOST ? `, at most ${percent(most)} under the guards` : "";
     lambda.value = Math.round(place * STEPS);
     lambda.setAttribute("aria-valuetext", `lambda ${show(now.interaction_strength)}${words}`);
-    write(lambdaBox, Number(now.interaction_strength.toPrecision(4)));
     ratio.value = now.ratio;
     ratio.setAttribute("aria-valuetext", percent(now.ratio));
-    write(ratioBox, Number((100 * now.ratio).toFixed(2)));
-    capMode.value = now.layer_cap_factor != null ? "factor" : now.layer_cap != null ? "share" : "none";
-    capBox.disabled = capMode.value === "none";
-    write(capBox, now.layer_cap_factor ?? now.layer_cap ?? "");
-    write(first, now.protect_first);
-    write(last, now.protect_last);
-    kinds.value = now.kinds.join("+");
-    surrogate.value = solvedOn;
   }
   return { strength, share: share_, guards, lambda, ratio, show: showAll };
 }
