@@ -31,26 +31,24 @@ export function renderBridge({ model, el }) {
   const plane = chartHome("Saliency against connectivity of every unit");
   const flow = chartHome("Edges of one bridge by layer");
   const key = h("div", {});
-  const options = { title: "Bridges", name: "bridges", table: tableOf, mostRows: TABLE_ROWS,
+  const request = receiveFiles(model, cleaner, "bridges");
+  const ui = frame(model, el, cleaner, { title: "Bridges", name: "bridges",
+    table: tableOf, mostRows: TABLE_ROWS,
     tables: { edges: "shown edges", units: "units", bridges: "bridges" },
     canvases: () => [graph, key.firstChild, plane.firstChild, flow.firstChild],
-    caption: pictureWords, redraw: drawGraph };
-  const request = receiveFiles(model, cleaner, "bridges");
-  if (live) options.gexf = () => request(".gexf", () => complain(GONE));
-  const ui = frame(model, el, cleaner, options);
+    caption: pictureWords, redraw: drawGraph,
+    gexf: live ? () => request(".gexf", () => complain(GONE)) : null });
   const { root, controls, body, complain } = ui;
 
   // Controls ------------------------------------------------------------------------------------
 
-  const bounded = (text) => Math.min(1, Math.max(0, Number(text) || 0));
-  // the slider ends where the strongest edge is: beyond it there is nothing to see
-  // the threshold ends where an edge is left
+  // the slider ends where the strongest edge is left: beyond it there is nothing to see
   const steps = Math.floor(200 * Math.abs(edges.rho[0] ?? 1) + 1e-9);
   const most = Math.max(1, steps) / 200;
   const slider = h("input", { type: "range", min: 0, max: most, step: 0.005,
-    "aria-label": "threshold", oninput: () => put("threshold", bounded(slider.value)) });
+    "aria-label": "threshold", oninput: () => put("threshold", slider.valueAsNumber) });
   const box = h("input", { type: "number", min: 0, max: 1, step: 0.01,
-    "aria-label": "threshold as number", onchange: () => put("threshold", bounded(box.value)) });
+    "aria-label": "threshold as number", onchange: () => put("threshold", typedNumber(box) ?? 0) });
   const choice = (name, pairs) => menu(pairs, (value) => put(name, value));
   const edgesOf = choice("edges_of", [["bridges", "listed bridges"], ["all", "all units"]]);
   const sign = choice("sign", ["both", "positive", "negative"].map((value) => [value, value]));
@@ -63,7 +61,6 @@ export function renderBridge({ model, el }) {
       put("compared_ratio", value === null ? null : value / 100);
     } });
   const quantile = (name) => numberInput(model, cleaner, name, { min: 0, max: 1, step: 0.05 });
-  const blockText = { attention: "attention", cross: "cross", ffn: "FFN" };
   controls.append(
     labeled("weakest edge shown (|ρ|)", h("span", { class: "cc-row" }, slider, box)),
     labeled("edges of", edgesOf), labeled("sign of the edges (ρ)", sign),
@@ -73,7 +70,7 @@ export function renderBridge({ model, el }) {
     h("div", { class: "cc-controls" },
       h("fieldset", { class: "cc-row", style: "border:0;padding:0;margin:0" },
         h("legend", { class: "cc-muted" }, "blocks"),
-        ...blocks.map((b) => h("label", { class: "cc-row" }, b, blockText[b.value]))),
+        ...blocks.map((b) => h("label", { class: "cc-row" }, b, b.value.replace("ffn", "FFN")))),
       labeled("plans compared at, % (empty: where they differ)", compared),
       ...(live ? [
         labeled("low saliency quantile", quantile("saliency_quantile"),
@@ -95,7 +92,7 @@ export function renderBridge({ model, el }) {
   const listNote = h("p", { class: "cc-muted" });
   const list = h("div", { class: "cc-scroll" });
   graph.style.cursor = plane.style.cursor = "crosshair";
-  plane.style.touchAction = "none";
+  Object.assign(plane.style, { touchAction: "none", userSelect: "none" }); // a drag brushes
   const [graphSide, planeSide] = [0, 1].map(() => h("div", { style: "flex:none" }));
   graphSide.append(caption, stage(graph, rings[0]), key,
     h("p", { class: "cc-muted" }, "Click a unit, or focus the graph and use the arrow keys: ",
@@ -123,7 +120,7 @@ export function renderBridge({ model, el }) {
     const asked = model.get("compared_ratio");
     if (!plans.runs) return plans;
     return { ...plans, ...comparedPlans(plans.runs, model.get("bridges").indices,
-      asked ?? plans.ratio, asked !== null && asked !== undefined) };
+      asked ?? plans.ratio, asked != null) };
   }
   const fate = (unit, plan, plans = plansNow()) => fateText(unit, plans[plan],
     plan !== "present" || plans.ordered);
@@ -200,8 +197,7 @@ export function renderBridge({ model, el }) {
     const focus = alone ? [] : shown.filter(mine);
     strokeEdges(g, colors, place, edges, shown, focus.length ? 0.3 : 1);
     strokeEdges(g, colors, place, edges, focus, 1);
-    const ends = shown.flatMap((e) => [edges.u[e], edges.v[e]]);
-    const near = new Set([filters.unit, ...ends]);
+    const near = new Set([filters.unit, ...shown.flatMap((e) => [edges.u[e], edges.v[e]])]);
     for (const [u, paths] of marks(place, place.radius, colors)) {
       g.globalAlpha = alone && !near.has(u) ? 0.15 : 1;
       paintPaths(g, paths);

@@ -1,6 +1,6 @@
 // The parts of the bridge explorer that need no model: places, filters, marks, edges, bars, legend.
 
-import { keyEntry, labelsBelow, levels, sheet, svg, text } from "./chart.js";
+import { keyEntry, levels, sheet, svg, text } from "./chart.js";
 import { brief } from "./compare.js";
 import { COLORS, count, counted, show, ticks, unitCount } from "./kit.js";
 import { circle, lineOf, rectangle } from "./unit_map.js";
@@ -31,20 +31,12 @@ export function readEdges(ends, correlation, kinds) {
  * The indices of edges that pass {threshold, sign, blocks, ego, unit, among}, strongest first;
  * `among` is the set of units of which an edge needs one, null for all.
  */
-export function visibleEdges(edges, filters) {
+export function visibleEdges({ u, v, rho, block }, filters) {
   const { threshold, sign, blocks, ego, unit, among } = filters;
-  const alone = ego && unit != null;
-  const found = [];
-  for (let e = 0; e < edges.rho.length; e++) {
-    const rho = edges.rho[e];
-    if (Math.abs(rho) < threshold) break; // sorted by |rho|
-    if (sign !== "both" && rho > 0 !== (sign === "positive")) continue;
-    if (!blocks.includes(edges.block[e])) continue;
-    if (alone && edges.u[e] !== unit && edges.v[e] !== unit) continue;
-    if (!alone && among && !among.has(edges.u[e]) && !among.has(edges.v[e])) continue;
-    found.push(e);
-  }
-  return found;
+  const ends = ego && unit != null ? new Set([unit]) : among;
+  return [...rho.keys()].filter((e) => Math.abs(rho[e]) >= threshold && blocks.includes(block[e]) &&
+    (sign === "both" || rho[e] > 0 === (sign === "positive")) &&
+    (!ends || ends.has(u[e]) || ends.has(v[e])));
 }
 
 /** Units inside a rectangle of two corners. */
@@ -121,11 +113,13 @@ export function flowChart({ positive, negative, own }, colors, width) {
   const cell = (right - left) / positive.length;
   const bars = ([name, sums]) => svg("path", { fill: COLORS[name], d: sums.map((sum, layer) =>
     `M${left + (layer + 0.15) * cell} ${y(0)}v${y(sum) - y(0)}h${0.7 * cell}V${y(0)}z`).join("") });
-  const middle = (layer) => left + (layer + 0.5) * cell;
+  const below = (layer, down, words) => text(left + (layer + 0.5) * cell, base + down, words,
+    { "text-anchor": "middle", fill: layer === own ? colors.text : colors.muted });
+  const every = Math.ceil(26 / cell);
   return sheet(width, 148, colors, {}, ...levels(ticks(low, high, 4), y, left, right, colors),
     ...Object.entries({ positive, negative }).map(bars),
-    ...labelsBelow(positive.map((_, layer) => [middle(layer), String(layer)]), base + 15),
-    text(middle(own), base + 30, "▲", { "text-anchor": "middle", fill: colors.text }));
+    ...positive.flatMap((_, layer) => (layer % every ? [] : [below(layer, 15, layer)])),
+    below(own, 30, "▲"));
 }
 
 // Marks and edges -------------------------------------------------------------------------------

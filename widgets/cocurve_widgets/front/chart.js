@@ -74,7 +74,7 @@ export const levels = (values, y, left, right, colors) => values.flatMap((value)
   text(left - 8, y(value) + 4, tick(value), { "text-anchor": "end" })]);
 
 /** The texts under an axis, [place, text], as far as they do not touch. */
-export const labelsBelow = (labels, y) => clearLabels(labels, (words) => 7 * words.length)
+const labelsBelow = (labels, y) => clearLabels(labels, (words) => 7 * words.length)
   .map(([x, words]) => text(x, y, words, { "text-anchor": "middle" }));
 
 /**
@@ -181,7 +181,10 @@ export function lambdaChart({ steps, predicted, here, doubt, gate, gateText, col
   const labels = [[x(0), "0"], ...steps.map((step) => [(x(step.from) + x(step.to)) / 2, show(Number(step.strength.toPrecision(2)))])
     .filter(([, name]) => name !== "0" && name !== "1"), [x(1), "1"]];
   return sheet(width, height, colors, { role: "group", "aria-label": label, style: "cursor:pointer",
-    onclick: (event) => slide(Math.min(1, Math.max(0, (pointer(event)[0] - left) / (width - left - right)))) },
+    onclick: (event) => {
+      const at = (pointer(event)[0] - left) / (width - left - right);
+      slide(Math.min(1, Math.max(0, at)));
+    } },
   ...levels(values, y, left, width - right, colors),
   doubt !== null && svg("g", { class: "cc-doubt" },
     svg("pattern", { id: "cc-doubt", width: 6, height: 6, patternUnits: "userSpaceOnUse" },

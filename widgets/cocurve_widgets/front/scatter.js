@@ -158,8 +158,10 @@ function buildControls(model, cleaner, view, say) {
   const on = menu([], (value) => assign(model, { text: value }), { style: "max-width: 22em" });
   const unit = h("input", { placeholder: "such as L0.ffn[3]", style: "width: 11em",
     onchange: () => say({ mark: unit.value.trim() }) });
-  const fill = (select, names, value) => {
-    if (select.dataset.names !== names.join("\n")) select.replaceChildren(...names.map((name) => h("option", {}, name)));
+  const fill = (select, names, value, none = "") => {
+    if (select.dataset.names !== names.join("\n")) {
+      select.replaceChildren(...names.map((name) => h("option", { value: name }, name || none)));
+    }
     select.dataset.names = names.join("\n");
     select.value = value;
   };
@@ -170,9 +172,7 @@ function buildControls(model, cleaner, view, say) {
     bar.style.visibility = now.total ? "visible" : "hidden";
     moving.textContent = now.reason || now.moving;
     fill(plan, ["", ...new Set(rowsOf(model.get("plans")).map((row) => row.name))], now.chosen);
-    fill(on, ["", ...now.texts], model.get("text"));
-    on.firstChild.textContent = "all texts";
-    on.firstChild.value = "";
+    fill(on, ["", ...now.texts], model.get("text"), "all texts");
     unit.value = now.unit;
   };
   cleaner.follow(model, ["view", "plans", "text", "error"], draw);

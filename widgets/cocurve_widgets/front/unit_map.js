@@ -134,12 +134,13 @@ export function paintMap(canvas, grid, { problem, colors, inA, inB, turning, mar
     const [cx, cy, arm] = [x + w / 2, y + t / 2, Math.min(w, t) * 0.3];
     const corner = Math.min(w, t) * 0.45;
     const minus = `M${cx - arm} ${cy}h${2 * arm}`;
+    const stripe = `M${x + 1} ${y + t - 1}L${x + w - 1} ${y + 1}`;
     const frame = (d, dots) => [lineOf(d, colors.back, 4, dots), lineOf(d, colors.accent, 2, dots)];
     const dash = marked.includes(u) ? null : "3 2";
     paintPaths(pen, [
       state === "joined" && lineOf(`${minus}M${cx} ${cy - arm}v${2 * arm}`, ink, 2),
       state === "left" && lineOf(minus, ink, 2),
-      state === "removed" && problem.kinds[u] && lineOf(`M${x + 1} ${y + t - 1}L${x + w - 1} ${y + 1}`, ink, 1.2),
+      state === "removed" && problem.kinds[u] && lineOf(stripe, ink, 1.2),
       turning.has(u) && { d: `M${x + w - 1.5} ${y + 1.5}h${-corner}l${corner} ${corner}z`, fill: ink },
       ...(pair.includes(u) ? frame(circle(cx, cy, Math.max(3, Math.min(w, t) / 2 - 1))) : []),
       ...(framed.has(u) || !dash ? frame(rectangle(x + 1, y + 1, w - 2, t - 2), dash) : []),
