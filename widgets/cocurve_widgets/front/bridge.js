@@ -3,7 +3,7 @@
 import { logPlane, nearest, sheet, svg, text } from "./chart.js";
 import { COLORS, Cleaner, GONE, assign, button, counted, fateText, fillBrushed, fit, frame, h,
   labeled, menu, named, numberInput, oddMatrix, palette, percent, picture, receiveFiles, redrawing,
-  refill, show, stretch, table, typed, typedNumber, unbroken, unitCount } from "./kit.js";
+  refill, show, stretch, table, typed, typedNumber, unitCount } from "./kit.js";
 import { comparedPlans, flowChart, graphKey, lineEnds, markPaths, placeGraph, readEdges, shareBelow,
   shownText, strokeEdges, unitsInside, visibleEdges } from "./bridge_parts.js";
 import { drawGridAxes, lineOf, paintPaths, unitGrid } from "./unit_map.js";
@@ -275,12 +275,11 @@ export function renderBridge({ model, el }) {
     const plan = (head, name) => [head, (u) => fate(u, name, plans)];
     const columns = [["unit", unitButton],
       ...(wide ? [number("saliency"), number("connectivity")] : []), number("residual"),
-      plan("diagonal plan (lambda 0)", "diagonal"),
-      plan(`edge-aware plan (lambda 1${doubt})`, "edge_aware"),
+      plan("diagonal plan (λ\u00a00)", "diagonal"), plan(`edge-aware plan (λ\u00a01${doubt})`, "edge_aware"),
       ...(plans.present ? [plan("present plan", "present")] : [])];
-    const made = table(columns.map(([head]) => unbroken(head)),
+    const made = table(columns.map(([head]) => head),
       indices.map((u) => columns.map(([, cell]) => cell(u))),
-      { class: "cc-numbers", "data-table": "bridges" });
+      { "data-table": "bridges" });
     made.tBodies[0].rows[indices.indexOf(model.get("selected_unit"))]?.setAttribute("style",
       "font-weight:600;outline:1px solid var(--cc-accent)");
     refill(list, made);

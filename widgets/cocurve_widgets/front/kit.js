@@ -164,10 +164,6 @@ export function counted(x, noun) {
 /** "1 unit", "12 units". */
 export const unitCount = (x) => counted(x, "unit");
 
-/** A text whose "lambda 0.3" is not broken over two lines, as the children of an element. */
-export const unbroken = (text) => text.split(/(lambda [\d.]+)/).map((part, k) =>
-  (k % 2 ? h("span", { class: "cc-unbroken" }, part) : part));
-
 /** The functions to call when a view closes; render() returns `cleaner.run`. */
 export class Cleaner {
   constructor() {
