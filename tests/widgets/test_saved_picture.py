@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import struct
 from collections.abc import Iterator
@@ -25,19 +24,17 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER),
 ]
 
-# Keeps every text and arc that is drawn, with its box in pixels of its canvas or SVG; `head` marks
-# heading, words and legend of a file. Keeps also the boxes of a file: heading, then pictures.
+# Keeps every text and arc that is drawn, with its box in pixels of its canvas or SVG, a file's own
+# words as `head`; the boxes of its heading and pictures; those of one color only, as `blank`.
 RECORDER = """(() => {
-  window.drawn = [];
-  window.boxes = [];
-  const { serializeToString } = XMLSerializer.prototype;
+  Object.assign(window, { drawn: [], boxes: [], blank: [] });
+  const { serializeToString } = XMLSerializer.prototype, { toBlob } = HTMLCanvasElement.prototype;
   XMLSerializer.prototype.serializeToString = function (node) {
-    const room = node.getBoundingClientRect();
+    const [head, room] = [!(node instanceof SVGElement), node.getBoundingClientRect()];
     const boxOf = (one) => {
       const box = one.getBoundingClientRect();
       return [box.left - room.left, box.top - room.top, box.width, box.height];
     };
-    const head = !(node instanceof SVGElement);
     if (head) boxes = [node.firstChild, ...node.lastChild.children].map(boxOf);
     const texts = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
     while (texts.nextNode()) {
@@ -49,14 +46,18 @@ RECORDER = """(() => {
     }
     return serializeToString.call(this, node);
   };
+  HTMLCanvasElement.prototype.toBlob = function (...how) {
+    const pixels = (box) => this.getContext('2d').getImageData(...box.map((x) => 2 * x)).data;
+    blank = boxes.filter((box) => new Set(new Uint32Array(pixels(box).buffer)).size < 2);
+    return toBlob.apply(this, how);
+  };
   const pens = CanvasRenderingContext2D.prototype;
   const { fillText, moveTo, quadraticCurveTo } = pens;
   const keep = (pen, text, points) => {
     const at = pen.getTransform();
     const places = points.map(([x, y]) => at.transformPoint({ x, y }));
     const ends = (axis) => [Math.min, Math.max].map((end) => end(...places.map((p) => p[axis])));
-    drawn.push({ text, x: ends('x'), y: ends('y'),
-      room: [pen.canvas.width, pen.canvas.height] });
+    drawn.push({ text, x: ends('x'), y: ends('y'), room: [pen.canvas.width, pen.canvas.height] });
   };
   pens.fillText = function (text, x, y, ...most) {
     const size = this.measureText(text);
@@ -79,21 +80,6 @@ ARC = "d => d.text === null && Math.abs(d.x[1] - d.x[0]) < d.y[1] - d.y[0]"
 OUTSIDE = """() => drawn.filter(d => [d.x, d.y].some((ends, axis) =>
   ends[0] < -1 || ends[1] > d.room[axis] + 1))
   .map(d => `${d.text ?? 'arc'}: ${d.x}; ${d.y} in ${d.room}`)"""
-# The boxes of a file in which all pixels have one color, or that touch another one.
-BLANK = """async source => {
-  const image = new Image();
-  image.src = source;
-  await image.decode();
-  const pen = new OffscreenCanvas(image.width, image.height).getContext("2d");
-  pen.drawImage(image, 0, 0);
-  return boxes.filter((box, k) => {
-    const { data } = pen.getImageData(...box.map((x) => 2 * x));
-    const apart = (axis, one) => box[axis] + box[axis + 2] <= one[axis];
-    return new Set(new Uint32Array(data.buffer)).size < 2
-      || boxes.slice(k + 1).some((one) => !apart(0, one) && !apart(1, one));
-  });
-}"""
-
 # What is drawn as SVG is not recorded: texts and shapes that reach out of their picture.
 BEYOND = """root => [...root.querySelectorAll('svg.cc-chart')].flatMap(chart => {
   const room = chart.getBoundingClientRect();
@@ -140,8 +126,7 @@ def saved(root: Any) -> list[str]:
     assert width >= 2000
     assert height >= 200
     assert page.evaluate(OUTSIDE) == []
-    source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
-    assert page.evaluate(BLANK, source) == []
+    assert page.evaluate("() => blank") == []
     texts: list[str] = page.evaluate("() => drawn.filter(d => d.head).map(d => d.text)")
     return texts
 
@@ -241,12 +226,11 @@ def test_the_heading_of_a_preview_says_so(lab: Lab, tmp_path: Path) -> None:
 def test_pictures_of_a_file_stand_side_by_side_as_far_as_they_fit(tab: Any) -> None:
     saved(opened(tab, "#edges_of=all&threshold=0.1")[1])
     heading, *pictures = tab[0].evaluate("() => boxes")
-    end, beside = heading[0] + heading[2], []
-    for one, other in itertools.pairwise(pictures):
-        beside.append(one[0] + one[2] + 12 + other[2] <= end)
-        assert (other[1] == one[1]) == beside[-1]
-        assert (other[0] == heading[0]) != beside[-1]
-    assert beside == [True, False, True]  # the graph, its key; the plane, the bars
+    pairs = list(itertools.pairwise(pictures))
+    fits = [one[0] + one[2] + 12 + other[2] <= heading[0] + heading[2] for one, other in pairs]
+    assert fits == [True, False, True]  # the graph, its key; the plane, the bars
+    assert [one[1] == other[1] for one, other in pairs] == fits
+    assert [other[0] != heading[0] for _, other in pairs] == fits
 
 
 def test_the_pictures_of_two_texts_and_of_a_build(lab: Lab, tmp_path: Path) -> None:

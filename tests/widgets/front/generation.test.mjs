@@ -2,9 +2,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import {
-  firstDivergence, forkBar, grouped, grown, short, replyMark, visible,
-} from "../../../widgets/cocurve_widgets/front/generation.js";
+import { firstDivergence, forkBar, grouped, grown, replyMark, short, visible }
+  from "../../../widgets/cocurve_widgets/front/generation.js";
 
 const tokens = (...ids) => ids.map((id) => [id, `t${id} `]);
 

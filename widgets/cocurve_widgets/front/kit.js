@@ -199,14 +199,10 @@ export function palette(root) {
 
 /** Call redraw when the theme or the width changes. */
 export function watch(root, cleaner, redraw) {
-  let queued = false;
+  let next = 0;
   const soon = () => {
-    if (queued) return;
-    queued = true;
-    requestAnimationFrame(() => {
-      queued = false;
-      if (root.isConnected) redraw();
-    });
+    cancelAnimationFrame(next);
+    next = requestAnimationFrame(() => root.isConnected && redraw());
   };
   const late = () => {
     soon();
@@ -218,15 +214,15 @@ export function watch(root, cleaner, redraw) {
   }
   const sizes = new ResizeObserver(soon);
   sizes.observe(root);
-  const media = ["prefers-color-scheme: dark", "forced-colors: active"].map((name) => matchMedia(`(${name})`));
-  media.forEach((one) => one.addEventListener("change", late));
-  const paper = matchMedia("print"); // has a width and colors of its own, and does not wait
-  paper.addEventListener("change", redraw);
+  const closed = new AbortController();
+  const onMedia = (name, job) => matchMedia(name).addEventListener("change", job, { signal: closed.signal });
+  onMedia("(prefers-color-scheme: dark)", late);
+  onMedia("(forced-colors: active)", late);
+  onMedia("print", redraw); // has a width and colors of its own, and does not wait
   cleaner.add(() => {
     themes.disconnect();
     sizes.disconnect();
-    media.forEach((one) => one.removeEventListener("change", late));
-    paper.removeEventListener("change", redraw);
+    closed.abort();
   });
 }
 
@@ -313,12 +309,8 @@ export function drawUpwards(g, text, x, y) {
 
 /** Powers of ten between low and high (both > 0). */
 export function decades(low, high) {
-  const found = [];
-  const last = Math.floor(Math.log10(high) + 1e-9);
-  for (let e = Math.ceil(Math.log10(low) - 1e-9); e <= last; e++) {
-    found.push(10 ** e);
-  }
-  return found;
+  const [from, to] = [low, high].map(Math.log10);
+  return ticks(from, to, Math.max(1, to - from)).filter(Number.isInteger).map((e) => 10 ** e);
 }
 
 /** Log axis from pixel start to end; values of 0 get a strip of their own before it. */

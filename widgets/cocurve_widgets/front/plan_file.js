@@ -5,8 +5,6 @@ import { ownPlan } from "./by_hand.js";
 import { assign, button, h, labeled } from "./kit.js";
 import { KINDS, nameOf } from "./solver.js";
 
-const known = (x) => (typeof x === "number" && Number.isFinite(x)) || x === null || x === undefined;
-
 /** Plan A from the text of a file, of Python's `Selection.to_json` or this page's: {pin}, or {fault} with the field. */
 export function planOf(problem, text) {
   let file;
@@ -34,12 +32,15 @@ export function planOf(problem, text) {
     return { fault: `“pruned[${wrong}]”, ${JSON.stringify(file.pruned[wrong])}, is ${why}` };
   }
   if (Object.keys(file.gains ?? {}).length) return { fault: "“gains” is not empty, and this page scales no units" };
-  const facts = { strength: file.interaction_strength ?? file.controls?.interaction_strength, ratio: file.requested_ratio ?? file.controls?.ratio };
-  for (const [field, name] of [["strength", "interaction_strength"], ["ratio", "requested_ratio"]]) {
-    if (!known(facts[field])) return { fault: `“${name}” is ${JSON.stringify(facts[field])}, not a number` };
+  const strength = file.interaction_strength ?? file.controls?.interaction_strength ?? null;
+  const ratio = file.requested_ratio ?? file.controls?.ratio ?? null;
+  for (const [name, value] of Object.entries({ interaction_strength: strength, requested_ratio: ratio })) {
+    if (value !== null && !Number.isFinite(value)) {
+      return { fault: `“${name}” is ${JSON.stringify(value)}, not a number` };
+    }
   }
   const plan = ownPlan(problem, order);
-  return { pin: { ...plan, strength: facts.strength ?? null, ratio: facts.ratio ?? plan.ratio, hand: false } };
+  return { pin: { ...plan, strength, ratio: ratio ?? plan.ratio, hand: false } };
 }
 
 /** The Python that writes a plan of these units, and the command that prunes by it. */
