@@ -14,7 +14,7 @@ import cocurve_lab as cl
 from cocurve_lab.curvature.matrix import BLOCKS
 from cocurve_lab.figures import COLORS
 
-from .instrument import KIT, Explorer, counted, front, guarded, named_matrix
+from .instrument import Explorer, counted, front, guarded, named_matrix
 from .packing import pair_rows
 from .still import plot_html
 from .traits import Some, Within
@@ -22,10 +22,6 @@ from .traits import Some, Within
 if TYPE_CHECKING:
     pass
 
-MODULES = (
-    *(*KIT, "axis.js", "compare.js", "measured.js", "guess.js", "chart.js"),
-    *("unit_map.js", "bridge_parts.js", "bridge.js"),
-)
 MOST_EDGES = 10_000  # sent to the page once; the filters choose among these
 PARTNERS = 5
 FEW = 24  # edges that pass the default threshold: more cannot be followed by eye
@@ -73,7 +69,7 @@ class BridgeExplorer(Explorer):
             and note, which says how the ratio was chosen.
     """
 
-    _esm = front(*MODULES, "bridge_main.js")
+    _esm = front("bridge.js", render="renderBridge")
 
     threshold = Within(0, 1, 0.0).tag(sync=True)
     edges_of = Enum(("all", "bridges"), "all").tag(sync=True)

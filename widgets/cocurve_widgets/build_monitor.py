@@ -14,7 +14,7 @@ from cocurve_lab.figures import COLORS
 from cocurve_lab.solver.guards import reachable_ratio
 from cocurve_lab.solver.targets import require_ratio, require_strength
 
-from .instrument import KIT, counted, front
+from .instrument import counted, front
 from .still import Still, plot_html
 
 _PATIENCE = 0.5  # seconds between updates: an update solves two plans
@@ -39,7 +39,7 @@ class BuildMonitor(Still, anywidget.AnyWidget):
         status: the same as a sentence.
     """
 
-    _esm = front(*KIT, "axis.js", "compare.js", "measured.js", "guess.js", "chart.js", "monitor.js")
+    _esm = front("monitor.js", render="renderMonitor")
     _css = front("instrument.css")
 
     done = Int(0).tag(sync=True)

@@ -9,7 +9,7 @@ from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, obs
 
 import cocurve_lab as cl
 
-from .instrument import KIT, Explorer, front, guarded, named_matrix
+from .instrument import Explorer, front, guarded, named_matrix
 from .packing import gray_image, pair_rows
 from .session import CancelToken
 from .traits import UnitIndex
@@ -67,7 +67,7 @@ class CurvatureMap(Explorer):
             removable cost gone after each step, lambda, and whether it has an order.
     """
 
-    _esm = front(*KIT, "map_parts.js", "map_picture.js", "map.js", "map_main.js")
+    _esm = front("map.js", render="renderMap")
 
     order = Enum(ORDERS, "layer").tag(sync=True)
     scale = Enum(SCALES, "correlation").tag(sync=True)

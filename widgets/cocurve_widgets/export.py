@@ -20,7 +20,6 @@ from cocurve_lab.base.files import read_regular
 from .bridge_explorer import BridgeExplorer
 from .curvature_map import CurvatureMap
 from .instrument import counted, front, matrix_name, named_matrix
-from .lambda_explorer import MODULES as LAMBDA_MODULES
 from .lambda_explorer import LambdaExplorer
 from .page_measuring import measure_for_page
 from .session import Session
@@ -32,11 +31,6 @@ if TYPE_CHECKING:
     from cocurve_lab.measuring.generation import Question
 
 STYLES = ("instrument.css", "page.css")
-MODULES = (
-    *(*LAMBDA_MODULES, "bridge_parts.js", "bridge.js"),
-    *("map_parts.js", "map_picture.js", "map.js", "address.js"),
-    *("plan_file.js", "present.js", "page.js"),
-)
 
 # The policy blocks every request, so the page can neither load nor send anything.
 _PAGE = """<!doctype html>
@@ -146,7 +140,7 @@ def refresh_html(path: str | os.PathLike[str]) -> Path:
 
 def _write(path: Path, title: str, about: str, data: str) -> Path:
     parts = {"title": title, "about": about, "data": data}
-    text = _PAGE.format(**parts, css=front(*STYLES), script=front(*MODULES))
+    text = _PAGE.format(**parts, css=front(*STYLES), script=front("page.js"))
     write_atomically(path, text.encode())
     return path
 

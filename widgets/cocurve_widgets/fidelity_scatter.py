@@ -35,7 +35,7 @@ from .fidelity_points import (
     status_line,
     summarize,
 )
-from .instrument import KIT, Instrument, front, guarded
+from .instrument import Instrument, front, guarded
 from .session import MeasuredPlan, Session, text_name
 from .still import plot_html
 from .traits import Some
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PAUSE = 0.2  # seconds between redraws at least
-MODULES = (*KIT, "axis.js", "compare.js", "measured.js", "guess.js", "chart.js", "scatter.js")
 
 
 class FidelityScatter(Instrument):
@@ -82,7 +81,7 @@ class FidelityScatter(Instrument):
         measurer: measures them.
     """
 
-    _esm = front(*MODULES)
+    _esm = front("scatter.js", render="render")
 
     ratio = Float(0.2).tag(sync=True)
     interaction_strength = Float(1.0).tag(sync=True)

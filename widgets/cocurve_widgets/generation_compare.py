@@ -22,7 +22,7 @@ from cocurve_lab.measuring.generation import (
 )
 from cocurve_lab.measuring.lockstep import Sampling, first_divergence, forced_kl, generate_rows
 
-from .instrument import KIT, Instrument, counted, front, guarded, plan_code
+from .instrument import Instrument, counted, front, guarded, plan_code
 from .session import Cancelled, CancelToken, Session
 from .traits import PlanOfUnits
 
@@ -126,9 +126,7 @@ class GenerationCompare(Instrument):
         busy: whether text is being written or waited for.
     """
 
-    _esm = front(
-        *(*KIT, "axis.js", "compare.js", "measured.js", "guess.js", "chart.js", "generation.js")
-    )
+    _esm = front("generation.js", render="render")
 
     prompt = Unicode().tag(sync=True)
     max_new_tokens = Int(64).tag(sync=True)

@@ -27,20 +27,33 @@ from .traits import UnitIndex, UnitIndices
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-KIT = ("glossary.js", "kit.js")  # what every front end of ours begins with
-
+_IMPORT = re.compile(r"^import [^;]*? from \"\./([^\"]*)\";\n", re.M)
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def front(*names: str) -> str:
-    """The front-end files as one string: modules in this order, without their mutual imports.
+def front(*names: str, render: str = "") -> str:
+    """The front-end files as one string, each after those that it imports, without its imports.
 
     A string rather than a path, because widgets whose code is a path are never garbage-collected.
     There is no bundler: the files are plain modules, which `node --test` imports as they are.
+
+    Args:
+        names: of the files.
+        render: the function among theirs that draws a widget.
     """
-    folder = files("cocurve_widgets") / "front"
-    texts = [read_text(Path(str(folder / name))) for name in names]
-    return "\n".join(re.sub(r"^import [^;]*? from \"\./[^;]*;\n", "", t, flags=re.M) for t in texts)
+    texts: dict[str, str] = {}
+
+    def add(name: str) -> None:
+        text = read_text(Path(str(files("cocurve_widgets") / "front" / name)))
+        for other in _IMPORT.findall(text):
+            if other not in texts:
+                add(other)
+        texts[name] = _IMPORT.sub("", text)
+
+    for name in names:
+        add(name)
+    entry = [f"export default {{ render: {render} }};\n"] if render else []
+    return "\n".join([*texts.values(), *entry])
 
 
 def guarded(method: Method) -> Method:

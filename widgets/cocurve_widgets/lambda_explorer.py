@@ -20,7 +20,7 @@ from cocurve_lab.solver.path import LambdaPath
 
 from .by_hand import ByHand
 from .damage import Damage, plain
-from .instrument import KIT, Explorer, front, guarded, guards_code, plan_code
+from .instrument import Explorer, front, guarded, guards_code, plan_code
 from .packing import gray_image, pack_problem
 from .session import CancelToken, Mailbox, Owed, Session, observers
 from .solving import EachStep, Solving, solving, surrogates_of
@@ -31,11 +31,6 @@ if TYPE_CHECKING:
 
     from cocurve_lab.measuring.generation import Question
 
-MODULES = (
-    *(*KIT, "solver.js", "axis.js", "compare.js", "measured.js", "guess.js"),
-    *("unit_map.js", "unit_card.js", "path_search.js", "numbers.js", "by_hand.js"),
-    *("chart.js", "edge.js", "lambda_controls.js", "lambda_chart.js", "lambda.js"),
-)
 MOST_RATIO = 0.6  # curves and the ratio slider end here
 PLAIN_TEXT = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
 GUARDS = ("layer_cap", "layer_cap_factor", "protect_first", "protect_last", "kinds")
@@ -84,7 +79,7 @@ class LambdaExplorer(ByHand, Explorer):
         agrees: whether the browser's plan was the kernel's; None before the first answer.
     """
 
-    _esm = front(*MODULES, "lambda_main.js")
+    _esm = front("lambda.js", render="renderLambda")
 
     interaction_strength = Within(0, 1, 1.0).tag(sync=True)
     ratio = Within(0, MOST_RATIO, 0.2).tag(sync=True)

@@ -40,18 +40,3 @@ export function axisOf(breaks) {
   };
   return { linear: false, place, strength, cells: edges.slice(1).map((_, k) => [k / count, (k + 1) / count]) };
 }
-
-/** Those of [place, text] whose texts do not touch, the ends first; width(text) in pixels. */
-export function clearLabels(labels, width, space = 6) {
-  const taken = [];
-  const found = new Set();
-  const order = [labels[0], labels.at(-1), ...labels.slice(1, -1)];
-  for (const label of order) {
-    const half = width(label[1]) / 2 + space / 2;
-    const [from, to] = [label[0] - half, label[0] + half];
-    if (taken.some(([a, b]) => from < b && to > a)) continue;
-    taken.push([from, to]);
-    found.add(label);
-  }
-  return labels.filter((label) => found.has(label));
-}

@@ -1,6 +1,6 @@
 // The bridge explorer: graph of the edges, saliency against connectivity, list of bridges.
 
-import { logPlane, nearest, sheet, svg, text } from "./chart.js";
+import { logPlane, nearest, sheet, svg, text } from "./svg.js";
 import { COLORS, Cleaner, GONE, assign, button, counted, fateText, fillBrushed, fit, frame, h,
   labeled, menu, named, numberInput, oddMatrix, palette, percent, picture, receiveFiles, redrawing,
   refill, show, stretch, table, typed, typedNumber, unitCount } from "./kit.js";

@@ -1,6 +1,6 @@
 // The parts of the bridge explorer that need no model: places, filters, marks, edges, bars, legend.
 
-import { keyEntry, levels, sheet, svg, text } from "./chart.js";
+import { keyEntry, levels, sheet, svg, text } from "./svg.js";
 import { brief } from "./compare.js";
 import { COLORS, count, counted, show, ticks, unitCount } from "./kit.js";
 import { circle, lineOf, rectangle } from "./unit_map.js";

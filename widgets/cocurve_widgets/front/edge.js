@@ -1,10 +1,11 @@
 // An edge in one picture: what two units cost alone, in sum, and together.
 
 import { edgeText, measuredPairs, pairRows } from "./by_hand.js";
-import { edgeChart, place } from "./chart.js";
+import { edgeChart } from "./chart.js";
 import { brief, signed, withError } from "./compare.js";
 import { button, h, show } from "./kit.js";
 import { nameOf, rowOf } from "./solver.js";
+import { place } from "./svg.js";
 
 /**
  * The measured pairs in the order in which they are shown: surest first, and after each on which H

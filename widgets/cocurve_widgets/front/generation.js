@@ -1,6 +1,6 @@
 // Texts of the dense model and of plans A and B that grow together, and KL at every token of one.
 // A token is [id, text] or, without text of its own (the end token), [id, "", name].
-import { place, sheet, stop, svg, text } from "./chart.js";
+import { place, sheet, stop, svg, text } from "./svg.js";
 import { Cleaner, GONE, ask, assign, button, counted, frame, h, labeled, menu, numberInput, palette, percent,
   receiveFiles, show, ticks, tied, watch } from "./kit.js";
 
@@ -315,5 +315,3 @@ function render({ model, el }) {
   view.body.after(h("p", { class: "cc-muted", style: "max-width: 70em" }, HELP));
   return cleaner.run;
 }
-
-export default { render };

@@ -1,11 +1,12 @@
 // The chart of the lambda explorer: which plans of a ratio are measured, and what they say.
 
 import { planAt } from "./axis.js";
-import { lambdaChart, place, ratioCharts } from "./chart.js";
+import { lambdaChart, ratioCharts } from "./chart.js";
 import { bounded, covering, guessedSteps, guessesOn, revealed } from "./guess.js";
 import { button, h } from "./kit.js";
 import { cellsOfPath, keptRatios, mainText, markOf, measuredSteps, strengthsAt, verdict } from "./measured.js";
 import { orderOf, riskOf } from "./solver.js";
+import { place } from "./svg.js";
 
 const LEFT = 60; // px beside the axis, as the slider's in instrument.css
 

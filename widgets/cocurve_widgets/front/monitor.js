@@ -1,6 +1,6 @@
 // The build monitor: a progress bar, and the overlap of the plans of two halves of the text.
 
-import { sheet, svg, text } from "./chart.js";
+import { sheet, svg, text } from "./svg.js";
 import { COLORS, Cleaner, frame, h, palette, percent, ticks, watch } from "./kit.js";
 
 const TITLE = "Overlap of the plans of two halves of the text";
@@ -47,5 +47,3 @@ export function renderMonitor({ model, el }) {
   cleaner.follow(model, ["done", "total", "overlap"], paint);
   return cleaner.run;
 }
-
-export default { render: renderMonitor };

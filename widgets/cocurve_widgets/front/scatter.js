@@ -1,6 +1,6 @@
 // Predicted against measured KL of plans and of single units, on two logarithmic axes of one range.
 
-import { keyEntry, logPlane, nearest, place, pointer, sheet, stop, svg, text } from "./chart.js";
+import { keyEntry, logPlane, nearest, place, pointer, sheet, stop, svg, text } from "./svg.js";
 import { brief, withError } from "./compare.js";
 import { Cleaner, GONE, ORDERED, ask, assign, button, frame, h, labeled, menu, numberInput, palette,
   percent, receiveFiles, redrawing, show, showBeside, table, unitCount } from "./kit.js";
@@ -254,5 +254,3 @@ export function render({ model, el }) {
   redrawing(model, cleaner, view, { parts: { all: draw }, follows, turned: ["all"], first: () => undefined });
   return cleaner.run;
 }
-
-export default { render };

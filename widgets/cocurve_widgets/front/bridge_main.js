@@ -1,3 +1,0 @@
-import { renderBridge } from "./bridge.js";
-
-export default { render: renderBridge };

@@ -1,3 +1,0 @@
-import { renderLambda } from "./lambda.js";
-
-export default { render: renderLambda };

@@ -1,3 +1,0 @@
-import { renderMap } from "./map.js";
-
-export default { render: renderMap };
