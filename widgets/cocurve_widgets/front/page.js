@@ -79,7 +79,8 @@ function open() {
   const asked = new URLSearchParams(location.hash.slice(1)).get("scale");
   const scale = Object.hasOwn(all.scales ?? {}, asked ?? "") ? asked : "";
   const states = scale ? all.scales[scale] : all;
-  const [plan, bridges] = [localModel({ present: 0, guess: "", guesses: [], ...states.lambda }), localModel(states.bridge)];
+  const plan = localModel({ present: 0, guess: "", guesses: [], ...states.lambda });
+  const bridges = localModel(states.bridge);
   const problem = unpack(states.lambda._problem);
   const map = mapModel(states.map, problem, plan);
   link(plan, bridges, ["selected_unit", "brushed", "plans"]);
