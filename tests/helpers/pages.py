@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from cocurve_widgets.export import _plain
-from cocurve_widgets.instrument import KIT, front
+from cocurve_widgets.instrument import front
 
 ALONE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <style>:root { color-scheme: light dark } body { margin: 0 } %s</style><div id="here"></div>
@@ -24,9 +24,9 @@ document.querySelector(".cocurve").classList.add("cc-page");
 </script>"""
 
 
-def page_of(path: Path, render: str, state: dict, *modules: str) -> Path:
-    """A file with one instrument on a state; `render` is the function of its front end."""
-    script = front(*KIT, *modules, "page.js").replace("export default", "export const all =")
+def page_of(path: Path, module: str, render: str, state: dict) -> Path:
+    """A file with one instrument on a state; `render` is the function of its front end's module."""
+    script = front(module, "local.js")
     data = json.dumps(json.dumps(_plain(state))).replace("<", "\\u003c")
     path.write_text(ALONE % (front("instrument.css"), script, data, render), encoding="utf-8")
     return path

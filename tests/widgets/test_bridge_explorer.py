@@ -14,8 +14,6 @@ from traitlets import TraitError
 
 import cocurve_lab as cl
 from cocurve_widgets import BridgeExplorer, Session
-from cocurve_widgets.bridge_explorer import MODULES
-from cocurve_widgets.instrument import KIT
 from helpers.lab import Lab, in_browser
 from helpers.pages import page_of
 from helpers.problems import llama_8b_units, make_units, random_curvature
@@ -332,8 +330,7 @@ def test_state_is_what_a_page_without_kernel_needs(curvature: cl.Curvature) -> N
 
 
 def bridge_page(explorer: BridgeExplorer, folder: Path) -> Path:
-    modules = MODULES[len(KIT) :]
-    return page_of(folder / "b.html", "renderBridge", explorer.state(), *modules)
+    return page_of(folder / "b.html", "bridge.js", "renderBridge", explorer.state())
 
 
 @in_browser

@@ -257,8 +257,6 @@ def test_a_saved_notebook_keeps_a_picture(shape: tuple[int, ...], wide: int) -> 
 
 # In a page without a kernel ---------------------------------------------------------------------
 
-MODULES = ("map_parts.js", "map_picture.js", "map.js")
-
 
 class Page:
     """The map in a browser, and its traits there."""
@@ -296,7 +294,7 @@ def lone(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     session = Session(curvature)
     session.selection = cl.solve_greedy(curvature, 0.4)
     state = CurvatureMap(curvature, session=session).state()
-    file = page_of(tmp_path_factory.mktemp("map") / "map.html", "renderMap", state, *MODULES)
+    file = page_of(tmp_path_factory.mktemp("map") / "map.html", "map.js", "renderMap", state)
     with lab.page(file) as page:
         yield Page(page)
 

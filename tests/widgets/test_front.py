@@ -8,6 +8,7 @@ import json
 import os
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from cocurve_lab.figures import COLORS, ORDERED, SIGNED
 from cocurve_lab.solver.guards import Rules, reachable_ratio
 from cocurve_lab.solver.protection import in_the_way
 from cocurve_widgets.instrument import front
-from cocurve_widgets.lambda_explorer import MODULES
 from cocurve_widgets.packing import pack_problem, plan_mark
 from helpers.pages import matrix_of
 from helpers.problems import make_units, random_curvature
@@ -170,10 +170,22 @@ def test_a_color_has_one_meaning_and_a_share_is_ordered() -> None:
 
 
 def test_front_joins_modules_without_their_imports() -> None:
-    joined = front(*MODULES, "lambda_main.js")
+    joined = front("lambda.js", render="renderLambda")
     assert "import {" not in joined
-    assert joined.count("export default") == 1
-    assert joined.index("export function greedy") < joined.index("export function renderLambda")
+    assert joined.count("export default { render: renderLambda }") == 1
+    places = [joined.index(f"export function {name}(") for name in ("h", "greedy", "renderLambda")]
+    assert places == sorted(places)
+    assert joined.count("export function h(") == 1
+
+
+@pytest.mark.parametrize(
+    "entry", ["page", "lambda", "bridge", "map", "scatter", "generation", "monitor"]
+)
+def test_files_that_are_joined_share_no_name(entry: str) -> None:
+    pattern = r"^(?:export )?(?:async )?(?:function\*?|const|let|class) (\w+)"
+    names = re.findall(pattern, front(f"{entry}.js"), re.M)
+    assert len(names) > 20
+    assert [name for name, times in Counter(names).items() if times > 1] == []
 
 
 def test_tables_of_notebooks_write_numbers_as_the_instruments_do() -> None:

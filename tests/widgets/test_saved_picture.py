@@ -90,7 +90,6 @@ BEYOND = """root => [...root.querySelectorAll('svg.cc-chart')].flatMap(chart => 
   }).map(part => part.textContent || part.outerHTML);
 })"""
 
-CHART = ("axis.js", "compare.js", "measured.js", "guess.js", "chart.js")
 SMALL = random_curvature(make_units(6, 3, 8), seed=5)
 NAMED = SMALL.with_provenance(model_name="tiny")
 OPENING = cl.opening_guards(SMALL.units)
@@ -242,7 +241,7 @@ def test_the_pictures_of_two_texts_and_of_a_build(lab: Lab, tmp_path: Path) -> N
     )
     made.selection = plan = cl.solve_greedy(curvature, 0.3, 0.5)
     made.generate()
-    file = page_of(tmp_path / "texts.html", "render", made.public_traits(), *CHART, "generation.js")
+    file = page_of(tmp_path / "texts.html", "generation.js", "render", made.public_traits())
     made.close()
     with lab.page(file, script=RECORDER) as page:
         title, kl, what = saved(page.locator(".cocurve"))[:3]
@@ -252,7 +251,7 @@ def test_the_pictures_of_two_texts_and_of_a_build(lab: Lab, tmp_path: Path) -> N
     assert what == (f"Plan B: λ 0.5, {100 * plan.realized_ratio:.1f} % removed, {len(plan)} units.")
     overlap = [[2, 0.5], [3, 0.75]]
     values = {"done": 3, "total": 8, "overlap": overlap, "status": "3 of 8 sequences."}
-    file = page_of(tmp_path / "build.html", "renderMonitor", values, *CHART, "monitor.js")
+    file = page_of(tmp_path / "build.html", "monitor.js", "renderMonitor", values)
     with lab.page(file, script=RECORDER) as page:
         texts = saved(page.locator(".cocurve"))
     wanted = ["Building H", "Overlap of the plans of two halves of the text", "3 of 8 sequences."]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, observe, validate
@@ -14,11 +14,6 @@ from .packing import gray_image, pair_rows
 from .session import CancelToken
 from .traits import UnitIndex
 
-if TYPE_CHECKING:
-    pass
-
-ORDERS = ("layer", "saliency", "clustering", "plan")
-SCALES = ("correlation", "curvature")
 FEWEST = 4  # units across the smallest window
 MOST_PAIRS = 10_000  # rows of a table of pairs
 SHOWN = 0.995  # share of the pairs inside the color scale; a few large ones would pale the rest
@@ -69,8 +64,8 @@ class CurvatureMap(Explorer):
 
     _esm = front("map.js", render="renderMap")
 
-    order = Enum(ORDERS, "layer").tag(sync=True)
-    scale = Enum(SCALES, "correlation").tag(sync=True)
+    order = Enum(("layer", "saliency", "clustering", "plan"), "layer").tag(sync=True)
+    scale = Enum(("correlation", "curvature"), "correlation").tag(sync=True)
     window: List[float] = List(Float(), minlen=3, maxlen=3).tag(sync=True)
     only_plan = Bool(False).tag(sync=True)
     step = Int(0).tag(sync=True)
@@ -162,20 +157,16 @@ class CurvatureMap(Explorer):
 
     @guarded
     def _tell(self) -> None:
-        source = f"Estimated from {named_matrix(self.curvature)}, not measured."
-        u, v = self.selected_unit, self.partner
+        curvature, u, v = self.curvature, self.selected_unit, self.partner
+        source = f"Estimated from {named_matrix(curvature)}, not measured."
         if u is None or v is None:
             self.status = source
             return
-        curvature = self.curvature
         first, second = (curvature.units[i].name for i in (u, v))
         edge, scale = curvature.matrix[u, v], np.sqrt(np.prod(curvature.saliency[[u, v]]))
-        text = f"{first} and {second}: H_uv {edge:.4g} nats per token"
-        if u == v:
-            text = f"{first}: H_uu {edge:.4g} nats per token"
-        elif scale > 0:
-            text += f", rho {edge / scale:.4g}"
-        self.status = f"{text}. {source}"
+        pair, name = (first, "H_uu") if u == v else (f"{first} and {second}", "H_uv")
+        rho = f", rho {edge / scale:.4g}" if u != v and scale > 0 else ""
+        self.status = f"{pair}: {name} {edge:.4g} nats per token{rho}. {source}"
 
     # Code and files -----------------------------------------------------------------------------
 
@@ -218,13 +209,10 @@ class CurvatureMap(Explorer):
     def _ledger_rows(self) -> list[dict[str, Any]]:
         steps = zip(*(self.plan.get(c, []) for c in ("order", "node", "edge", "gone")), strict=True)
         rows, risk = [], 0.0
-        for k, (u, node, edge, gone) in enumerate(steps):
+        for k, (u, node, edge, gone) in enumerate(steps, 1):
             risk += node + edge
-            name = self.nodes["name"][u]
-            rows.append(
-                {"step": k + 1, "unit": name, "node": node, "edge": edge, "risk": risk}
-                | {"ratio": gone}
-            )
+            row = {"step": k, "unit": self.nodes["name"][u], "node": node, "edge": edge}
+            rows.append(row | {"risk": risk, "ratio": gone})
         return rows
 
     def _pair_rows(self) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { axisOf, clearLabels, linearAxis, neighbor, planAt } from "../../../widgets/cocurve_widgets/front/axis.js";
+import { axisOf, linearAxis, neighbor, planAt } from "../../../widgets/cocurve_widgets/front/axis.js";
+import { clearLabels } from "../../../widgets/cocurve_widgets/front/svg.js";
 
 const breaks = [0.1, 0.4, 0.8];
 

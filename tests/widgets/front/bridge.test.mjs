@@ -5,7 +5,7 @@ import test from "node:test";
 
 import { comparedPlans, lineEnds, markPaths, placeGraph, readEdges, shareBelow, strokeEdges,
   unitsInside, visibleEdges } from "../../../widgets/cocurve_widgets/front/bridge_parts.js";
-import { nearest } from "../../../widgets/cocurve_widgets/front/chart.js";
+import { nearest } from "../../../widgets/cocurve_widgets/front/svg.js";
 import { COLORS, fateText, logAxis } from "../../../widgets/cocurve_widgets/front/kit.js";
 import { unitGrid } from "../../../widgets/cocurve_widgets/front/unit_map.js";
 

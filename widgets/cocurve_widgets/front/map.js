@@ -12,7 +12,9 @@ const MOST_PAIRS = 10_000; // of the file, as in Python
 const LINE = "position:absolute;background:var(--cc-accent);opacity:0.7;";
 
 const digits = (x) => Number(x.toPrecision(3)); // of a number read off what was sent: more are lost
-const hint = (title, text) => [h("h4", {}, title), h("p", { class: "cc-muted" }, text)];
+/** Fill a card: a heading, and elements or a hint below. */
+const fill = (card, heading, ...content) => card.replaceChildren(h("h4", {}, heading),
+  ...content.map((part) => (typeof part === "string" ? h("p", { class: "cc-muted" }, part) : part)));
 
 export function renderMap({ model, el }) {
   const cleaner = new Cleaner();
@@ -135,7 +137,6 @@ export function renderMap({ model, el }) {
   }
 
   function drawMap() {
-    const start = performance.now();
     const colors = palette(root);
     shadeAll(colors);
     const wide = body.clientWidth || 900;
@@ -162,8 +163,7 @@ export function renderMap({ model, el }) {
       `${model.get("order")}; ${u === null || v === null ? "no pair chosen"
         : `chosen: row ${names[u]}, column ${names[v]}`}. Arrow keys choose a pair; the table holds ` +
       "the same data"));
-    Object.assign(map.dataset, { ms: (performance.now() - start).toFixed(1),
-      draws: Number(map.dataset.draws ?? 0) + 1, order: model.get("order") });
+    map.dataset.draws = Number(map.dataset.draws ?? 0) + 1;
   }
 
   // Words -----------------------------------------------------------------------------------------
@@ -198,25 +198,23 @@ export function renderMap({ model, el }) {
   function drawPair() {
     const [v, u] = spot ?? chosen();
     if (u === null || v === null) {
-      pairCard.replaceChildren(...hint("No pair chosen",
-        "Point at a cell to see its two units; click to keep them."));
+      fill(pairCard, "No pair chosen", "Point at a cell to see its two units; click to keep them.");
       return;
     }
     const facts = (unit) => [names[unit], show(digits(saliency[unit])),
       fateText(unit, plan().order, plan().ordered)];
-    const units = (...shown) => table(["unit", "saliency H_uu", "plan"], shown.map(facts));
-    pairCard.replaceChildren(...(u === v ? [h("h4", {}, names[u]), units(u)]
-      : [h("h4", {}, `${names[u]} and ${names[v]}`),
-        table(null, [["H_uv, nats per token", show(digits(edge(u, v)))],
-          ["correlation ρ_uv", saliency[u] > 0 && saliency[v] > 0 ? show(digits(rho(u, v))) : "-"]]),
-        units(u, v)]));
+    const units = table(["unit", "saliency H_uu", "plan"], [...new Set([u, v])].map(facts));
+    const both = table(null, [["H_uv, nats per token", show(digits(edge(u, v)))],
+      ["correlation ρ_uv", saliency[u] > 0 && saliency[v] > 0 ? show(digits(rho(u, v))) : "-"]]);
+    if (u === v) fill(pairCard, names[u], units);
+    else fill(pairCard, `${names[u]} and ${names[v]}`, both, units);
   }
 
   function drawPlan() {
     planCard.setAttribute("aria-live", model.get("playing") ? "off" : "polite");
     if (!length()) {
-      planCard.replaceChildren(...hint("No plan yet",
-        "Choose one in another instrument, or set session.selection, to see it here."));
+      fill(planCard, "No plan yet",
+        "Choose one in another instrument, or set session.selection, to see it here.");
       return;
     }
     const [{ node, edge: edges, ordered }, done] = [plan(), model.get("step")];
@@ -226,7 +224,7 @@ export function renderMap({ model, el }) {
         : `${unitCount(done)} removed`;
     const own = done && ordered ? [["½ H_uu", show(node[done - 1])],
       ["Σ H_uv with units removed before", show(edges[done - 1])]] : [];
-    planCard.replaceChildren(h("h4", {}, heading),
+    fill(planCard, heading,
       table(null, [...own, ["predicted risk so far, nats per token", show(sums.risk)],
         ["its node part", show(sums.node)], ["its edge part", show(sums.edge)],
         ["removed share of the cost", percent(sums.gone, 2)]]));

@@ -5,27 +5,26 @@ const SHADES = 255; // of either sign
 const OWN = SHADES + 1; // a unit with itself
 const LEAST_SPAN = 4; // units across the smallest window
 
+/** Call use(u, v, k) for every pair of the upper triangle row by row, the diagonal included. */
+function eachPair(size, use) {
+  let k = 0;
+  for (let u = 0; u < size; u++) for (let v = u; v < size; v++, k++) use(u, v, k);
+}
+
 /** The square Int16Array [M * M] of the upper triangle that the kernel sent row by row. */
 export function squarePairs(triangle, size) {
   const square = new Int16Array(size * size);
-  let k = 0;
-  for (let u = 0; u < size; u++) {
-    for (let v = u; v < size; v++, k++) square[u * size + v] = square[v * size + u] = triangle[k];
-  }
+  eachPair(size, (u, v, k) => { square[u * size + v] = square[v * size + u] = triangle[k]; });
   return square;
 }
 
 /** The triangle of `squarePairs` from H [size x size]: where H is there, it need not be sent. */
 export function pairsOf(matrix, size, roots, peak) {
   const triangle = new Int16Array((size * (size + 1)) / 2);
-  let k = 0;
-  for (let u = 0; u < size; u++) {
-    for (let v = u; v < size; v++, k++) {
-      const value = matrix[u * size + v];
-      const share = Math.abs(value) / (roots[u] * roots[v] * peak);
-      triangle[k] = Math.sign(value) * Math.round(FULL_ROOT * Math.sqrt(share));
-    }
-  }
+  eachPair(size, (u, v, k) => {
+    const rho = matrix[u * size + v] / (roots[u] * roots[v]);
+    triangle[k] = Math.sign(rho) * Math.round(FULL_ROOT * Math.sqrt(Math.abs(rho) / peak));
+  });
   return triangle;
 }
 
@@ -175,19 +174,19 @@ export function pauseOf(steps) {
 }
 
 /** Pairs of two units in the rows and columns of a window, strongest first: at most `most`, [u, v]. */
-export function pairsInside([column, row, span], places, strength, most) {
-  const size = places.length;
-  const within = new Uint8Array(size * size);
-  const columns = places.slice(Math.floor(column), Math.ceil(column + span));
-  for (const u of places.slice(Math.floor(row), Math.ceil(row + span))) {
-    for (const v of columns) if (u !== v) within[Math.min(u, v) * size + Math.max(u, v)] = 1;
-  }
-  const found = [];
-  within.forEach((yes, key) => yes && found.push(key));
-  const pairOf = (key) => [Math.floor(key / size), key % size];
-  const strengths = Float64Array.from(found, (key) => Math.abs(strength(...pairOf(key))));
+export function pairsInside(window, places, strength, most) {
+  const [columns, rows] = [0, 1].map((axis) =>
+    new Set(places.slice(Math.floor(window[axis]), Math.ceil(window[axis] + window[2]))));
+  const [firsts, seconds, strengths] = [[], [], []];
+  eachPair(places.length, (u, v) => {
+    const seen = (rows.has(u) && columns.has(v)) || (rows.has(v) && columns.has(u));
+    if (!seen || u === v) return;
+    firsts.push(u);
+    seconds.push(v);
+    strengths.push(Math.abs(strength(u, v)));
+  });
   // H of an 8B has 294,528 pairs: a sort of numbers finds the bound, and few are left to put in order
-  const least = found.length > most ? strengths.slice().sort()[found.length - most] : 0;
-  return [...found.keys()].filter((k) => strengths[k] >= least)
-    .sort((a, b) => strengths[b] - strengths[a]).slice(0, most).map((k) => pairOf(found[k]));
+  const least = Float64Array.from(strengths).sort().at(-most) ?? 0;
+  return [...strengths.keys()].filter((k) => strengths[k] >= least)
+    .sort((a, b) => strengths[b] - strengths[a]).slice(0, most).map((k) => [firsts[k], seconds[k]]);
 }

@@ -4,51 +4,12 @@ import { keepAddress } from "./address.js";
 import { renderBridge } from "./bridge.js";
 import { labeled, menu } from "./kit.js";
 import { renderLambda } from "./lambda.js";
+import { link, localModel, revive } from "./local.js";
 import { renderMap } from "./map.js";
 import { pairsOf } from "./map_parts.js";
 import { planFiles } from "./plan_file.js";
 import { presenting } from "./present.js";
 import { unpack } from "./solver.js";
-
-/** The widget model that render() needs, over plain values; save_changes announces changes. */
-export function localModel(values) {
-  const handlers = {}; // a set of jobs by event
-  const changed = new Set();
-  return {
-    get: (name) => values[name],
-    set(name, value) {
-      if (values[name] === value) return; // linked models would otherwise echo without end
-      values[name] = value;
-      changed.add(name);
-    },
-    save_changes() {
-      const names = [...changed];
-      changed.clear();
-      for (const name of names) for (const job of [...handlers[`change:${name}`] ?? []]) job();
-    },
-    on: (event, job) => (handlers[event] ??= new Set()).add(job),
-    off: (event, job) => handlers[event]?.delete(job),
-    send: () => undefined,
-  };
-}
-
-/** Keep traits of two models equal. */
-export function link(one, other, names) {
-  const copy = (from, to, name) => () => {
-    to.set(name, from.get(name));
-    to.save_changes();
-  };
-  for (const name of names) {
-    one.on(`change:${name}`, copy(one, other, name));
-    other.on(`change:${name}`, copy(other, one, name));
-  }
-}
-
-/** For JSON.parse: {"$bytes": base64} anywhere inside becomes a DataView. */
-export function revive(key, value) {
-  if (value?.$bytes === undefined) return value;
-  return new DataView(Uint8Array.from(atob(value.$bytes), (c) => c.charCodeAt(0)).buffer);
-}
 
 /** A plan as the map plays it: its steps and their terms of H, nats per token. */
 export function stepsOf(problem, order, strength) {
@@ -79,7 +40,8 @@ function open() {
   const asked = new URLSearchParams(location.hash.slice(1)).get("scale");
   const scale = Object.hasOwn(all.scales ?? {}, asked ?? "") ? asked : "";
   const states = scale ? all.scales[scale] : all;
-  const [plan, bridges] = [localModel({ present: 0, guess: "", guesses: [], _damage: {}, ...states.lambda }), localModel(states.bridge)];
+  const plan = localModel({ present: 0, guess: "", guesses: [], _damage: {}, ...states.lambda });
+  const bridges = localModel(states.bridge);
   const problem = unpack(states.lambda._problem);
   const map = mapModel(states.map, problem, plan);
   link(plan, bridges, ["selected_unit", "brushed", "plans"]);
