@@ -5,14 +5,15 @@ import test from "node:test";
 
 const parts = await import("../../../widgets/cocurve_widgets/front/map_parts.js");
 const { accountOf, cellAt, clipped, colored, correlationOf, halved, inside, pairsInside, pairsOf, pauseOf,
-  placesOf, runsOf, shadeCells, shadesOf, showing, squarePairs, unitsOf, zoomed } = parts;
+  placesOf, runsOf, shadeCells, shadesOf, showing, unitsOf, zoomed } = parts;
+const { squareOf } = await import("../../../widgets/cocurve_widgets/front/kit.js");
 const { boxOf, placeAt, pointAt } = await import("../../../widgets/cocurve_widgets/front/map_picture.js");
 
 const FULL = 32767;
 const root = (rho) => Math.round(Math.sign(rho) * Math.sqrt(Math.abs(rho)) * FULL);
 const RHO = [[1, 0.25, -0.04], [0.25, 1, 0.5], [-0.04, 0.5, 1]];
 const triangle = Int16Array.from([1, 0.25, -0.04, 1, 0.5, 1].map(root));
-const square = squarePairs(triangle, 3);
+const square = squareOf(triangle, 3, Int16Array);
 
 test("the triangle becomes a symmetric square, and its roots rho again", () => {
   for (let u = 0; u < 3; u++) {

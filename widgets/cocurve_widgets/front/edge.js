@@ -3,7 +3,7 @@
 import { edgeText, measuredPairs, pairRows } from "./by_hand.js";
 import { edgeChart } from "./chart.js";
 import { brief, signed, withError } from "./compare.js";
-import { button, h, show } from "./kit.js";
+import { button, eachPair, h } from "./kit.js";
 import { nameOf, rowOf } from "./solver.js";
 import { place } from "./svg.js";
 
@@ -23,12 +23,11 @@ export function pairsInTurn(problem, known) {
 
 /** The pair with the largest entry of H; null without H. */
 export function strongestPair({ matrix, size }) {
-  let best = null;
-  for (let u = 0; matrix && u < size; u++) {
-    for (let v = u + 1; v < size; v++) {
-      if (!best || Math.abs(matrix[u * size + v]) > Math.abs(matrix[best[0] * size + best[1]])) best = [u, v];
-    }
-  }
+  let [best, most] = [null, -1];
+  eachPair(matrix ? size : 0, (u, v) => {
+    const entry = u === v ? -1 : Math.abs(matrix[u * size + v]);
+    if (entry > most) [best, most] = [[u, v], entry];
+  });
   return best;
 }
 

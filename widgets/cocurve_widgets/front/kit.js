@@ -285,28 +285,6 @@ export function ticks(low, high, wanted = 5) {
   return found;
 }
 
-/** Draw lines across a picture at some values, each with its text on the left. */
-export function drawRules(g, colors, values, { y, text, left, right }) {
-  g.textBaseline = "middle";
-  g.textAlign = "right";
-  for (const value of values) {
-    g.fillStyle = colors.grid;
-    g.fillRect(left, y(value), right - left, 1);
-    g.fillStyle = colors.muted;
-    g.fillText(text(value), left - 6, y(value));
-  }
-}
-
-/** Draw a text upwards, centered at a point. */
-export function drawUpwards(g, text, x, y) {
-  g.save();
-  g.translate(x, y);
-  g.rotate(-Math.PI / 2);
-  g.textAlign = "center";
-  g.fillText(text, 0, 0);
-  g.restore();
-}
-
 /** Powers of ten between low and high (both > 0). */
 export function decades(low, high) {
   const [from, to] = [low, high].map(Math.log10);
@@ -547,4 +525,17 @@ export function typed(view, Kind) {
   if (view instanceof Kind) return view;
   const copy = view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength);
   return new Kind(copy);
+}
+
+/** Call use(u, v, k) for every pair of the upper triangle row by row, the diagonal included. */
+export function eachPair(size, use) {
+  let k = 0;
+  for (let u = 0; u < size; u++) for (let v = u; v < size; v++, k++) use(u, v, k);
+}
+
+/** The square [M * M] of an upper triangle that was sent row by row, as an array of the given class. */
+export function squareOf(triangle, size, Kind) {
+  const found = new Kind(size * size);
+  eachPair(size, (u, v, k) => { found[u * size + v] = found[v * size + u] = triangle[k]; });
+  return found;
 }

@@ -1,10 +1,10 @@
 // The map of H: one cell per pair of units, to order, zoom and brush; the greedy order step by step.
 
 import { COLORS, Cleaner, GONE, assign, button, fateText, fillBrushed, frame, h, labeled, menu, named,
-  palette, patch, percent, picture, receiveFiles, redrawing, show, stretch, table, typed,
+  palette, patch, percent, picture, receiveFiles, redrawing, show, squareOf, stretch, table, typed,
   unitCount } from "./kit.js";
 import { POWERS, accountOf, cellAt, clipped, colored, correlationOf, halved, inside, pairsInside, pauseOf,
-  placesOf, shadeCells, shadesOf, showing, squarePairs, unitsOf, zoomed } from "./map_parts.js";
+  placesOf, shadeCells, shadesOf, showing, unitsOf, zoomed } from "./map_parts.js";
 import { boxOf, paintHeat, placeAt, pointAt } from "./map_picture.js";
 
 const MAP_ROWS = 500; // of the table on the page; the file has all
@@ -22,7 +22,7 @@ export function renderMap({ model, el }) {
   const { name: names, saliency } = nodes;
   const size = names.length;
   const [roots, peak, ends] = ["roots", "peak", "ends"].map((trait) => model.get(trait));
-  const square = squarePairs(typed(model.get("pairs"), Int16Array), size);
+  const square = squareOf(typed(model.get("pairs"), Int16Array), size, Int16Array);
   const less = matchMedia("(prefers-reduced-motion: reduce)");
   const put = (values) => assign(model, values);
   let places = [];

@@ -1,24 +1,13 @@
 // The parts of the map of H that need no page: cells and their colors, orders, windows, the ledger.
 
+import { eachPair } from "./kit.js";
+
 const FULL_ROOT = 32767; // int16 of the largest root, as in curvature_map.py
 const SHADES = 255; // of either sign
 const OWN = SHADES + 1; // a unit with itself
 const LEAST_SPAN = 4; // units across the smallest window
 
-/** Call use(u, v, k) for every pair of the upper triangle row by row, the diagonal included. */
-function eachPair(size, use) {
-  let k = 0;
-  for (let u = 0; u < size; u++) for (let v = u; v < size; v++, k++) use(u, v, k);
-}
-
-/** The square Int16Array [M * M] of the upper triangle that the kernel sent row by row. */
-export function squarePairs(triangle, size) {
-  const square = new Int16Array(size * size);
-  eachPair(size, (u, v, k) => { square[u * size + v] = square[v * size + u] = triangle[k]; });
-  return square;
-}
-
-/** The triangle of `squarePairs` from H [size x size]: where H is there, it need not be sent. */
+/** The upper triangle of roots of rho, int16, from H [size x size]: where H is there, it need not be sent. */
 export function pairsOf(matrix, size, roots, peak) {
   const triangle = new Int16Array((size * (size + 1)) / 2);
   eachPair(size, (u, v, k) => {

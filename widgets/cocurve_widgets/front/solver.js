@@ -3,7 +3,7 @@
 // it with Python.
 
 import { difference } from "./compare.js";
-import { typed } from "./kit.js";
+import { squareOf, typed } from "./kit.js";
 
 export const MOST = 0.6; // curves and sliders end here
 export const KINDS = ["attention", "ffn"];
@@ -34,22 +34,11 @@ export function unpack(packed) {
   };
   if (packed.matrix && packed.matrix.byteLength) {
     const wide = packed.matrix.byteLength === size * (size + 1) * 4;
-    problem.matrix = square(typed(packed.matrix, wide ? Float64Array : Float32Array), size);
+    problem.matrix = squareOf(typed(packed.matrix, wide ? Float64Array : Float32Array), size, Float64Array);
     problem.saliency = problem.saliency.map((_, u) => problem.matrix[u * size + u]);
   }
   problem.half = problem.saliency.map((value) => value / 2);
   return problem;
-}
-
-function square(triangle, size) {
-  const matrix = new Float64Array(size * size);
-  let k = 0;
-  for (let u = 0; u < size; u++) {
-    for (let v = u; v < size; v++, k++) {
-      matrix[u * size + v] = matrix[v * size + u] = triangle[k];
-    }
-  }
-  return matrix;
 }
 
 /** The name of a unit: L12.ffn[3]. */
