@@ -1,27 +1,8 @@
 """Instruments for notebooks: live pruning plans, bridges, measured risk, and text.
 
-Names are imported on first use, so that one instrument does not need the plotting package of
-another.
-
-    session.py             the plan, unit and measured plans that instruments share; their thread
-    instrument.py          the base of all instruments: errors, linking, code, files
-    packing.py             H as the browser receives it
-    still.py               what stays of an instrument in a saved notebook
-    build_monitor.py       BuildMonitor: progress of a build (notebook 01)
-    curvature_map.py       CurvatureMap: H as a picture to order, zoom and brush (01)
-    damage.py              what plans break, measured while one looks
-    by_hand.py             plans and pairs of units made by clicks
-    solving.py             what LambdaExplorer solves on: the matrix, or the additive KL
-    lambda_explorer.py     LambdaExplorer: drag lambda and see the plan change (02)
-    bridge_explorer.py     BridgeExplorer: the graph of H and its bridge units (03)
-    fidelity_points.py     FidelityScatter (04): points as rows, their names and statistics
-    fidelity_measuring.py  measuring plans on the thread
-    fidelity_scatter.py    FidelityScatter itself: predicted against measured KL
-    generation_compare.py  GenerationCompare: dense and pruned text side by side (05)
-    export.py              export_html: both explorers in one offline page
-
-The JavaScript is in front/, one entry file per instrument and the shared parts in kit.js and
-solver.js.
+Names are imported on first use. session.py is what instruments share, instrument.py and traits.py
+what they are made of; each of the others is an instrument or a part of one, as its first line says.
+The JavaScript is in front/: kit.js and svg.js serve all, and a file imports what it needs.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from cocurve_lab.curvature.matrix import BLOCKS
 from cocurve_lab.figures import COLORS
 
 from .instrument import Explorer, counted, front, guarded, named_matrix
-from .packing import pair_rows
+from .packing import nodes_of, pair_rows, plain, unit_rows
 from .still import plot_html
 from .traits import Some, Within
 
@@ -118,14 +118,13 @@ class BridgeExplorer(Explorer):
     def _find_bridges(self) -> None:
         start = time.perf_counter()
         found = cl.bridge_units(self.curvature, self.saliency_quantile, self.connectivity_quantile)
-        pearson = found.saliency_connectivity_correlation
         self.bridges = {
             "indices": list(found.indices),
             "saliency_threshold": found.saliency_threshold,
             "connectivity_threshold": found.connectivity_threshold,
             "ranked": found.ranked,
             "note": found.note,
-            "correlation": None if math.isnan(pearson) else pearson,
+            "correlation": plain(found.saliency_connectivity_correlation),
             "flow": _flow(self.curvature, list(found.indices)),
         }
         self._seconds = time.perf_counter() - start
@@ -259,13 +258,8 @@ class BridgeExplorer(Explorer):
         return pair_rows(self.curvature, self._ends[self._shown()])
 
     def _unit_row(self, unit: int) -> dict[str, Any]:
-        columns = ("name", "saliency", "connectivity", "residual")
-        name, saliency, connectivity, residual = (self.nodes[column][unit] for column in columns)
-        return {
-            "unit": name,
-            "saliency": saliency,
-            "connectivity": connectivity,
-            "residual": residual,
+        (row,) = unit_rows(self.nodes, [unit], "saliency", "connectivity", "residual")
+        return row | {
             "bridge": unit in self.bridges["indices"],
             "diagonal_plan": fate(unit, self.plans["diagonal"]),
             "edge_aware_plan": fate(unit, self.plans["edge_aware"]),
@@ -338,19 +332,10 @@ def _flow(curvature: cl.Curvature, units: list[int]) -> dict[str, list[list[floa
 
 
 def _payload(curvature: cl.Curvature, ends: np.ndarray, rho: np.ndarray) -> dict[str, Any]:
-    units = curvature.units
     partners, partner_rho = _partners(curvature)
-    residual = cl.bridge_units(curvature).residual.tolist()
+    residual = [plain(value) for value in cl.bridge_units(curvature).residual.tolist()]
     return {
-        "nodes": {
-            "kind": units.kinds.tolist(),
-            "layer": units.layers.tolist(),
-            "index": [unit.index for unit in units],
-            "name": [unit.name for unit in units],
-            "saliency": curvature.saliency.tolist(),
-            "connectivity": curvature.connectivity.tolist(),
-            "residual": [None if math.isnan(value) else value for value in residual],
-        },
+        "nodes": nodes_of(curvature) | {"residual": residual},
         "edge_ends": ends.tobytes(),
         "edge_correlation": rho.astype(np.float32).tobytes(),
         "edge_total": int(np.count_nonzero(np.triu(curvature.matrix, 1))),

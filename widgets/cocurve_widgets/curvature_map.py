@@ -10,7 +10,7 @@ from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, obs
 import cocurve_lab as cl
 
 from .instrument import Explorer, front, guarded, named_matrix
-from .packing import gray_image, pair_rows
+from .packing import gray_image, nodes_of, pair_rows, unit_rows
 from .session import CancelToken
 from .traits import UnitIndex
 
@@ -194,17 +194,11 @@ class CurvatureMap(Explorer):
         return first + sorted(set(range(size)) - set(first))
 
     def _unit_rows(self) -> list[dict[str, Any]]:
-        steps = {u: k + 1 for k, u in enumerate(self.plan.get("order", []))}
-        columns = ("name", "layer", "kind", "saliency", "cost")
-        return [
-            {
-                "place": place + 1,
-                **{("unit" if c == "name" else c): self.nodes[c][u] for c in columns},
-                "removed_at_step": steps.get(u, ""),
-                "brushed": u in self.brushed,
-            }
-            for place, u in enumerate(self.places())
-        ]
+        steps, places = {u: k for k, u in enumerate(self.plan.get("order", []), 1)}, self.places()
+        rows = unit_rows(self.nodes, places, "layer", "kind", "saliency", "cost")
+        own = ({"removed_at_step": steps.get(u, ""), "brushed": u in self.brushed} for u in places)
+        both = enumerate(zip(rows, own, strict=True), 1)
+        return [{"place": place} | row | more for place, (row, more) in both]
 
     def _ledger_rows(self) -> list[dict[str, Any]]:
         steps = zip(*(self.plan.get(c, []) for c in ("order", "node", "edge", "gone")), strict=True)
@@ -294,8 +288,7 @@ def cluster_order(curvature: cl.Curvature) -> list[int]:
 
 
 def _payload(curvature: cl.Curvature) -> dict[str, Any]:
-    units, size = curvature.units, len(curvature.units)
-    saliency = curvature.saliency
+    size, saliency = len(curvature.units), curvature.saliency
     least = saliency[saliency > 0].min(initial=np.inf)
     roots = np.sqrt(np.where(saliency > 0, saliency, least if np.isfinite(least) else 1.0))
     upper = ~np.tri(size, k=-1, dtype=bool)
@@ -307,13 +300,7 @@ def _payload(curvature: cl.Curvature) -> dict[str, Any]:
     pairs = ~np.eye(size, dtype=bool)[upper]
     ends = {"correlation": sizes[pairs], "curvature": np.abs(values[pairs])}
     return {
-        "nodes": {
-            "kind": units.kinds.tolist(),
-            "layer": units.layers.tolist(),
-            "name": [unit.name for unit in units],
-            "saliency": saliency.tolist(),
-            "cost": units.costs.tolist(),
-        },
+        "nodes": nodes_of(curvature),
         "pairs": quantized.tobytes(),
         "peak": peak,
         "ends": {name: _end(found) for name, found in ends.items()},

@@ -21,7 +21,7 @@ from cocurve_lab.solver.path import LambdaPath
 from .by_hand import ByHand
 from .damage import Damage, plain
 from .instrument import Explorer, front, guarded, guards_code, plan_code
-from .packing import gray_image, pack_problem
+from .packing import gray_image, nodes_of, pack_problem, unit_rows
 from .session import CancelToken, Mailbox, Owed, Session, observers
 from .solving import EachStep, Solving, solving, surrogates_of
 from .traits import Some, Within
@@ -529,23 +529,12 @@ class LambdaExplorer(ByHand, Explorer):
 
     def table(self) -> list[dict[str, Any]]:
         """One row per unit: cost, saliency and connectivity (nats per token), and removal step."""
-        units, curvature = self.curvature.units, self.curvature
-        steps = {
-            u: k for k, u in enumerate(() if self.selection is None else self.selection.pruned)
-        }
-        return [
-            {
-                "unit": unit.name,
-                "layer": unit.layer,
-                "kind": unit.kind,
-                "cost": unit.cost,
-                "saliency": float(curvature.saliency[u]),
-                "connectivity": float(curvature.connectivity[u]),
-                "pruned": u in steps,
-                "step": steps.get(u, ""),
-            }
-            for u, unit in enumerate(units)
-        ]
+        order = () if self.selection is None else self.selection.pruned
+        steps, every = {u: k for k, u in enumerate(order)}, range(len(self.curvature.units))
+        columns = ("layer", "kind", "cost", "saliency", "connectivity")
+        rows = unit_rows(nodes_of(self.curvature), every, *columns)
+        own = ({"pruned": u in steps, "step": steps.get(u, "")} for u in every)
+        return [row | more for row, more in zip(rows, own, strict=True)]
 
     def state(self) -> dict[str, Any]:
         """The initial state of the front end, for a page without a kernel."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import math
 import struct
 import zlib
 from collections.abc import Iterable
@@ -56,6 +57,27 @@ def plan_mark(pruned: Iterable[int]) -> str:
     return base64.b64encode(np.packbits(bits, bitorder="little").tobytes()).decode()
 
 
+def nodes_of(curvature: cl.Curvature) -> dict[str, list[Any]]:
+    """The columns of all M units, for the page and for tables; H's in nats per token."""
+    units = curvature.units
+    return {
+        "name": [unit.name for unit in units],
+        "layer": units.layers.tolist(),
+        "kind": units.kinds.tolist(),
+        "index": [unit.index for unit in units],
+        "cost": units.costs.tolist(),
+        "saliency": curvature.saliency.tolist(),
+        "connectivity": curvature.connectivity.tolist(),
+    }
+
+
+def unit_rows(
+    nodes: dict[str, list[Any]], chosen: Iterable[int], *columns: str
+) -> list[dict[str, Any]]:
+    """Rows of a table of some units: their names and these columns of `nodes_of`."""
+    return [{"unit": nodes["name"][u]} | {c: nodes[c][u] for c in columns} for u in chosen]
+
+
 def pair_rows(curvature: cl.Curvature, pairs: np.ndarray) -> list[dict[str, Any]]:
     """Rows of a table of pairs [N, 2]: both names, H_uv (nats per token) and rho_uv."""
     names, rho = [unit.name for unit in curvature.units], curvature.correlation()
@@ -68,6 +90,11 @@ def pair_rows(curvature: cl.Curvature, pairs: np.ndarray) -> list[dict[str, Any]
         }
         for u, v in pairs.tolist()
     ]
+
+
+def plain(value: float) -> float | None:
+    """The value, or None in place of NaN, which JSON does not have."""
+    return None if math.isnan(value) else value
 
 
 def image_html(kind: str, data: bytes, alt: str) -> str:
