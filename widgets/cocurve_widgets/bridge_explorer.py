@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from traitlets import Bool, Bytes, Dict, Enum, Int, observe
+from traitlets import Bool, Bytes, Dict, Enum, Int
 
 import cocurve_lab as cl
 from cocurve_lab.curvature.matrix import BLOCKS
@@ -28,8 +28,9 @@ FEW = 24  # edges that pass the default threshold: more cannot be followed by ey
 RATIO = 0.2  # of the compared plans, until the session has one
 # tried for the compared plans, where they treat the bridges alike at the ratio asked for
 RATIOS = tuple(n / 20 for n in range(1, 13))
+FILTERS = ("threshold", "edges_of", "sign", "blocks", "ego")
 CONTROLS = (
-    *("threshold", "edges_of", "sign", "blocks", "ego", "compared_ratio"),
+    *(*FILTERS, "compared_ratio"),
     *("saliency_quantile", "connectivity_quantile", "selected_unit", "brushed", "table_of"),
 )
 
@@ -106,16 +107,17 @@ class BridgeExplorer(Explorer):
             near = self._touches(listed) if self.edges_of == "bridges" else slice(None)
             self.threshold = _opening_threshold(self._rho[near])
         self.follow(self._compare_plans, "selection")
+        self.observe(self._find_bridges, ("saliency_quantile", "connectivity_quantile"))
+        self.observe(self._compare_plans, "compared_ratio")
+        self.observe(
+            self._tell, ("threshold", "edges_of", "sign", "blocks", "ego", "selected_unit")
+        )
+        self._tell()
 
     # Bridges and plans --------------------------------------------------------------------------
 
-    @observe("saliency_quantile", "connectivity_quantile")
-    def _requantile(self, change: Any) -> None:
-        if self.bridges:  # not while the constructor sets them
-            self._find_bridges()
-
     @guarded
-    def _find_bridges(self) -> None:
+    def _find_bridges(self, change: Any = None) -> None:
         start = time.perf_counter()
         found = cl.bridge_units(self.curvature, self.saliency_quantile, self.connectivity_quantile)
         self.bridges = {
@@ -129,11 +131,6 @@ class BridgeExplorer(Explorer):
         }
         self._seconds = time.perf_counter() - start
         self._compare_plans()
-
-    @observe("compared_ratio")
-    def _compare_again(self, change: Any) -> None:
-        if self.bridges:
-            self._compare_plans()
 
     @guarded
     def _compare_plans(self, change: Any = None) -> None:
@@ -187,13 +184,8 @@ class BridgeExplorer(Explorer):
                 found |= {name: None, "problem": str(error)}
         return found
 
-    @observe("threshold", "edges_of", "sign", "blocks", "ego", "selected_unit")
-    def _restate(self, change: Any) -> None:
-        if self.bridges:
-            self._tell()
-
     @guarded
-    def _tell(self) -> None:
+    def _tell(self, change: Any = None) -> None:
         shown, sent = int(self._shown().sum()), len(self._rho)
         weakest = abs(self._rho[-1]) if sent else 0.0
         where = f"{counted(self.edge_total, 'edge')} (|correlation| >= {self.threshold:.3g})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, observe, validate
+from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, validate
 
 import cocurve_lab as cl
 
@@ -92,6 +92,8 @@ class CurvatureMap(Explorer):
             setattr(self, name, controls[name])
         self._arrange()
         self.follow(self._take_plan, "selection")
+        self.observe(self._tell, ("selected_unit", "partner"))
+        self.observe(self._arrange, "order")
 
     # Traits at the edge -------------------------------------------------------------------------
 
@@ -128,7 +130,6 @@ class CurvatureMap(Explorer):
 
     # Order and plan -----------------------------------------------------------------------------
 
-    @observe("order")
     @guarded
     def _arrange(self, change: Any = None) -> None:
         """Order by clustering on the session's thread, when it is first asked for."""
@@ -150,13 +151,8 @@ class CurvatureMap(Explorer):
             self.step = 0 if plan is None else len(plan)
         self._tell()
 
-    @observe("selected_unit", "partner")
-    def _repair(self, change: Any) -> None:
-        if self.nodes:  # not while the constructor sets them
-            self._tell()
-
     @guarded
-    def _tell(self) -> None:
+    def _tell(self, change: Any = None) -> None:
         curvature, u, v = self.curvature, self.selected_unit, self.partner
         source = f"Estimated from {named_matrix(curvature)}, not measured."
         if u is None or v is None:
