@@ -30,8 +30,8 @@ RATIO = 0.2  # of the compared plans, until the session has one
 RATIOS = tuple(n / 20 for n in range(1, 13))
 FILTERS = ("threshold", "edges_of", "sign", "blocks", "ego")
 CONTROLS = (
-    *(*FILTERS, "compared_ratio"),
-    *("saliency_quantile", "connectivity_quantile", "selected_unit", "brushed", "table_of"),
+    *(*FILTERS, "compared_ratio", "saliency_quantile", "connectivity_quantile"),
+    *("selected_unit", "brushed", "table_of"),
 )
 
 
@@ -109,9 +109,7 @@ class BridgeExplorer(Explorer):
         self.follow(self._compare_plans, "selection")
         self.observe(self._find_bridges, ("saliency_quantile", "connectivity_quantile"))
         self.observe(self._compare_plans, "compared_ratio")
-        self.observe(
-            self._tell, ("threshold", "edges_of", "sign", "blocks", "ego", "selected_unit")
-        )
+        self.observe(self._tell, (*FILTERS, "selected_unit"))
         self._tell()
 
     # Bridges and plans --------------------------------------------------------------------------
