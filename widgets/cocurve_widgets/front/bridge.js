@@ -1,9 +1,9 @@
 // The bridge explorer: graph of the edges, saliency against connectivity, list of bridges.
 
 import { logPlane, nearest, sheet, svg, text } from "./svg.js";
-import { COLORS, Cleaner, GONE, assign, button, counted, fateText, fillBrushed, fit, frame, h,
+import { COLORS, Cleaner, GONE, assign, button, checks, counted, fateText, fillBrushed, fit, frame, h,
   labeled, menu, named, numberInput, oddMatrix, palette, percent, picture, receiveFiles, redrawing,
-  refill, show, stretch, table, typed, typedNumber, unitCount } from "./kit.js";
+  refill, show, stretch, table, tied, typed, unitCount } from "./kit.js";
 import { comparedPlans, flowChart, graphKey, lineEnds, markPaths, placeGraph, readEdges, shareBelow,
   shownText, strokeEdges, unitsInside, visibleEdges } from "./bridge_parts.js";
 import { drawGridAxes, lineOf, paintPaths, unitGrid } from "./unit_map.js";
@@ -45,33 +45,28 @@ export function renderBridge({ model, el }) {
   // the slider ends where the strongest edge is left: beyond it there is nothing to see
   const steps = Math.floor(200 * Math.abs(edges.rho[0] ?? 1) + 1e-9);
   const most = Math.max(1, steps) / 200;
-  const slider = h("input", { type: "range", min: 0, max: most, step: 0.005,
-    "aria-label": "threshold", oninput: () => put("threshold", slider.valueAsNumber) });
-  const box = h("input", { type: "number", min: 0, max: 1, step: 0.01,
-    "aria-label": "threshold as number", onchange: () => put("threshold", typedNumber(box) ?? 0) });
-  const choice = (name, pairs) => menu(pairs, (value) => put(name, value));
-  const edgesOf = choice("edges_of", [["bridges", "listed bridges"], ["all", "all units"]]);
-  const sign = choice("sign", ["both", "positive", "negative"].map((value) => [value, value]));
-  const blocks = ["attention", "cross", "ffn"].map((value) => h("input", { type: "checkbox", value,
-    onchange: () => put("blocks", blocks.filter((b) => b.checked).map((b) => b.value)) }));
-  const ego = h("input", { type: "checkbox", onchange: () => put("ego", ego.checked) });
-  const compared = h("input", { type: "number", min: 0, max: MOST_RATIO, step: 1,
-    placeholder: "auto", onchange: () => {
-      const value = typedNumber(compared);
-      put("compared_ratio", value === null ? null : value / 100);
-    } });
+  const tie = (trait, control, how) => tied(model, cleaner, trait, control, how);
+  const number = (attributes) => h("input", { type: "number", min: 0, ...attributes });
+  const slider = h("input", { type: "range", min: 0, max: most, step: 0.005, "aria-label": "threshold" });
+  const box = number({ max: 1, step: 0.01, "aria-label": "threshold as number" });
+  const ego = tie("ego", h("input", { type: "checkbox" }));
+  const compared = number({ max: MOST_RATIO, step: 1, placeholder: "auto" });
   const quantile = (name) => numberInput(model, cleaner, name, { min: 0, max: 1, step: 0.05 });
   controls.append(
-    labeled("weakest edge shown (|ρ|)", h("span", { class: "cc-row" }, slider, box)),
-    labeled("edges of", edgesOf), labeled("sign of the edges (ρ)", sign),
+    labeled("weakest edge shown (|ρ|)", h("span", { class: "cc-row" },
+      tie("threshold", slider, { event: "input" }),
+      tie("threshold", box, { shown: (x) => Number(x.toPrecision(6)) }))),
+    labeled("edges of", tie("edges_of", menu([["bridges", "listed bridges"], ["all", "all units"]]))),
+    labeled("sign of the edges (ρ)", tie("sign", menu(["both", "positive", "negative"].map((one) => [one, one])))),
     h("label", { class: "cc-row", title: "the selected unit, its edges and its neighbors" },
       ego, "ego view"));
   controls.after(h("details", { class: "cc-more" }, h("summary", {}, "More"),
     h("div", { class: "cc-controls" },
       h("fieldset", { class: "cc-row", style: "border:0;padding:0;margin:0" },
         h("legend", { class: "cc-muted" }, "blocks"),
-        ...blocks.map((b) => h("label", { class: "cc-row" }, b, b.value.replace("ffn", "FFN")))),
-      labeled("plans compared at, % (empty: where they differ)", compared),
+        ...checks(model, cleaner, "blocks", ["attention", "cross", "ffn"])),
+      labeled("plans compared at, % (empty: where they differ)", tie("compared_ratio", compared,
+        { empty: true, shown: (x) => (x === null ? "" : 100 * x), meant: (x) => (x === null ? null : x / 100) })),
       ...(live ? [
         labeled("low saliency quantile", quantile("saliency_quantile"),
           "low: at most this; 0.5 is the median"),
@@ -358,20 +353,8 @@ export function renderBridge({ model, el }) {
 
   const parts = { graph: drawGraph, plane: drawPlane, flow: drawFlowOf, card: drawCard,
     lists: drawLists };
-  function showControls() {
-    const value = String(Number(model.get("threshold").toPrecision(6)));
-    slider.value = value;
-    if (document.activeElement !== box) box.value = value;
-    sign.value = model.get("sign");
-    edgesOf.value = model.get("edges_of") ?? "all";
-    const share = model.get("compared_ratio");
-    if (document.activeElement !== compared) compared.value = share == null ? "" : 100 * share;
-    ego.checked = model.get("ego");
-    blocks.forEach((b) => (b.checked = model.get("blocks").includes(b.value)));
-  }
   const all = Object.keys(parts);
-  showControls();
-  redrawing(model, cleaner, ui, { parts, first: showControls,
+  redrawing(model, cleaner, ui, { parts,
     turned: ["graph", "plane", "flow", "lists"],
     follows: { threshold: ["graph"], edges_of: ["graph"], sign: ["graph"], blocks: ["graph"],
       ego: ["graph"], compared_ratio: ["lists", "card"], selected_unit: all,

@@ -2,7 +2,7 @@
 
 import { keyEntry, levels, sheet, svg, text } from "./svg.js";
 import { brief } from "./compare.js";
-import { COLORS, count, counted, show, ticks, unitCount } from "./kit.js";
+import { COLORS, count, counted, show, ticks } from "./kit.js";
 import { circle, lineOf, rectangle } from "./unit_map.js";
 
 const BLOCK_NAMES = ["ffn", "cross", "attention"]; // by the number of attention ends

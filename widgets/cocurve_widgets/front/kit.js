@@ -93,20 +93,27 @@ export function showBeside(card, left, right, top) {
 
 /**
  * Keep a control and a trait equal: an event of the control sets the trait, a number in its bounds. The
- * control has shown(value) of the trait, and the trait meant(value) of the control.
+ * control has shown(value) of the trait, and the trait meant(value) of the control. A field without a
+ * number gets back its value, unless `empty` lets it mean null.
  */
 export function tied(model, cleaner, trait, control,
-  { event = "change", shown = (x) => x, meant = (x) => x } = {}) {
+  { event = "change", shown = (x) => x, meant = (x) => x, empty = false } = {}) {
   const key = control.type === "checkbox" ? "checked" : "value";
   const fill = () => { control[key] = shown(model.get(trait)); };
   control.addEventListener(event, () => {
     const value = ["number", "range"].includes(control.type) ? typedNumber(control) : control[key];
-    if (value !== null) assign(model, { [trait]: meant(value) });
+    if (value !== null || empty) assign(model, { [trait]: meant(value) });
     fill(); // what is out of bounds was brought in, or is no number
   });
   cleaner.follow(model, [trait], fill);
   return control;
 }
+
+/** A checkbox in its label for each of the names that a list trait may hold. */
+export const checks = (model, cleaner, trait, names) => names.map((name) => h("label", { class: "cc-row" },
+  tied(model, cleaner, trait, h("input", { type: "checkbox" }), { shown: (held) => held.includes(name),
+    meant: (on) => names.filter((one) => (one === name ? on : model.get(trait).includes(one))) }),
+  name === "ffn" ? "FFN" : name));
 
 /** A number field that follows a trait of that name and sets it. */
 export const numberInput = (model, cleaner, name, attributes) =>
@@ -482,9 +489,9 @@ export function fillBrushed(place, brushed, unitButton, none) {
  * Redraw with the next frame what a change concerns, and the table a little later.
  *
  * parts: drawing functions by name; follows: the names of parts that each trait concerns; turned:
- * the parts that theme and width concern; first(trait) runs before, at once.
+ * the parts that theme and width concern; first(trait), if any, runs before, at once.
  */
-export function redrawing(model, cleaner, { root, body }, { parts, follows, turned, first }) {
+export function redrawing(model, cleaner, { root, body }, { parts, follows, turned, first = () => undefined }) {
   const stale = new Set();
   let [timer, look] = [0, ""];
   const draw = () => {

@@ -3,8 +3,8 @@
 import { axisOf, linearAxis, neighbor, planAt } from "./axis.js";
 import { handPanels, ownPlan, pairWith, toggled } from "./by_hand.js";
 import { brief, difference } from "./compare.js";
-import { COLORS, Cleaner, GONE, SILENCE, assign, button, counted, frame, h, named, offer, palette,
-  percent, picture, receiveFiles, show, showBeside, stemOf, typed, unitCount, watch } from "./kit.js";
+import { COLORS, Cleaner, GONE, SILENCE, assign, button, frame, h, named, offer, palette,
+  percent, picture, receiveFiles, show, showBeside, stemOf, tied, typed, unitCount, watch } from "./kit.js";
 import { edgePanel } from "./edge.js";
 import { chartPanel } from "./lambda_chart.js";
 import { CONTROLS, guardWords, labelOf, lambdaControls } from "./lambda_controls.js";
@@ -91,7 +91,7 @@ export function renderLambda({ model, el }) {
   const hand = handPanels(problem, { put, clear: () => editPlan(null) });
   const edge = edgePanel(problem, put);
   const numbers = numbersPanel();
-  const live = h("input", { type: "checkbox", onchange: () => put({ live: live.checked }) });
+  const live = tied(model, cleaner, "live", h("input", { type: "checkbox" }));
   const choice = h("label", { title: "KL and right answers of A and B are measured as soon as the hand rests" },
     live, " measure automatically");
   const facts = h("div", { class: "cc-facts" });
@@ -124,7 +124,6 @@ export function renderLambda({ model, el }) {
   function showControls() {
     const [now, marks] = [controls(), model.get("_marks")];
     chooseAxis();
-    live.checked = Boolean(model.get("live"));
     choice.hidden = alone() || !model.get("_damage").text;
     const far = untrusted(marks, now.interaction_strength);
     doubt.hidden = !untrusted(marks, Infinity);

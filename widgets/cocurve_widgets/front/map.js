@@ -1,8 +1,8 @@
 // The map of H: one cell per pair of units, to order, zoom and brush; the greedy order step by step.
 
 import { COLORS, Cleaner, GONE, assign, button, fateText, fillBrushed, frame, h, labeled, menu, named,
-  palette, patch, percent, picture, receiveFiles, redrawing, show, squareOf, stretch, table, typed,
-  unitCount } from "./kit.js";
+  palette, patch, percent, picture, receiveFiles, redrawing, show, squareOf, stretch, table, tied,
+  typed, unitCount } from "./kit.js";
 import { POWERS, accountOf, cellAt, clipped, colored, correlationOf, halved, inside, pairsInside, pauseOf,
   placesOf, shadeCells, shadesOf, showing, unitsOf, zoomed } from "./map_parts.js";
 import { boxOf, paintHeat, placeAt, pointAt } from "./map_picture.js";
@@ -55,13 +55,11 @@ export function renderMap({ model, el }) {
 
   // Controls ------------------------------------------------------------------------------------
 
-  const choice = (name, texts) => menu(Object.entries(texts), (value) => put({ [name]: value }));
+  const choice = (name, texts) => tied(model, cleaner, name, menu(Object.entries(texts)));
   const order = choice("order", { layer: "layer", saliency: "saliency, largest first",
     clustering: "clustering, tied units together", plan: "plan, removed first" });
   const scale = choice("scale", { correlation: "correlation ρ_uv", curvature: "curvature H_uv" });
-  const drag = menu([["brush", "brush units"], ["zoom", "zoom in"], ["move", "move"]], () => {});
-  const onlyPlan = h("input", { type: "checkbox",
-    onchange: () => put({ only_plan: onlyPlan.checked }) });
+  const drag = menu([["brush", "brush units"], ["zoom", "zoom in"], ["move", "move"]]);
   const play = button("Play", "", () =>
     put({ ...(atEnd() ? { step: 0 } : {}), playing: !model.get("playing") }));
   const step = h("input", { type: "range", min: 0, step: 1, "aria-label": "step of the plan",
@@ -74,7 +72,7 @@ export function renderMap({ model, el }) {
     h("span", { class: "cc-row" }, button("−", "zoom out", () => zoom(1 / 1.6)),
       button("+", "zoom in", () => zoom(1.6)), button("All of H", "zoom out fully", showAll)),
     h("label", { class: "cc-row", title: "fade every cell but those of two removed units" },
-      onlyPlan, "only pairs of the plan"),
+      tied(model, cleaner, "only_plan", h("input", { type: "checkbox" })), "only pairs of the plan"),
     h("span", { class: "cc-row", style: "flex-wrap:wrap" }, play, steps[0], step, steps[1], stepText));
 
   // Pictures and cards ----------------------------------------------------------------------------
@@ -264,9 +262,6 @@ export function renderMap({ model, el }) {
   function showControls() {
     const total = length();
     const steady = !plan().ordered;
-    order.value = model.get("order");
-    scale.value = model.get("scale");
-    onlyPlan.checked = model.get("only_plan");
     step.max = total;
     step.value = model.get("step");
     step.disabled = steps[0].disabled = steps[1].disabled = steady;
