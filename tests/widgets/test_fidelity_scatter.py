@@ -40,9 +40,7 @@ def scatter() -> Iterator[FidelityScatter]:
 def settle(scatter: FidelityScatter) -> None:
     """Until the worker is idle and the last redraw has come."""
     assert scatter.session.worker.join(60)
-    eventually(lambda: scatter._timer is None)
-    with scatter.lock:  # held while it redraws
-        pass
+    assert scatter._drawing.join(60)
 
 
 def press(scatter: FidelityScatter, name: str) -> None:
@@ -201,7 +199,7 @@ def test_without_shifts_only_h_predicts() -> None:
     with pytest.raises(cl.InputError, match="no sketch of shifts"):
         scatter.surrogate = "pair KL"
     assert scatter.surrogate == "H"
-    with pytest.raises(TraitError, match="'surrogate'.*'H', 'pair KL', 'additive KL'.*'Q'"):
+    with pytest.raises(TraitError, match=r"'surrogate'.*'H', 'pair KL', 'additive KL'.*'Q'"):
         scatter.surrogate = "Q"
     scatter.close()
 

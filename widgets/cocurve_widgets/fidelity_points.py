@@ -30,6 +30,7 @@ SURROGATES = {
 }
 Row = dict[str, Any]
 Rows = list[Row]
+Pool = Sequence[tuple[str, cl.Selection]]  # plans measured together, each with its method
 Plans = list[tuple[cl.Selection, Row]]  # measured plans with their rows
 
 
@@ -52,7 +53,7 @@ class Book:
         """The book of a session, made on first use."""
         return _BOOKS.setdefault(session, cls())
 
-    def add_pool(self, name: str, code: str, plans: Sequence[tuple[str, cl.Selection]]) -> None:
+    def add_pool(self, name: str, code: str, plans: Pool) -> None:
         """Record a set measured together, and number its random sets and swaps.
 
         Args:
@@ -187,21 +188,18 @@ def caption(curvature: cl.Curvature, surrogate: str, text: str | None) -> str:
         count, tokens = curvature.require_shifts().of("price").probabilities.shape
         by = (
             f"by the {surrogate} of the shifts at {counted(count, 'position')}, on "
-            f"{counted(tokens, 'token')} each. A "
-            'plan solved on part "fit" of the shifts has not seen these positions; H has'
+            f"{counted(tokens, 'token')} each. "
+            'A plan solved on part "fit" of the shifts has not seen these positions; H has'
         )
         alone = "its KL there"
-    parts = [
-        f"Predicted: {by}. Measured: over the full vocabulary, on "
-        f"{text or 'the text each point names'}."
-    ]
-    if curvature.single_unit_risk is None:
-        parts.append("This curvature does not hold the KL of single units: no gray points.")
-    else:
-        parts.append(
+    gray = "This curvature does not hold the KL of single units: no gray points."
+    if curvature.single_unit_risk is not None:
+        gray = (
             f"Gray: each unit alone, {alone} against its KL in the build, on the calibration text; "
             f"that KL is over {curvature.risk_support}."
         )
+    on = text or "the text each point names"
+    parts = [f"Predicted: {by}. Measured: over the full vocabulary, on {on}.", gray]
     if text and "row_fingerprints" not in known:
         parts.append("H does not record its calibration rows, so overlap cannot be checked.")
     return " ".join(parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,9 @@ from cocurve_lab.solver.targets import require_ratio, require_strength
 
 from . import fidelity_points
 from .fidelity_measuring import Measurer
-from .fidelity_points import METHODS, SINGLE, SURROGATES, Book, Plans, Row, Rows, rows_of
+from .fidelity_points import METHODS, SINGLE, SURROGATES, Book, Plans, Pool, Row, Rows, rows_of
 from .instrument import KIT, Instrument, counted, front, guarded, plan_code
-from .session import MeasuredPlan, Session, text_name
+from .session import CancelToken, Mailbox, MeasuredPlan, Session, text_name
 from .still import plot_html
 from .traits import Some
 
@@ -69,8 +68,8 @@ class FidelityScatter(Instrument):
 
     ratio = Float(0.2).tag(sync=True)
     interaction_strength = Float(1.0).tag(sync=True)
-    strengths: List[float] = List(Float(), [0.0, 0.1, 0.25, 0.5, 1.0], minlen=1).tag(sync=True)
-    ratios: List[float] = List(Float(), [0.05, 0.1, 0.2, 0.3, 0.4, 0.5], minlen=1).tag(sync=True)
+    strengths: List[float] = List(Float(), [0.0, 0.1, 0.25, 0.5, 1.0]).tag(sync=True)
+    ratios: List[float] = List(Float(), [0.05, 0.1, 0.2, 0.3, 0.4, 0.5]).tag(sync=True)
     seed = Int(0).tag(sync=True)
     rows = Int(0).tag(sync=True)
     surrogate = Enum([*SURROGATES], "H").tag(sync=True)
@@ -97,11 +96,10 @@ class FidelityScatter(Instrument):
         self.calibration = calibration
         super().__init__(curvature, session=session, model=model, tokenizer=tokenizer, **controls)
         self.book = Book.of(self.session)
-        self.measurer = Measurer(self.session, self._changed, self.report)
         self._singles = fidelity_points.single_rows(curvature)
         self._splits: dict[tuple[str, str], list[RiskSplit]] = {}  # a part per row done
-        self._drawn_at = 0.0
-        self._timer: threading.Timer | None = None
+        self._drawing, self._drawn_at = Mailbox(), 0.0
+        self.measurer = Measurer(self.session, self._changed, self.report)
         self._actions = {
             "Measure this plan": lambda: self.measure(self.require_plan(), wait=False),
             "Lambda sweep": lambda: self.measure_lambda_sweep(wait=False),
@@ -127,8 +125,9 @@ class FidelityScatter(Instrument):
         require = require_ratio if name.startswith("ratio") else require_strength
         for number in value if isinstance(value, list) else [value]:
             require(number)
-        if name == "ratio" and not value:
-            raise cl.InputError("ratio is 0, which removes nothing. Set a ratio above 0.")
+        if not value and name != "interaction_strength":
+            some = "a ratio above 0" if name == "ratio" else "at least one number"
+            raise cl.InputError(f"{name} is {value}, which leaves nothing to measure. Set {some}.")
         return value
 
     @validate("rows")
@@ -165,14 +164,11 @@ class FidelityScatter(Instrument):
     def _plans(self) -> Plans:
         """The measured plans that pass the filters, each with its row."""
         return [
-            (record.selection, self._row(record))
+            (record.selection, fidelity_points.plan_row(self.curvature, self.book, record))
             for record in self.session.measured
             if self.text in ("", record.text)
             and self.book.name(record.selection)[0] in self.methods
         ]
-
-    def _row(self, record: MeasuredPlan) -> Row:
-        return fidelity_points.plan_row(self.curvature, self.book, record)
 
     def _units(self) -> Rows:
         """The rows of the single units; none while they are hidden."""
@@ -273,7 +269,7 @@ class FidelityScatter(Instrument):
             self.measurer.measure_soon(list(fresh.values()), held_out)
         known = self._on(text)
         found = [known[plan.fingerprint] for plan in plans if plan.fingerprint in known]
-        return [self._row(record) for record in found]
+        return [fidelity_points.plan_row(self.curvature, self.book, record) for record in found]
 
     def _on(self, text: str) -> dict[str, MeasuredPlan]:
         """The plans measured on one text, by fingerprint."""
@@ -355,12 +351,7 @@ class FidelityScatter(Instrument):
         return [list(x) if isinstance(x, Iterable) else x for x in found]
 
     def _measure_set(
-        self,
-        name: str,
-        method: str,
-        given: list[Any],
-        pool: Sequence[tuple[str, cl.Selection]],
-        wait: bool,
+        self, name: str, method: str, given: list[Any], pool: Pool, wait: bool
     ) -> Rows:
         """Measure plans under one name; `method` made them of what was `given`."""
         plans = [plan for _, plan in pool]
@@ -453,21 +444,16 @@ class FidelityScatter(Instrument):
     @guarded
     def _changed(self, _: Any = None) -> None:
         """Redraw now, or after the rest of PAUSE: measuring would redraw more often than that."""
-        if self._timer is not None or self.comm is None:
+        if self.comm is None:
             return
-        wait = self._drawn_at + PAUSE - time.monotonic()
-        if wait <= 0:
+        if time.monotonic() >= self._drawn_at + PAUSE:
             self.refresh()
         else:
-            self._timer = threading.Timer(wait, self._later)
-            self._timer.daemon = True
-            self._timer.start()
+            self._drawing.submit("draw", self._later, self.report)
 
-    @guarded
-    def _later(self) -> None:
-        self._timer = None
-        if self.comm is not None:  # else closed while the timer ran
-            self.refresh()
+    def _later(self, token: CancelToken) -> None:
+        token.rest(self._drawn_at + PAUSE - time.monotonic())
+        self.refresh()
 
     @guarded
     def refresh(self) -> None:
@@ -529,8 +515,8 @@ class FidelityScatter(Instrument):
         if plan is None:
             return ""
         known = (record.selection.fingerprint for record in self.session.measured)
-        measured = plan.fingerprint in known  # also where the filters hide its point
-        how = "measured" if measured else "only predicted so far"
+        # also where the filters hide its point
+        how = "measured" if plan.fingerprint in known else "only predicted so far"
         by = "" if self.surrogate == "H" else f" by the {self.surrogate}"
         predicted = f"predicted {self._predicted(plan):.3g} nats{by}"
         return f"chosen: {self.book.name(plan)[1]}, {predicted} ({how})"
@@ -545,6 +531,7 @@ class FidelityScatter(Instrument):
         """Stop measuring, leave the session, and close the widget."""
         if "measurer" in vars(self):  # else the constructor failed half-way
             self.measurer.cancel()
+            self._drawing.cancel("draw")
         super().close()
 
     def __repr__(self) -> str:
