@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from traitlets import Dict, Float, Int, List, Unicode, validate
+from traitlets import Dict, Enum, Float, Int, List, Unicode, validate
 
 import cocurve_lab as cl
 from cocurve_lab.figures import COLORS
-from cocurve_lab.measuring.agreement import predictions, same_budget_pool
+from cocurve_lab.measuring.agreement import same_budget_pool
 from cocurve_lab.measuring.gap import RiskSplit
 from cocurve_lab.solver.targets import require_ratio, require_strength
 
+from . import fidelity_points
 from .fidelity_measuring import Measurer
-from .fidelity_points import (
-    METHODS,
-    SINGLE,
-    SURROGATES,
-    Book,
-    Rows,
-    by_column,
-    caption,
-    code_for,
-    drawable,
-    plain,
-    plan_row,
-    predicted_by,
-    predicted_risk,
-    single_rows,
-    status_line,
-    summarize,
-)
-from .instrument import Instrument, front, guarded
-from .session import MeasuredPlan, Session, text_name
+from .fidelity_points import METHODS, SINGLE, SURROGATES, Book, Plans, Pool, Row, Rows, rows_of
+from .instrument import Instrument, counted, front, guarded, plan_code
+from .session import CancelToken, Mailbox, MeasuredPlan, Session, text_name
 from .still import plot_html
 from .traits import Some
 
@@ -89,7 +71,7 @@ class FidelityScatter(Instrument):
     ratios: List[float] = List(Float(), [0.05, 0.1, 0.2, 0.3, 0.4, 0.5]).tag(sync=True)
     seed = Int(0).tag(sync=True)
     rows = Int(0).tag(sync=True)
-    surrogate = Unicode("H").tag(sync=True)
+    surrogate = Enum([*SURROGATES], "H").tag(sync=True)
     methods = Some(METHODS).tag(sync=True)
     text = Unicode().tag(sync=True)
     # what the page draws: rows by column, what can be chosen, and everything else
@@ -108,18 +90,15 @@ class FidelityScatter(Instrument):
         tokenizer: PreTrainedTokenizerBase | None = None,
         **controls: Any,
     ) -> None:
-        self._require_known(controls)
         if calibration is not None:
             calibration = calibration.require_disjoint(curvature)
         self.calibration = calibration
-        shared: Any = {"session": session, "model": model, "tokenizer": tokenizer}
-        super().__init__(curvature, **shared, **controls)
+        super().__init__(curvature, session=session, model=model, tokenizer=tokenizer, **controls)
         self.book = Book.of(self.session)
-        self.measurer = Measurer(self.session, self._changed, self.report)
-        self._singles = single_rows(curvature)
+        self._singles = fidelity_points.single_rows(curvature)
         self._splits: dict[tuple[str, str], list[RiskSplit]] = {}  # a part per row done
-        self._drawn_at = 0.0
-        self._timer: threading.Timer | None = None
+        self._drawing, self._drawn_at = Mailbox(), 0.0
+        self.measurer = Measurer(self.session, self._changed, self.report)
         self._actions = {
             "Measure this plan": lambda: self.measure(self.require_plan(), wait=False),
             "Lambda sweep": lambda: self.measure_lambda_sweep(wait=False),
@@ -127,13 +106,11 @@ class FidelityScatter(Instrument):
             "Same-budget pool": lambda: self.measure_pool(wait=False),
             "Cancel": self.cancel,
         }
-        known = {"H": SURROGATES["H"]}
-        with suppress(cl.InputError):  # no sketch of shifts, or one of too few groups
-            curvature.require_shifts().of("price")
-            known = SURROGATES
+        scores = fidelity_points.scores_of(curvature, ())  # None where the sketch for it is missing
+        known = {name: axis for name, axis in SURROGATES.items() if scores[axis[0]] is not None}
         rows = 0 if calibration is None else len(calibration)
         self.set_trait("offered", {"methods": METHODS, "surrogates": known, "rows": rows})
-        self.set_trait("units", by_column(self._singles))
+        self.set_trait("units", fidelity_points.by_column(self._singles))
         for trait in ("selection", "measured", "selected_unit"):
             self.follow(self._changed, trait)
         self.observe(self._changed, ["methods", "text", "rows", "surrogate"])
@@ -141,22 +118,15 @@ class FidelityScatter(Instrument):
 
     # Values -------------------------------------------------------------------------------------
 
-    @validate("ratio", "ratios")
-    def _check_ratio(self, proposal: Any) -> Any:
+    @validate("ratio", "ratios", "interaction_strength", "strengths")
+    def _check_numbers(self, proposal: Any) -> Any:
         name, value = proposal.trait.name, proposal.value
-        for ratio in [value] if name == "ratio" else value:
-            require_ratio(ratio)
-        if not value:
-            raise cl.InputError(f"{name} is {value}, which removes nothing. Set a ratio above 0.")
-        return value
-
-    @validate("interaction_strength", "strengths")
-    def _check_strength(self, proposal: Any) -> Any:
-        value = proposal.value
-        for strength in value if isinstance(value, list) else [value]:
-            require_strength(strength)
-        if value == []:
-            raise cl.InputError("strengths is empty. Set at least one lambda to sweep.")
+        require = require_ratio if name.startswith("ratio") else require_strength
+        for number in value if isinstance(value, list) else [value]:
+            require(number)
+        if not value and name != "interaction_strength":
+            some = "a ratio above 0" if name == "ratio" else "at least one number"
+            raise cl.InputError(f"{name} is {value}, which leaves nothing to measure. Set {some}.")
         return value
 
     @validate("rows")
@@ -171,9 +141,6 @@ class FidelityScatter(Instrument):
 
     @validate("surrogate")
     def _check_surrogate(self, proposal: Any) -> Any:
-        if proposal.value not in SURROGATES:
-            known = ", ".join(SURROGATES)
-            raise cl.InputError(f"surrogate is {proposal.value!r}. Choose one of {known}.")
         if proposal.value != "H":
             self.curvature.require_shifts().of("price")  # says what is missing
         return proposal.value
@@ -191,21 +158,25 @@ class FidelityScatter(Instrument):
         additive_kl_risk, None where unknown. Risks in nats per token. Includes points that log axes
         cannot show.
         """
-        return self._rows(self._records())
+        return [row for _, row in self._plans()] + self._units()
 
-    def _rows(self, records: list[MeasuredPlan]) -> Rows:
-        """The rows of these plans, and of the single units if they are shown."""
-        plans = [plan_row(self.curvature, self.book, record) for record in records]
-        return plans + (self._singles if SINGLE in self.methods else [])
-
-    def _records(self) -> list[MeasuredPlan]:
-        """The measured plans that pass the filters."""
+    def _plans(self) -> Plans:
+        """The measured plans that pass the filters, each with its row."""
         return [
-            record
+            (record.selection, fidelity_points.plan_row(self.curvature, self.book, record))
             for record in self.session.measured
             if self.text in ("", record.text)
             and self.book.name(record.selection)[0] in self.methods
         ]
+
+    def _units(self) -> Rows:
+        """The rows of the single units; none while they are hidden."""
+        return self._singles if SINGLE in self.methods else []
+
+    @property
+    def _key(self) -> str:
+        """The key of a row for the prediction of `surrogate`."""
+        return SURROGATES[self.surrogate][0]
 
     def table(self) -> Rows:
         """The points, as in `points`."""
@@ -214,8 +185,7 @@ class FidelityScatter(Instrument):
     def _still_picture(self) -> str:
         """Predicted against measured KL of the shown points."""
         points = [
-            (row["predicted_risk"], row["measured_risk"], COLORS["attention"])
-            for row in predicted_by(self.points, self.surrogate)
+            (row[self._key], row["measured_risk"], COLORS["attention"]) for row in self.points
         ]
         return plot_html(points, ("predicted, nats per token", "measured, nats per token"))
 
@@ -228,22 +198,46 @@ class FidelityScatter(Instrument):
         and the Spearman of two scores without edges: "spearman_diagonal" of ½ Σ H_uu and
         "spearman_single_units" of the sum of the measured KLs of the units alone (NaN if unknown).
         """
-        records = self._records()
-        rows = predicted_by(self._rows(records), self.surrogate)
-        return summarize(rows, [r.selection.fingerprint for r in records], self.book)
+        return self._statistics(self._plans())
+
+    def _statistics(self, plans: Plans) -> dict[str, dict[str, Any]]:
+        groups = {fidelity_points.ALL_PLANS: [row for _, row in plans]}
+        for name, (_, members) in self.book.pools.items():
+            groups[name] = rows_of(plans, members)
+        groups[fidelity_points.SINGLE_UNITS] = self._units()
+        return {
+            name: fidelity_points.score(rows, self._key)
+            for name, rows in groups.items()
+            if rows or name == fidelity_points.ALL_PLANS
+        }
 
     def code(self) -> str:
         """The Python that measures the shown plans again; needs curvature, model, calibration."""
-        names = (
-            "ratio",
-            "interaction_strength",
-            "strengths",
-            "ratios",
-            "seed",
-            "surrogate",
-            "methods",
-        )
-        return code_for(self.curvature, self.book, self._records(), self.changed(names))
+        controls = ("ratio", "interaction_strength", "strengths", "ratios", "seed")
+        changed = self.changed((*controls, "surrogate", "methods"))
+        options = "".join(f", {name}={value!r}" for name, value in changed.items())
+        lines = [
+            "import cocurve_lab as cl",
+            "from cocurve_widgets import FidelityScatter",
+            "",
+            "# curvature, model and calibration (the held-out text) as in the notebook",
+            f"f = FidelityScatter(curvature, model, calibration{options})",
+        ]
+        by_text: dict[str, dict[str, cl.Selection]] = {}
+        for plan, row in self._plans():
+            by_text.setdefault(row["text"], {})[plan.fingerprint] = plan
+        for text, plans in by_text.items():
+            if text not in self.book.rows:
+                lines.append(f"# points on {text!r} were measured elsewhere")
+                continue
+            lines.append(f"f.rows = {self.book.rows[text]}")
+            alone = dict(plans)
+            for code, members in self.book.pools.values():
+                if plans.keys() >= set(members):
+                    lines.append(code)
+                    alone = {mark: alone[mark] for mark in alone if mark not in members}
+            lines += [f"f.measure({plan_code(p, self.curvature)})" for p in alone.values()]
+        return "\n".join(lines) + "\n"
 
     # Measuring ----------------------------------------------------------------------------------
 
@@ -274,7 +268,7 @@ class FidelityScatter(Instrument):
             self.measurer.measure_soon(list(fresh.values()), held_out)
         known = self._on(text)
         found = [known[plan.fingerprint] for plan in plans if plan.fingerprint in known]
-        return [plan_row(self.curvature, self.book, record) for record in found]
+        return [fidelity_points.plan_row(self.curvature, self.book, record) for record in found]
 
     def _on(self, text: str) -> dict[str, MeasuredPlan]:
         """The plans measured on one text, by fingerprint."""
@@ -307,11 +301,10 @@ class FidelityScatter(Instrument):
 
         `ratio` and `strengths` default to the attributes; returns and raises as `measure`.
         """
-        ratio = self.ratio if ratio is None else ratio
-        strengths = list(self.strengths if strengths is None else strengths)
+        ratio, strengths = given = self._given(ratio=ratio, strengths=strengths)
         plans = [self._solve(ratio, strength) for strength in strengths]
-        code = f"f.measure_lambda_sweep({ratio!r}, {strengths!r})"
-        return self._measure_sweep(f"lambda sweep, ratio {ratio:.4g}", code, plans, wait)
+        name = f"lambda sweep, ratio {ratio:.4g}"
+        return self._measure_set(name, "measure_lambda_sweep", given, plans, wait)
 
     def measure_ratio_sweep(
         self,
@@ -323,15 +316,15 @@ class FidelityScatter(Instrument):
 
         Arguments default to the attributes; returns and raises as `measure`.
         """
-        strength = self._strength(interaction_strength)
-        ratios = list(self.ratios if ratios is None else ratios)
+        given = self._given(interaction_strength=interaction_strength, ratios=ratios)
+        strength, ratios = given
         plans = [self._solve(ratio, strength) for ratio in ratios]
-        code = f"f.measure_ratio_sweep({strength!r}, {ratios!r})"
-        return self._measure_sweep(f"ratio sweep, lambda {strength:.4g}", code, plans, wait)
+        name = f"ratio sweep, lambda {strength:.4g}"
+        return self._measure_set(name, "measure_ratio_sweep", given, plans, wait)
 
-    def _solve(self, ratio: float, strength: float) -> cl.Selection:
+    def _solve(self, ratio: float, strength: float) -> tuple[str, cl.Selection]:
         guards = cl.opening_guards(self.curvature.units)
-        return cl.solve_greedy(self.curvature, ratio, strength, guards)
+        return "", cl.solve_greedy(self.curvature, ratio, strength, guards)  # named by its lambda
 
     def measure_pool(
         self,
@@ -344,22 +337,25 @@ class FidelityScatter(Instrument):
 
         Arguments default to the attributes; returns and raises as `measure`.
         """
-        ratio = self.ratio if ratio is None else ratio
-        seed = self.seed if seed is None else seed
-        strength = self._strength(interaction_strength)
-        self._require_measurable([])
-        pool = same_budget_pool(self.curvature, ratio, seed, interaction_strength=strength)
+        given = self._given(ratio=ratio, seed=seed, interaction_strength=interaction_strength)
+        ratio, seed, strength = given
+        self._require_measurable([])  # before 26 sets are made
+        plans = same_budget_pool(self.curvature, ratio, seed, interaction_strength=strength)
         name = f"same-budget pool, ratio {ratio:.4g}, lambda {strength:.4g}, seed {seed}"
-        code = f"f.measure_pool({ratio!r}, {seed!r}, {strength!r})"
-        self.book.add_pool(name, code, pool)
-        return self.measure([plan for _, plan in pool], wait)
+        return self._measure_set(name, "measure_pool", given, plans, wait)
 
-    def _strength(self, given: float | None) -> float:
-        return float(self.interaction_strength) if given is None else given
+    def _given(self, **arguments: Any) -> list[Any]:
+        """The arguments, and the attributes of those that are None; sequences as lists."""
+        found = (getattr(self, name) if x is None else x for name, x in arguments.items())
+        return [list(x) if isinstance(x, Iterable) else x for x in found]
 
-    def _measure_sweep(self, name: str, code: str, plans: list[cl.Selection], wait: bool) -> Rows:
+    def _measure_set(
+        self, name: str, method: str, given: list[Any], pool: Pool, wait: bool
+    ) -> Rows:
+        """Measure plans under one name; `method` made them of what was `given`."""
+        plans = [plan for _, plan in pool]
         self._require_measurable(plans)
-        self.book.add_pool(name, code, [("", plan) for plan in plans])
+        self.book.add_pool(name, f"f.{method}({', '.join(map(repr, given))})", pool)
         return self.measure(plans, wait)
 
     def split(self, plan: cl.Selection | None = None) -> RiskSplit:
@@ -447,36 +443,27 @@ class FidelityScatter(Instrument):
     @guarded
     def _changed(self, _: Any = None) -> None:
         """Redraw now, or after the rest of PAUSE: measuring would redraw more often than that."""
-        if self._timer is not None or self.comm is None:
+        if self.comm is None:
             return
-        wait = self._drawn_at + PAUSE - time.monotonic()
-        if wait <= 0:
+        if time.monotonic() >= self._drawn_at + PAUSE:
             self.refresh()
         else:
-            self._timer = threading.Timer(wait, self._later)
-            self._timer.daemon = True
-            self._timer.start()
+            self._drawing.submit("draw", self._later, self.report)
 
-    @guarded
-    def _later(self) -> None:
-        self._timer = None
-        if self.comm is not None:  # else closed while the timer ran
-            self.refresh()
+    def _later(self, token: CancelToken) -> None:
+        token.rest(self._drawn_at + PAUSE - time.monotonic())
+        self.refresh()
 
     @guarded
     def refresh(self) -> None:
         """Bring picture, numbers and status up to date."""
-        records, work, plan = self._records(), self.measurer, self.session.selection
-        rows, marks = self._rows(records), [record.selection.fingerprint for record in records]
-        priced = predicted_by(rows, self.surrogate)
-        names = [row["name"] for row in rows[: len(marks)]]
-        chosen = "" if plan is None else self.book.name(plan)[1]
-        drawn = {mark for mark, row in zip(marks, priced, strict=False) if drawable(row)}
-        known, unit = plan is None or plan.fingerprint in drawn, self.selected_unit
-        scores = summarize(priced, marks, self.book)
+        plans, plan, unit = self._plans(), self.session.selection, self.selected_unit
+        mine = [] if plan is None else rows_of(plans, [plan.fingerprint])
+        known = plan is None or any(map(self._drawable, mine))
+        work = self.measurer
         here = None if self.calibration is None else text_name(self._held_out())
         view = {
-            "chosen": chosen if chosen in names else "",
+            "chosen": mine[0]["name"] if mine else "",
             "waiting": None if known else self._predicted(plan),
             "unit": "" if unit is None else self.curvature.units[unit].name,
             "reason": self.reason(),
@@ -484,16 +471,42 @@ class FidelityScatter(Instrument):
             "total": work.total,
             "moving": work.words(),
             "texts": list(dict.fromkeys(record.text for record in self.session.measured)),
-            "caption": caption(self.curvature, self.surrogate, here),
+            "caption": fidelity_points.caption(self.curvature, self.surrogate, here),
             "scores": {
-                name: {key: plain(value) for key, value in score.items()}
-                for name, score in scores.items()
+                name: {key: fidelity_points.plain(value) for key, value in score.items()}
+                for name, score in self._statistics(plans).items()
             },
         }
         self._drawn_at = time.monotonic()
-        self.set_trait("plans", by_column(rows[: len(marks)]))
+        rows = [row for _, row in plans]
+        self.set_trait("plans", fidelity_points.by_column(rows))
         self.set_trait("view", view)
-        self.status = status_line(priced, marks, self._plan_words(), work.took)
+        self.status = self._status(rows)
+
+    def _drawable(self, row: Row) -> bool:
+        """Whether both risks are above 0, so that log axes can show them."""
+        return bool(row[self._key] > 0 and row["measured_risk"] > 0)
+
+    def _status(self, plans: Rows) -> str:
+        """How many points, those that cannot be drawn, the chosen plan, the time taken."""
+        units = self._units()
+        counts = counted(len(plans), "measured plan"), counted(len(units), "single unit")
+        parts = [f"{' and '.join(counts)} shown"]
+        texts = {row["text"] for row in plans}
+        if len(texts) > 1:
+            parts.append(
+                f"plans were measured on {len(texts)} texts; choose one under Text to compare"
+            )
+        hidden = [row["name"] for row in plans + units if not self._drawable(row)]
+        if hidden:
+            some = ", ".join(hidden[:3]) + (", ..." if len(hidden) > 3 else "")
+            verb = "is" if len(hidden) == 1 else "are"
+            parts.append(
+                f"{len(hidden)} of them {verb} not above 0 and cannot be drawn on log axes: {some}"
+            )
+        took = self.measurer.took
+        parts += [self._plan_words(), f"last: {took}" if took else ""]
+        return "; ".join(filter(None, parts)) + "."
 
     def _plan_words(self) -> str:
         """The session's plan, its prediction, and whether it is measured; empty without one."""
@@ -501,31 +514,23 @@ class FidelityScatter(Instrument):
         if plan is None:
             return ""
         known = (record.selection.fingerprint for record in self.session.measured)
-        measured = plan.fingerprint in known  # also where the filters hide its point
-        how = "measured" if measured else "only predicted so far"
+        # also where the filters hide its point
+        how = "measured" if plan.fingerprint in known else "only predicted so far"
         by = "" if self.surrogate == "H" else f" by the {self.surrogate}"
         predicted = f"predicted {self._predicted(plan):.3g} nats{by}"
         return f"chosen: {self.book.name(plan)[1]}, {predicted} ({how})"
 
     def _predicted(self, plan: cl.Selection) -> float:
         """The prediction of `surrogate`."""
-        if self.surrogate == "H":
-            return predicted_risk(self.curvature, plan)
-        name = SURROGATES[self.surrogate][0].removesuffix("_risk")
-        known = predictions(self.curvature, plan.pruned)[name]
-        assert known is not None  # `_check_surrogate` has seen the sketch
-        return known
+        return float(fidelity_points.scores_of(self.curvature, plan.pruned)[self._key])
 
     # Closing ------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Stop measuring, leave the session, and close the widget."""
         if "measurer" in vars(self):  # else the constructor failed half-way
-            with self.lock:
-                if self._timer is not None:
-                    self._timer.cancel()
-                self._timer = None
             self.measurer.cancel()
+            self._drawing.cancel("draw")
         super().close()
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@
 import { keyEntry, logPlane, nearest, place, pointer, sheet, stop, svg, text } from "./svg.js";
 import { brief, withError } from "./compare.js";
 import { Cleaner, GONE, ORDERED, ask, assign, button, frame, h, labeled, menu, numberInput, palette,
-  percent, receiveFiles, redrawing, show, showBeside, table, unitCount } from "./kit.js";
+  percent, receiveFiles, redrawing, show, showBeside, table, tied, unitCount } from "./kit.js";
 
 const RATIOS = [ // upper end of the realized ratio, name
   [0.075, "up to 7.5 %"], [0.15, "7.5 to 15 %"], [0.25, "15 to 25 %"],
@@ -51,22 +51,26 @@ export function numbersOf(typed, low, below) {
   return found.length && found.every((x) => x >= low && x < below) ? found : null;
 }
 
-/** A row as a point at (x, y) with its words, for the prediction under `key`; null where an axis cannot show it. */
+/** A row as a point for the prediction under `key`, with its words; null where an axis cannot show it. */
 export function pointOf(row, key) {
   const [x, y, error] = [row[key], row.measured_risk, row.measured_risk_error];
   if (!(x > 0 && y > 0)) return null;
   const lines = [`${row.name}${row.kind === "plan" ? ` (${row.method})` : ""}`,
     `removes ${percent(row.realized_ratio, 2)} of removable cost, ${unitCount(row.units)}`,
     `predicted ${brief(x)}`, `measured ${withError({ risk: y, error })} (${brief(y / x)} x)`, `on ${row.text}`];
-  return { x, y, error: error ?? 0, name: row.name, lines };
+  return { x, y, error: error ?? 0, name: row.name, lines, color: colorOf(row.realized_ratio),
+    shape: shapeOf(row.method, row.interaction_strength) };
 }
 
 // The picture ---------------------------------------------------------------------------------
 
+const dashed = (d, dash, colors) => svg("path", { d, stroke: colors.muted, "stroke-width": 1.5,
+  "stroke-dasharray": dash });
+
 /**
- * plans: points with color, shape and choose(); singles: points with choose(); rings: points; waiting: the
- * prediction of a plan that is not measured, or null; name: of the axis of predictions. tell(point, x, y)
- * is called with what is pointed at, or null, and its place in the page.
+ * plans, singles: points with choose(); rings: points; waiting: the prediction of a plan that is not
+ * measured, or null; name: of the axis of predictions. tell(point, x, y) is called with what is pointed
+ * at, or null, and its place in the page.
  */
 export function scatterChart({ plans, singles, rings, waiting, name, colors, width, height, label, tell }) {
   const values = [...plans, ...singles].flatMap(({ x, y }) => [x, y]).concat(waiting ?? []);
@@ -75,8 +79,7 @@ export function scatterChart({ plans, singles, rings, waiting, name, colors, wid
   const { x: across, y: up, box: { top, base }, axes } = logPlane({ xs: ends, ys: ends, colors, width, height,
     names: [name, "measured KL(dense ‖ pruned), nats per token"] });
   const at = ({ x, y }) => [across.at(x), up.at(y)];
-  const line = (from, to, dash) => svg("path", { d: `M${at(from)}L${at(to)}`, stroke: colors.muted,
-    "stroke-width": 1.5, "stroke-dasharray": dash });
+  const line = (from, to, dash) => dashed(`M${at(from)}L${at(to)}`, dash, colors);
   const mark = (point) => {
     const [x, y] = at(point);
     const [most, least] = [1, -1].map((sign) => { // the ends of the error bar, inside the axes
@@ -119,41 +122,33 @@ export function scatterKey(colors) {
     head("Method (mark)"), ...Object.entries(SHAPES).flatMap(([name, d]) => entry(svg("path", { d }), name)),
     ...entry(svg("circle", { r: 2.5 }), "one unit alone"), head("Lines"),
     ...[["6 4", "measured = predicted"], ["2 4", "within a factor of 2"], ["8 3 2 3", "chosen, not measured"]]
-      .flatMap(([dash, name]) => entry(svg("path", { d: "M-12 0H12", stroke: colors.muted, "stroke-width": 1.5, "stroke-dasharray": dash }), name)),
+      .flatMap(([dash, name]) => entry(dashed("M-12 0H12", dash, colors), name)),
     ...entry(svg("circle", { r: 7, fill: "none", stroke: colors.text, "stroke-width": 2.5 }), "chosen plan or unit")];
   return sheet(190, y + 12, colors, { role: "img", "aria-label": "legend" }, ...rows);
 }
 
 // Controls ------------------------------------------------------------------------------------
 
-function listInput(model, cleaner, view, name, below) {
-  const input = h("input", { style: "width: 14em", onchange: () => {
-    const value = numbersOf(input.value, 0, below);
-    view.complain(value ? "" : `${JSON.stringify(input.value)} is not a list of numbers that are 0 or more` +
-      `${below < Infinity ? ` and below ${below}` : ""}. Separate them with commas: 0, 0.5.`);
-    if (value) assign(model, { [name]: value });
-    fill();
-  } });
-  const fill = () => { input.value = model.get(name).map(show).join(", "); };
-  cleaner.follow(model, [name], fill);
-  return input;
-}
-
 function buildControls(model, cleaner, view, say) {
   const { methods, surrogates, rows } = model.get("offered");
   const number = (name, attributes) => numberInput(model, cleaner, name, attributes);
-  const list = (name, below) => listInput(model, cleaner, view, name, below);
+  const list = (name, below) => tied(model, cleaner, name, h("input", { style: "width: 14em" }), {
+    shown: (numbers) => numbers.map(show).join(", "),
+    meant: (typed) => {
+      const numbers = numbersOf(typed, 0, below);
+      view.complain(numbers ? "" : `${JSON.stringify(typed)} is not a list of numbers that are 0 or more` +
+        `${below < Infinity ? ` and below ${below}` : ""}. Separate them with commas: 0, 0.5.`);
+      return numbers ?? model.get(name);
+    } });
   const buttons = Object.entries(BUTTONS).map(([name, title]) => button(name, title, () => say({ press: name })));
   const bar = h("progress", { style: "width: 200px", "aria-label": "progress" });
   const moving = h("span", {});
-  const boxes = methods.map((name) => {
-    const box = h("input", { type: "checkbox", onchange: () => assign(model, { methods:
-      methods.filter((one) => (one === name ? box.checked : model.get("methods").includes(one))) }) });
-    cleaner.follow(model, ["methods"], () => { box.checked = model.get("methods").includes(name); });
-    return h("label", { class: "cc-row" }, box, name);
-  });
-  const by = menu(Object.keys(surrogates).map((name) => [name, name]), (value) => assign(model, { surrogate: value }));
-  cleaner.follow(model, ["surrogate"], () => { by.value = model.get("surrogate"); });
+  const boxes = methods.map((name) => h("label", { class: "cc-row" },
+    tied(model, cleaner, "methods", h("input", { type: "checkbox" }), {
+      shown: (chosen) => chosen.includes(name),
+      meant: (checked) => methods.filter((one) =>
+        (one === name ? checked : model.get("methods").includes(one))) }), name));
+  const by = tied(model, cleaner, "surrogate", menu(Object.keys(surrogates).map((name) => [name, name])));
   const plan = menu([], (value) => value && say({ choose: value }), { style: "max-width: 22em" });
   const on = menu([], (value) => assign(model, { text: value }), { style: "max-width: 22em" });
   const unit = h("input", { placeholder: "such as L0.ffn[3]", style: "width: 11em",
@@ -171,7 +166,7 @@ function buildControls(model, cleaner, view, say) {
     Object.assign(bar, { max: Math.max(1, now.total), value: now.done });
     bar.style.visibility = now.total ? "visible" : "hidden";
     moving.textContent = now.reason || now.moving;
-    fill(plan, ["", ...new Set(rowsOf(model.get("plans")).map((row) => row.name))], now.chosen);
+    fill(plan, ["", ...new Set(model.get("plans").name)], now.chosen);
     fill(on, ["", ...now.texts], model.get("text"), "all texts");
     unit.value = now.unit;
   };
@@ -189,7 +184,7 @@ function buildControls(model, cleaner, view, say) {
 }
 
 function scoresTable(scores) {
-  const number = (x, digits = 3) => (x === null ? "-" : x.toFixed(digits));
+  const number = (x) => (x === null ? "-" : x.toFixed(3));
   return table(["", "points", "Spearman", "of ½ Σ H_uu", "of Σ KL alone", "Pearson of logs",
     "median measured / predicted", "worst"], Object.entries(scores).map(([name, score]) => {
     const rivals = name === "single units" ? ["-", "-"] // of one unit, either score is an axis of the picture
@@ -208,8 +203,8 @@ export function render({ model, el }) {
     const rows = [...rowsOf(model.get("plans")), ...shownUnits()].slice(0, most);
     return { columns: Object.keys(rows[0] ?? {}), rows: rows.map((row) => Object.values(row).map((x) => x ?? "")) };
   };
-  const [chart, key, scores] = ["div", "div", "div"].map((tag) => h(tag, {}));
-  scores.className = "cc-scroll";
+  const [chart, key, scores] = [{ style: "flex: 1 1 420px" }, {}, { class: "cc-scroll" }]
+    .map((looks) => h("div", looks));
   const view = frame(model, el, cleaner, { title: "Predicted and measured risk of plans", name: "fidelity",
     table: tableOf, mostRows: 300, json: () => files(".json", () => view.complain(GONE)),
     canvases: () => [chart.firstChild, key.firstChild], caption: () => [caption.textContent] });
@@ -221,7 +216,6 @@ export function render({ model, el }) {
     ask(model, cleaner, content, ["msg:custom", "change:error"], () => view.complain(GONE));
   };
   const choosing = buildControls(model, cleaner, view, say);
-  chart.style.flex = "1 1 420px";
   view.body.append(chart, key, card);
   view.body.after(caption, choosing, h("h4", {}, "Agreement"), scores);
   const tell = (point, x, y) => {
@@ -233,15 +227,14 @@ export function render({ model, el }) {
     showBeside(card, x - 12, x + 12, y + 12);
   };
   const draw = () => {
-    const [now, colors, name] = [model.get("view"), palette(view.root), model.get("surrogate")];
-    const [column, title] = model.get("offered").surrogates[name];
-    const plans = rowsOf(model.get("plans")).map((row) => ({ ...pointOf(row, column), color: colorOf(row.realized_ratio),
-      shape: shapeOf(row.method, row.interaction_strength),
-      choose: () => say({ choose: row.name }) })).filter((point) => point.x);
-    const units = shownUnits().map((row, k) => ({ ...pointOf(row, column), unit: k,
-      choose: () => assign(model, { selected_unit: k }) })).filter((point) => point.x);
-    const rings = [...plans.filter((point) => point.name === now.chosen),
-      ...units.filter((point) => point.unit === model.get("selected_unit"))];
+    const [now, colors] = [model.get("view"), palette(view.root)];
+    const [column, title] = model.get("offered").surrogates[model.get("surrogate")];
+    const pointsOf = (rows, choose) => rows.map((row, k) => (
+      { ...pointOf(row, column), choose: () => choose(row, k) })).filter((point) => point.x);
+    const plans = pointsOf(rowsOf(model.get("plans")), (row) => say({ choose: row.name }));
+    const units = pointsOf(shownUnits(), (_, k) => assign(model, { selected_unit: k }));
+    const chosen = [now.chosen, model.get("units").name?.[model.get("selected_unit")]];
+    const rings = [...plans, ...units].filter((point) => chosen.includes(point.name));
     tell(null);
     place(chart, scatterChart({ plans, singles: units, rings, waiting: now.waiting, name: title, colors, tell,
       width: Math.max(300, chart.clientWidth), height: 560, label: `${LABEL}. ${model.get("preview")}` }));
@@ -250,7 +243,8 @@ export function render({ model, el }) {
     scores.replaceChildren(scoresTable(now.scores));
     view.root.dataset.plans = plans.length;
   };
-  const follows = Object.fromEntries(["view", "plans", "methods", "surrogate", "selected_unit"].map((name) => [name, ["all"]]));
-  redrawing(model, cleaner, view, { parts: { all: draw }, follows, turned: ["all"], first: () => undefined });
+  const follows = ["view", "plans", "methods", "surrogate", "selected_unit"].map((name) => [name, ["all"]]);
+  redrawing(model, cleaner, view, { parts: { all: draw }, follows: Object.fromEntries(follows),
+    turned: ["all"], first: () => undefined });
   return cleaner.run;
 }
