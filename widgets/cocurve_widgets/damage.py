@@ -332,7 +332,7 @@ def _difference(by_row: np.ndarray, plans: Sequence[cl.Selection]) -> dict[str, 
 def _known(measured: Meter | Asker | None, plan: cl.Selection, count: int) -> np.ndarray:
     """The first value of a plan by row or question; NaN where there is none yet."""
     found = None if measured is None else measured.memory.values.get(plan.fingerprint)
-    return np.full(count, np.nan) if found is None else found[:, 0].copy()
+    return np.full(count, np.nan) if found is None else found[:, 0]
 
 
 def _first_lacking(

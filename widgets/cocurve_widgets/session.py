@@ -28,30 +28,20 @@ class Cancelled(cl.CocurveError):
     """Raised inside a job that was asked to stop."""
 
 
-class CancelToken:
+class CancelToken(threading.Event):
     """A request to stop, which a running job checks wherever it can stop."""
 
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def cancel(self) -> None:
-        """Ask the job to stop."""
-        self._event.set()
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the job was asked to stop."""
-        return self._event.is_set()
+    cancel = threading.Event.set
+    cancelled = property(threading.Event.is_set)
 
     def check(self) -> None:
         """Raise Cancelled if the job was asked to stop."""
-        if self.cancelled:
-            raise Cancelled("stopped on request.")
+        self.rest(0.0)
 
     def rest(self, seconds: float) -> None:
         """Wait, unless the job is asked to stop meanwhile; then raise Cancelled at once."""
-        self._event.wait(max(0.0, seconds))
-        self.check()
+        if self.wait(max(0.0, seconds)):
+            raise Cancelled("stopped on request.")
 
 
 class Letter(NamedTuple):
@@ -187,7 +177,10 @@ class Owed(Instance):
     """A plan of a session or its instrument: one that is owed is solved when it is read."""
 
     def get(self, obj: Any, cls: Any = None) -> Any:
-        getattr(obj, "session", obj).settle()
+        session = getattr(obj, "session", obj)
+        debtor, session.debtor = session.debtor, None
+        if debtor is not None:
+            debtor()
         return super().get(obj, cls)
 
     def set(self, obj: Any, value: Any) -> None:
@@ -248,12 +241,6 @@ class Session(HasTraits):
             self.add_measured(*_kept(kept))
         if model is not None:
             self.attach(model, tokenizer)
-
-    def settle(self) -> None:
-        """Have a plan that is owed solved now."""
-        debtor, self.debtor = self.debtor, None
-        if debtor is not None:
-            debtor()
 
     @classmethod
     def of(cls, curvature: cl.Curvature) -> Session:
