@@ -242,11 +242,11 @@ class Damage:
         answers = [(plan, self._lacks(plan)[1]) for plan in asked]
         for most_rows, most in STAGES:
             if found := _first_lacking(rows, range(len(self.held_out))[:most_rows]):
-                return partial(self._measure_row, *found)
+                return partial(self._measure, found[0], rows=found[1][:1])
             if self.prompt and any((self.prompt, p.fingerprint) not in self._next for p in asked):
                 return self._predict
             if found := _first_lacking(answers, [n for rank, n in self._turns if rank < most]):
-                return partial(self._ask, *found)
+                return partial(self._measure, found[0], questions=found[1][:QUESTIONS])
         return None
 
     def _asked(self) -> list[cl.Selection]:
@@ -262,15 +262,14 @@ class Damage:
             questions &= np.array([counts.get(x) != self.asked[x] for x in self._names], bool)
         return rows, questions
 
-    def _measure_row(self, plans: list[cl.Selection], rows: list[int]) -> None:
-        assert self._meter is not None
-        self._meter.measure(plans, rows[:1])
-        self._stamp(plans)
-
-    def _ask(self, plans: list[cl.Selection], questions: list[int]) -> None:
-        assert self._asker is not None
-        self._asker.ask(plans, questions[:QUESTIONS])
-        self._stamp(plans)
+    def _measure(
+        self, plans: list[cl.Selection], rows: Sequence[int] = (), questions: Sequence[int] = ()
+    ) -> None:
+        if rows and self._meter is not None:
+            self._meter.measure(plans, rows)
+        if questions and self._asker is not None:
+            self._asker.ask(plans, questions)
+        self._when.update({plan.fingerprint: time.time() for plan in plans})
 
     def _predict(self) -> None:
         """Predict the next token of the prompt under the dense model and all plans."""
@@ -282,9 +281,6 @@ class Damage:
         found = next_token_probabilities(self._meter.model, tokenizer, plans, prompt)
         marks = [(prompt, plan.fingerprint) for plan in plans]
         self._next = dict(zip(marks, found, strict=True))
-
-    def _stamp(self, plans: list[cl.Selection]) -> None:
-        self._when.update({plan.fingerprint: time.time() for plan in plans})
 
     def _keep(self) -> None:
         """Tell the session of the plans that are measured to the end."""
