@@ -85,10 +85,9 @@ class Damage:
         self._asker: Asker | None = None
         self._when: dict[str, float] = {}  # plan -> time of its last value
         self._next: dict[tuple[str, str], np.ndarray] = {}  # prompt, plan -> next token [V]
-        self._plans: dict[str, cl.Selection] = {}
+        self._plans: dict[str, cl.Selection] = {}  # the dense model first
         self._parts: dict[str, cl.Selection] = {}
         self.prompt = ""
-        self._until = 0.0
         self._kind = f"damage {id(self)}"
 
     # What is known ------------------------------------------------------------------------------
@@ -182,33 +181,33 @@ class Damage:
             prompt: the text to continue; empty for none.
         """
         with self.session.lock:
-            wanted = [{plan.fingerprint: plan for plan in given} for given in (plans, parts)]
+            asked = [self.dense, *plans] if plans else []
+            wanted = [{plan.fingerprint: plan for plan in given} for given in (asked, parts)]
             before = self._plans.keys(), self._parts.keys(), self.prompt
             if (wanted[0].keys(), wanted[1].keys(), prompt) == before and self.busy:
                 return
             self._plans, self._parts = wanted
             self.prompt = prompt
-            self._until = time.monotonic() + REST
             if self._next_step() is None:
                 self.stop()
             else:
-                self._submit()
+                self._submit(REST)
         self._changed()
 
     def stop(self) -> None:
         """Stop measuring; what is measured stays."""
         self.session.worker.cancel(self._kind)
 
-    def _submit(self) -> None:
-        self.session.worker.submit(self._kind, self._work, self._fail)
+    def _submit(self, rest: float = 0.0) -> None:
+        self.session.worker.submit(self._kind, partial(self._work, rest), self._fail)
 
     def _fail(self, error: Exception) -> None:
         self._plans, self._parts = {}, {}  # until the next move: the same step would fail again
         self._failed(error)
         self._changed()
 
-    def _work(self, token: CancelToken) -> None:
-        token.rest(self._until - time.monotonic())
+    def _work(self, rest: float, token: CancelToken) -> None:
+        token.rest(rest)
         with self.session.exclusive(token) as model, _stoppable(model, token):
             if self._meter is None or self._meter.model is not model:
                 self._begin(model)
@@ -237,20 +236,17 @@ class Damage:
 
     def _next_step(self) -> Callable[[], None] | None:
         """The first of the stages that some plan has not passed; None when all is measured."""
-        plans, asked = [*self._plans.values(), *self._parts.values()], self._asked()
-        rows = [(plan, self._lacks(plan)[0]) for plan in plans]
-        answers = [(plan, self._lacks(plan)[1]) for plan in asked]
+        plans = self._plans.values()
+        rows = [(plan, self._lacks(plan)[0]) for plan in (*plans, *self._parts.values())]
+        answers = [(plan, self._lacks(plan)[1]) for plan in plans]
         for most_rows, most in STAGES:
             if found := _first_lacking(rows, range(len(self.held_out))[:most_rows]):
                 return partial(self._measure, found[0], rows=found[1][:1])
-            if self.prompt and any((self.prompt, p.fingerprint) not in self._next for p in asked):
+            if self.prompt and any((self.prompt, p.fingerprint) not in self._next for p in plans):
                 return self._predict
             if found := _first_lacking(answers, [n for rank, n in self._turns if rank < most]):
                 return partial(self._measure, found[0], questions=found[1][:QUESTIONS])
         return None
-
-    def _asked(self) -> list[cl.Selection]:
-        return [self.dense, *self._plans.values()] if self._plans else []
 
     def _lacks(self, plan: cl.Selection) -> tuple[np.ndarray, np.ndarray]:
         """Which rows and which questions are neither measured here nor kept in the session."""
@@ -276,7 +272,7 @@ class Damage:
         from cocurve_lab.measuring.lockstep import next_token_probabilities
 
         assert self._meter is not None
-        plans, prompt = self._asked(), self.prompt  # the next move changes both
+        plans, prompt = list(self._plans.values()), self.prompt  # the next move changes both
         tokenizer = self.session.require_tokenizer()
         found = next_token_probabilities(self._meter.model, tokenizer, plans, prompt)
         marks = [(prompt, plan.fingerprint) for plan in plans]
@@ -284,7 +280,8 @@ class Damage:
 
     def _keep(self) -> None:
         """Tell the session of the plans that are measured to the end."""
-        known = [(self.of(plan), self._kept(plan)) for plan in self._plans.values()]
+        plans = [plan for plan in self._plans.values() if plan is not self.dense]
+        known = [(self.of(plan), self._kept(plan)) for plan in plans]
         fresh = [found for found, kept in known if found and found is not kept]
         if fresh:
             self.session.add_measured(*fresh)

@@ -44,13 +44,17 @@ class CancelToken(threading.Event):
             raise Cancelled("stopped on request.")
 
 
+Job = Callable[[CancelToken], None]
+Failed = Callable[[Exception], None]
+
+
 class Letter(NamedTuple):
     """A job in the mailbox: its kind, what to run, and who hears of its error."""
 
     kind: str
     token: CancelToken
-    job: Callable[[CancelToken], None]
-    failed: Callable[[Exception], None]
+    job: Job
+    failed: Failed
 
 
 class Mailbox:
@@ -64,12 +68,7 @@ class Mailbox:
         self._lock = threading.Condition()
         self._letters: list[Letter] = []  # the first one runs, the others wait
 
-    def submit(
-        self,
-        kind: str,
-        job: Callable[[CancelToken], None],
-        failed: Callable[[Exception], None],
-    ) -> CancelToken:
+    def submit(self, kind: str, job: Job, failed: Failed) -> CancelToken:
         """Run `job(token)` after the running job; replace and cancel earlier jobs of its kind.
 
         Args:
