@@ -15,6 +15,7 @@ from cocurve_lab.measuring.generation import Question
 from cocurve_lab.measuring.plan_memory import answers_file
 from cocurve_widgets import LambdaExplorer, Measured, Session
 from cocurve_widgets.damage import STAGES, plain
+from cocurve_widgets.packing import plan_mark
 from cocurve_widgets.session import text_name
 from helpers.problems import random_curvature
 from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
@@ -55,10 +56,11 @@ def test_a_rest_measures_both_plans_to_the_end(explorer: LambdaExplorer) -> None
         assert (found.rows, found.text) == (6, text_name(TEXT))
         right = {n: int(answers.right[k][answers.of(n)].sum()) for n in ("easy", "hard")}
         assert found.abilities == {name: (count, 4) for name, count in right.items()}
-    difference, error, rows = explorer.damage.paired(b, a)
-    assert (difference, error) == pytest.approx(table.paired(1, 0))
-    assert rows == 6
     shown = explorer._damage
+    paired = shown["paired"]
+    assert (paired["difference"], paired["error"]) == pytest.approx(table.paired(1, 0))
+    assert paired["plans"] == [plan_mark(plan.pruned) for plan in (a, b)]
+    assert paired["rows"] == 6
     assert not shown["busy"]
     assert [m["rows"] for m in shown["measured"]] == [6, 6, 6]  # the dense model first
     assert shown["measured"][0]["risk"] == 0

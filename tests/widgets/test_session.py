@@ -66,6 +66,15 @@ def test_cancelling_drops_what_waits() -> None:
     assert not ran
 
 
+def test_its_thread_ends_with_the_work_and_no_kernel_waits_for_it() -> None:
+    mailbox, threads = Mailbox(), []
+    mailbox.submit("a", lambda token: threads.append(threading.current_thread()), fail)
+    assert mailbox.join(10)
+    assert threads[0].daemon
+    threads[0].join(10)
+    assert not threads[0].is_alive()
+
+
 def test_errors_reach_the_one_who_asked_and_the_mailbox_lives_on() -> None:
     mailbox, errors, ran = Mailbox(), [], []
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from cocurve_lab.measuring.plan_memory import answers_file, plans_file
 from cocurve_lab.models.architectures import describe
 
 from .packing import plan_mark
-from .session import CancelToken, MeasuredPlan, Session, mean_and_error, text_name
+from .session import CancelToken, MeasuredPlan, Session, count_right, mean_and_error, text_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,8 +37,6 @@ REST = 0.15  # seconds without a move before anything is measured
 ALL = 1_000_000
 STAGES = ((2, 2), (8, 5), (32, ALL), (ALL, ALL))  # rows, then questions per ability, up to here
 QUESTIONS = 10  # asked in one step
-Step = Callable[["PreTrainedModel"], None]
-Difference = tuple[float, float, int]  # nats per token, its standard error, rows
 
 
 class Damage:
@@ -80,18 +78,16 @@ class Damage:
         self.dense = cl.Selection.from_pruned(session.curvature.units, [])
         self._questions = tuple(questions)
         self._names = [q.capability for q in questions if q.answer is not None]
-        self._turns = _in_turn(self._names)
+        # (rank, place): the first question of every ability, the second of every ability, ...
+        self._turns = sorted((self._names[:k].count(x), k) for k, x in enumerate(self._names))
         self.asked = dict(Counter(self._names))
         self._meter: Meter | None = None
         self._asker: Asker | None = None
         self._when: dict[str, float] = {}  # plan -> time of its last value
         self._next: dict[tuple[str, str], np.ndarray] = {}  # prompt, plan -> next token [V]
-        self._plans: dict[str, cl.Selection] = {}
+        self._plans: dict[str, cl.Selection] = {}  # the dense model first
         self._parts: dict[str, cl.Selection] = {}
         self.prompt = ""
-        self._seen: tuple[MeasuredPlan, ...] = ()
-        self._records: dict[str, MeasuredPlan] = {}  # of `_seen`, those on this text
-        self._until = 0.0
         self._kind = f"damage {id(self)}"
 
     # What is known ------------------------------------------------------------------------------
@@ -102,26 +98,14 @@ class Damage:
         The KL is the mean over the rows so far (nats per token), its standard error NaN for one
         row; right answers are of the questions asked so far. None where no row is measured.
         """
-        values, right = self._by_row(plan), self._answers(plan)
-        values, kept = values[~np.isnan(values)], self._kept(plan)
+        values, right, kept = self._by_row(plan), self._answers(plan), self._kept(plan)
+        values = values[~np.isnan(values)]
         if kept is not None and (kept.rows or 0) >= len(values):
-            return replace(kept, abilities=right or kept.abilities)
+            return kept if right in ({}, kept.abilities) else replace(kept, abilities=right)
         if not len(values):
             return None
-        when, rows = self._when.get(plan.fingerprint), tuple(values.tolist())
-        known = *mean_and_error(values), self.text, right, len(rows), when
-        return MeasuredPlan(plan, *known, by_row=rows)
-
-    def paired(self, plan: cl.Selection, other: cl.Selection) -> Difference | None:
-        """KL of `plan` less that of `other`, its standard error, and the rows both know.
-
-        Row by row: text that is hard for one plan is hard for the other, which cancels.
-        """
-        return _mean(self._by_row(plan) - self._by_row(other))
-
-    def edge(self, u: cl.Selection, v: cl.Selection, both: cl.Selection) -> Difference | None:
-        """KL of two units removed together less that of each alone, its error, and the rows."""
-        return _mean(self._by_row(both) - self._by_row(u) - self._by_row(v))
+        when = self._when.get(plan.fingerprint)
+        return MeasuredPlan.of_rows(plan, values, self.text, abilities=right, measured_at=when)
 
     def next_tokens(self, plans: Sequence[cl.Selection], most: int = 5) -> list[dict[str, Any]]:
         """The likeliest tokens of the dense model after the prompt, and the first of each plan.
@@ -154,9 +138,11 @@ class Damage:
             "measured": [plain(record) for record in known if record is not None],
         }
         if pair:
-            shown["edge"] = _plain_difference(self.edge(*pair), [pair[-1]])
+            one, other, both = map(self._by_row, pair)
+            shown["edge"] = _difference(both - one - other, [pair[-1]])
         if a is not None and b is not None:
-            shown["paired"] = _plain_difference(self.paired(b, a), plans)
+            # row by row: text that is hard for one plan is hard for the other, which cancels
+            shown["paired"] = _difference(self._by_row(b) - self._by_row(a), plans)
             if self.session.tokenizer is not None:
                 marks = [plan_mark(plan.pruned) for plan in plans]
                 rows = self.next_tokens(plans)
@@ -172,31 +158,15 @@ class Damage:
         """KL by row of the text, NaN where it is not measured."""
         if not len(plan):
             return np.zeros(len(self.held_out))  # it changes nothing
-        known = {} if self._meter is None else self._meter.memory.values
-        found = known.get(plan.fingerprint)
-        return np.full(len(self.held_out), np.nan) if found is None else found[:, 0].copy()
+        return _known(self._meter, plan, len(self.held_out))
 
     def _answers(self, plan: cl.Selection) -> dict[str, tuple[int, int]]:
-        found: dict[str, tuple[int, int]] = {}
-        for name, right in zip(self._names, self._right(plan), strict=True):
-            if not np.isnan(right):
-                before = found.get(name, (0, 0))
-                found[name] = before[0] + int(right), before[1] + 1
-        return found
-
-    def _right(self, plan: cl.Selection) -> np.ndarray:
-        """1 or 0 by question, whether the plan was right; NaN where it was not asked."""
-        known = {} if self._asker is None else self._asker.memory.values
-        found = known.get(plan.fingerprint)
-        return np.full(len(self._names), np.nan) if found is None else found[:, 0]
+        return count_right(self._names, _known(self._asker, plan, len(self._names)))
 
     def _kept(self, plan: cl.Selection) -> MeasuredPlan | None:
         """The session's record of a plan on this text."""
-        if self._seen is not self.session.measured:  # a tuple that is replaced, never changed
-            self._seen = self.session.measured
-            mine = (m for m in self._seen if m.text == self.text)
-            self._records = {m.selection.fingerprint: m for m in mine}
-        return self._records.get(plan.fingerprint)
+        mine = (m for m in self.session.measured if m.text == self.text)
+        return next((m for m in mine if m.selection.fingerprint == plan.fingerprint), None)
 
     # The work -----------------------------------------------------------------------------------
 
@@ -211,39 +181,38 @@ class Damage:
             prompt: the text to continue; empty for none.
         """
         with self.session.lock:
-            wanted = [{plan.fingerprint: plan for plan in given} for given in (plans, parts)]
+            asked = [self.dense, *plans] if plans else []
+            wanted = [{plan.fingerprint: plan for plan in given} for given in (asked, parts)]
             before = self._plans.keys(), self._parts.keys(), self.prompt
             if (wanted[0].keys(), wanted[1].keys(), prompt) == before and self.busy:
                 return
             self._plans, self._parts = wanted
             self.prompt = prompt
-            self._until = time.monotonic() + REST
             if self._next_step() is None:
                 self.stop()
             else:
-                self._submit()
+                self._submit(REST)
         self._changed()
 
     def stop(self) -> None:
         """Stop measuring; what is measured stays."""
         self.session.worker.cancel(self._kind)
 
-    def _submit(self) -> None:
-        self.session.worker.submit(self._kind, self._work, self._fail)
+    def _submit(self, rest: float = 0.0) -> None:
+        self.session.worker.submit(self._kind, partial(self._work, rest), self._fail)
 
     def _fail(self, error: Exception) -> None:
         self._plans, self._parts = {}, {}  # until the next move: the same step would fail again
         self._failed(error)
         self._changed()
 
-    def _work(self, token: CancelToken) -> None:
-        token.rest(self._until - time.monotonic())
+    def _work(self, rest: float, token: CancelToken) -> None:
+        token.rest(rest)
         with self.session.exclusive(token) as model, _stoppable(model, token):
             if self._meter is None or self._meter.model is not model:
                 self._begin(model)
-            step = self._next_step()
-            if step is not None:
-                step(model)
+            if step := self._next_step():
+                step()
         with self.session.lock:
             if token.cancelled:  # the hand has moved on
                 return
@@ -265,125 +234,109 @@ class Damage:
             options = AnswerOptions(checkpoint=answers_file(self._cache, model, questions))
             self._asker = Asker(model, tokenizer, questions, options)
 
-    def _next_step(self) -> Step | None:
+    def _next_step(self) -> Callable[[], None] | None:
         """The first of the stages that some plan has not passed; None when all is measured."""
-        plans, asked = [*self._plans.values(), *self._parts.values()], self._asked()
-        for rows, questions in STAGES:
-            for row in range(min(rows, len(self.held_out))):
-                if lacking := [plan for plan in plans if self._lacks_row(plan, row)]:
-                    return partial(self._measure_row, row, lacking)
-            if self.prompt and any((self.prompt, p.fingerprint) not in self._next for p in asked):
+        plans = self._plans.values()
+        rows = [(plan, self._lacks(plan)[0]) for plan in (*plans, *self._parts.values())]
+        answers = [(plan, self._lacks(plan)[1]) for plan in plans]
+        for most_rows, most in STAGES:
+            if found := _first_lacking(rows, range(len(self.held_out))[:most_rows]):
+                return partial(self._measure, found[0], rows=found[1][:1])
+            if self.prompt and any((self.prompt, p.fingerprint) not in self._next for p in plans):
                 return self._predict
-            for number, rank in self._turns:
-                if rank < questions and any(self._lacks_answer(p, number) for p in asked):
-                    return partial(self._ask, number, questions)
+            if found := _first_lacking(answers, [n for rank, n in self._turns if rank < most]):
+                return partial(self._measure, found[0], questions=found[1][:QUESTIONS])
         return None
 
-    def _lacks_row(self, plan: cl.Selection, row: int) -> bool:
-        kept = self._kept(plan)
-        if not len(plan) or (kept is not None and kept.rows == len(self.held_out)):
-            return False
-        return bool(np.isnan(self._by_row(plan)[row]))
+    def _lacks(self, plan: cl.Selection) -> tuple[np.ndarray, np.ndarray]:
+        """Which rows and which questions are neither measured here nor kept in the session."""
+        rows = np.isnan(self._by_row(plan))
+        questions = np.isnan(_known(self._asker, plan, len(self._names)))
+        if kept := self._kept(plan):
+            counts = {name: asked for name, (_, asked) in kept.abilities.items()}
+            rows &= kept.rows != len(self.held_out)
+            questions &= np.array([counts.get(x) != self.asked[x] for x in self._names], bool)
+        return rows, questions
 
-    def _asked(self) -> list[cl.Selection]:
-        return [self.dense, *self._plans.values()] if self._plans else []
+    def _measure(
+        self, plans: list[cl.Selection], rows: Sequence[int] = (), questions: Sequence[int] = ()
+    ) -> None:
+        if rows and self._meter is not None:
+            self._meter.measure(plans, rows)
+        if questions and self._asker is not None:
+            self._asker.ask(plans, questions)
+        self._when.update({plan.fingerprint: time.time() for plan in plans})
 
-    def _lacks_answer(self, plan: cl.Selection, number: int) -> bool:
-        kept, name = self._kept(plan), self._names[number]
-        if kept is not None and kept.abilities.get(name, (0, 0))[1] == self.asked[name]:
-            return False
-        return bool(np.isnan(self._right(plan)[number]))
-
-    def _measure_row(self, row: int, plans: list[cl.Selection], model: PreTrainedModel) -> None:
-        assert self._meter is not None
-        self._meter.measure(plans, [row])
-        self._stamp(plans)
-
-    def _ask(self, first: int, most: int, model: PreTrainedModel) -> None:
-        """Ask the plans that lack it this question, and with it the next few of the stage."""
-        assert self._asker is not None
-        plans = [plan for plan in self._asked() if self._lacks_answer(plan, first)]
-        mine = (n for n, rank in self._turns if rank < most)
-        open_ = [n for n in mine if any(self._lacks_answer(plan, n) for plan in plans)]
-        self._asker.ask(plans, open_[:QUESTIONS])
-        self._stamp(plans)
-
-    def _predict(self, model: PreTrainedModel) -> None:
+    def _predict(self) -> None:
         """Predict the next token of the prompt under the dense model and all plans."""
         from cocurve_lab.measuring.lockstep import next_token_probabilities
 
-        plans, tokenizer = self._asked(), self.session.require_tokenizer()
-        found = next_token_probabilities(model, tokenizer, plans, self.prompt)
-        marks = [(self.prompt, plan.fingerprint) for plan in plans]
+        assert self._meter is not None
+        plans, prompt = list(self._plans.values()), self.prompt  # the next move changes both
+        tokenizer = self.session.require_tokenizer()
+        found = next_token_probabilities(self._meter.model, tokenizer, plans, prompt)
+        marks = [(prompt, plan.fingerprint) for plan in plans]
         self._next = dict(zip(marks, found, strict=True))
-
-    def _stamp(self, plans: Iterable[cl.Selection]) -> None:
-        self._when.update({plan.fingerprint: time.time() for plan in plans})
 
     def _keep(self) -> None:
         """Tell the session of the plans that are measured to the end."""
-        fresh = []
-        for plan in self._plans.values():
-            found, kept = self.of(plan), self._kept(plan)
-            if found is None or not found.rows:
-                continue
-            if kept is None or (kept.rows, kept.abilities) != (found.rows, found.abilities):
-                fresh.append(found)
+        plans = [plan for plan in self._plans.values() if plan is not self.dense]
+        known = [(self.of(plan), self._kept(plan)) for plan in plans]
+        fresh = [found for found, kept in known if found and found is not kept]
         if fresh:
             self.session.add_measured(*fresh)
 
 
 def plain(record: MeasuredPlan) -> dict[str, Any]:
     """A measured plan as the page receives it."""
+    plan, edge = record.selection, record.edge
+    units = list(plan.pruned)
     return {
-        "strength": record.selection.interaction_strength,
-        "ratio": record.selection.requested_ratio,
-        "realized": record.selection.realized_ratio,
+        "strength": plan.interaction_strength,
+        "ratio": plan.requested_ratio,
+        "realized": plan.realized_ratio,
         "risk": record.risk,
         "error": None if np.isnan(record.standard_error) else record.standard_error,
         "text": record.text,
-        "plan": plan_mark(record.selection.pruned),
+        "plan": plan_mark(units),
         "abilities": dict(record.abilities),
         "rows": record.rows,
         "at": record.measured_at,
         "by_row": [float(f"{kl:.5g}") for kl in record.by_row],
         "replies": list(record.replies),
-        "edge": None
-        if record.edge is None
-        else {
-            "units": list(record.selection.pruned),
-            "difference": record.edge[0],
-            "error": record.edge[1],
-        },
+        "edge": edge and {"units": units, "difference": edge[0], "error": edge[1]},
     }
 
 
-def _plain_difference(
-    found: Difference | None, plans: Sequence[cl.Selection]
-) -> dict[str, Any] | None:
-    """A difference for the page, with the marks of the plans that it is of."""
-    if found is None:
+def _difference(by_row: np.ndarray, plans: Sequence[cl.Selection]) -> dict[str, Any] | None:
+    """The mean of a difference of KL over the rows that are known, for the page; None for none."""
+    known = by_row[~np.isnan(by_row)]
+    if not len(known):
         return None
-    value, error, rows = found
-    marks = [plan_mark(plan.pruned) for plan in plans]
-    error_or_none = None if np.isnan(error) else error
-    return {"plans": marks, "difference": value, "error": error_or_none, "rows": rows}
+    value, error = mean_and_error(known)
+    return {
+        "plans": [plan_mark(plan.pruned) for plan in plans],
+        "difference": value,
+        "error": None if np.isnan(error) else error,
+        "rows": len(known),
+    }
 
 
-def _in_turn(names: Iterable[str]) -> list[tuple[int, int]]:
-    """(place, rank): the first question of every ability, the second of every ability, ..."""
-    seen: Counter[str] = Counter()
-    found = []
-    for place, name in enumerate(names):
-        found.append((place, seen[name]))
-        seen[name] += 1
-    return sorted(found, key=lambda pair: pair[1])
+def _known(measured: Meter | Asker | None, plan: cl.Selection, count: int) -> np.ndarray:
+    """The first value of a plan by row or question; NaN where there is none yet."""
+    found = None if measured is None else measured.memory.values.get(plan.fingerprint)
+    return np.full(count, np.nan) if found is None else found[:, 0]
 
 
-def _mean(values: np.ndarray) -> Difference | None:
-    """Mean over the rows that are not NaN, its standard error, and their number; None for none."""
-    known = values[~np.isnan(values)]
-    return (*mean_and_error(known), len(known)) if len(known) else None
+def _first_lacking(
+    lacking: list[tuple[cl.Selection, np.ndarray]], places: Sequence[int]
+) -> tuple[list[cl.Selection], list[int]] | None:
+    """The plans that lack the first of the places that any lacks, and which places these lack."""
+    for first in places:
+        mine = [(plan, lacks) for plan, lacks in lacking if lacks[first]]
+        if mine:
+            return [p for p, _ in mine], [k for k in places if any(lacks[k] for _, lacks in mine)]
+    return None
 
 
 @contextmanager
@@ -392,13 +345,7 @@ def _stoppable(model: PreTrainedModel, token: CancelToken) -> Iterator[None]:
 
     A pass of a large model takes seconds, which the next move should not wait for.
     """
-
-    def check(*_: Any) -> None:
-        token.check()
-
-    hooks = [layer.register_forward_pre_hook(check) for layer in describe(model).layers]
-    try:
+    with ExitStack() as hooks:
+        for layer in describe(model).layers:
+            hooks.enter_context(layer.register_forward_pre_hook(lambda *_: token.check()))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -561,7 +561,7 @@ class LambdaExplorer(ByHand, Explorer):
 
     def close(self) -> None:
         if self._followed:  # else the constructor failed: there is nothing to stop
-            self.session.settle()
+            _ = self.session.selection  # solved now, if it is owed
             self._thinking.cancel("plan")
             for worker in (self.session.worker, self._thinking):
                 worker.cancel(f"flips {id(self)}")

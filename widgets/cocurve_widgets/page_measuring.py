@@ -18,7 +18,7 @@ from cocurve_lab.base.progress import duration
 from cocurve_lab.base.schema import read_json
 from cocurve_lab.measuring.plan_memory import answers_file, plans_file
 
-from .session import MeasuredPlan, Session, mean_and_error
+from .session import MeasuredPlan, Session, count_right, edge_of
 
 if TYPE_CHECKING:
     from cocurve_lab.measuring.generation import Question
@@ -68,9 +68,7 @@ def measure_for_page(
     dense = cl.Selection.from_pruned(curvature.units, [])
     wanted = [dense, *(plans_along(curvature) if plans is None else plans)]
     shown = list({plan.fingerprint: plan for plan in wanted}.values())
-    parts = _pairs(curvature, pairs)
-    measured = [*shown, *(cl.Selection.from_pruned(curvature.units, p, curvature) for p in parts)]
-    judge: Any = {"checkpoint": plans_file(cache, model, held_out), "calibrated_on": curvature}
+    measured = [*shown, *_pairs(curvature, pairs)]
     asker, place = None, answers_file(cache, model, questions)
     if prompts is None:
         prompts = [question.prompt for question in questions[:3]]
@@ -90,33 +88,30 @@ def measure_for_page(
         f"what {'is kept' if cache is None else f'{cache} keeps'}.",
         flush=True,
     )
-    table = cl.measure_plans(model, measured, held_out, **judge)
-    by_part = dict(zip(map(tuple, parts), table.kl[len(shown) :], strict=True))
-    right = np.zeros((len(shown), 0)) if asker is None else asker.ask(shown, progress=True)[..., 0]
-    names = [] if asker is None else [question.capability for question in asker.questions]
-    said = _replies(session, shown, prompts, reply, place and place.with_suffix(".json"))
+    kept = plans_file(cache, model, held_out)
+    table = cl.measure_plans(model, measured, held_out, checkpoint=kept, calibrated_on=curvature)
     session.prompts = tuple(prompts)
+    by_units = dict(zip((frozenset(p.pruned) for p in measured), table.kl, strict=True))
+    names = [] if asker is None else [question.capability for question in asker.questions]
+    right = np.zeros((len(shown), 0)) if asker is None else asker.ask(shown, progress=True)[..., 0]
+    said = _replies(session, shown, prompts, reply, place and place.with_suffix(".json"))
     found = []
-    means = zip(table.mean.tolist(), table.standard_error.tolist(), strict=True)
-    for k, (plan, rows, mean) in enumerate(zip(measured, table.kl, means, strict=True)):
-        facts: dict[str, Any] = {"rows": len(rows)}
+    for k, (plan, rows) in enumerate(zip(measured, table.kl, strict=True)):
         if k < len(shown):
-            counts = {name: [x == name for x in names] for name in dict.fromkeys(names)}
-            facts["abilities"] = {n: (int(right[k][m].sum()), sum(m)) for n, m in counts.items()}
-            facts |= {"by_row": tuple(rows.tolist()), "replies": said[k]}
-        elif len(part := parts[k - len(shown)]) == 2:
-            edge = rows - by_part[part[0],] - by_part[part[1],]
-            facts["edge"] = mean_and_error(edge)
-        found.append(MeasuredPlan(plan, *mean, table.source, **facts))
+            facts: dict[str, Any] = {"abilities": count_right(names, right[k]), "replies": said[k]}
+        else:
+            facts = {"edge": edge_of(plan, by_units), "by_row": ()}
+        found.append(MeasuredPlan.of_rows(plan, rows, table.source, **facts))
     session.add_measured(*found)
 
 
-def _pairs(curvature: cl.Curvature, count: int) -> list[list[int]]:
+def _pairs(curvature: cl.Curvature, count: int) -> list[cl.Selection]:
     """The units of the strongest edges |H_uv| alone, then the pairs, strongest first."""
     us, vs = np.triu_indices(len(curvature.units), 1)
     strongest = np.argsort(-np.abs(curvature.matrix[us, vs]), kind="stable")[:count]
-    alone = np.unique([us[strongest], vs[strongest]]).tolist()
-    return [*([unit] for unit in alone), *([int(us[k]), int(vs[k])] for k in strongest)]
+    pairs = np.stack([us, vs], axis=1)[strongest]
+    parts = [*np.unique(pairs)[:, None].tolist(), *pairs.tolist()]
+    return [cl.Selection.from_pruned(curvature.units, part, curvature) for part in parts]
 
 
 def _replies(
@@ -127,17 +122,17 @@ def _replies(
     file: Path | None,
 ) -> list[tuple[str, ...]]:
     """The first words of every plan after each prompt; in a file of the cache after each plan."""
-    kept: dict[str, str] = {}
-    if file is not None and file.exists():
-        kept = read_json(file)
-    for plan in plans if prompts else ():
-        lacking = [p for p in prompts if f"{plan.fingerprint} {reply} {p}" not in kept]
+    kept: dict[str, str] = read_json(file) if file is not None and file.exists() else {}
+    said = []
+    for plan in plans:
+        keys = {prompt: f"{plan.fingerprint} {reply} {prompt}" for prompt in prompts}
+        lacking = [prompt for prompt, key in keys.items() if key not in kept]
         if lacking:
-            with cl.ablate(session.require_model(), plan):
+            model, tokenizer = session.require_model(), session.require_tokenizer()
+            with cl.ablate(model, plan):
                 for prompt in lacking:
-                    kept[f"{plan.fingerprint} {reply} {prompt}"] = cl.continue_text(
-                        session.require_model(), session.require_tokenizer(), prompt, reply
-                    )
+                    kept[keys[prompt]] = cl.continue_text(model, tokenizer, prompt, reply)
             if file is not None:
                 write_atomically(file, json.dumps(kept).encode())
-    return [tuple(kept[f"{plan.fingerprint} {reply} {p}"] for p in prompts) for plan in plans]
+        said.append(tuple(kept[keys[prompt]] for prompt in prompts))
+    return said

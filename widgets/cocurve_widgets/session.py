@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,59 +28,47 @@ class Cancelled(cl.CocurveError):
     """Raised inside a job that was asked to stop."""
 
 
-class CancelToken:
+class CancelToken(threading.Event):
     """A request to stop, which a running job checks wherever it can stop."""
 
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def cancel(self) -> None:
-        """Ask the job to stop."""
-        self._event.set()
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the job was asked to stop."""
-        return self._event.is_set()
+    cancel = threading.Event.set
+    cancelled = property(threading.Event.is_set)
 
     def check(self) -> None:
         """Raise Cancelled if the job was asked to stop."""
-        if self.cancelled:
-            raise Cancelled("stopped on request.")
+        self.rest(0.0)
 
     def rest(self, seconds: float) -> None:
         """Wait, unless the job is asked to stop meanwhile; then raise Cancelled at once."""
-        self._event.wait(max(0.0, seconds))
-        self.check()
+        if self.wait(max(0.0, seconds)):
+            raise Cancelled("stopped on request.")
+
+
+Job = Callable[[CancelToken], None]
+Failed = Callable[[Exception], None]
 
 
 class Letter(NamedTuple):
-    """A job in the mailbox: what to run, how to stop it, and who hears of its error."""
+    """A job in the mailbox: its kind, what to run, and who hears of its error."""
 
-    job: Callable[[CancelToken], None]
+    kind: str
     token: CancelToken
-    failed: Callable[[Exception], None]
+    job: Job
+    failed: Failed
 
 
 class Mailbox:
     """One thread for slow work; of each kind of job it keeps only the newest.
 
     The thread lives as long as there is work, so an idle session holds no thread and can be
-    garbage-collected.
+    garbage-collected. It is a daemon: a kernel does not wait for its job at the end.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
-        self._waiting: dict[str, Letter] = {}
-        self._running: tuple[str, CancelToken] | None = None
-        self._thread: threading.Thread | None = None
+        self._letters: list[Letter] = []  # the first one runs, the others wait
 
-    def submit(
-        self,
-        kind: str,
-        job: Callable[[CancelToken], None],
-        failed: Callable[[Exception], None],
-    ) -> CancelToken:
+    def submit(self, kind: str, job: Job, failed: Failed) -> CancelToken:
         """Run `job(token)` after the running job; replace and cancel earlier jobs of its kind.
 
         Args:
@@ -93,42 +81,33 @@ class Mailbox:
             # A dragged slider asks 60 times a second and only its last place counts. Were they
             # queued, the instrument would go on solving long after the hand has stopped.
             self.cancel(kind)
-            self._waiting[kind] = Letter(job, token, failed)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="cocurve", daemon=True)
-                self._thread.start()
+            self._letters.append(Letter(kind, token, job, failed))
+            if len(self._letters) == 1:
+                threading.Thread(target=self._work, name="cocurve", daemon=True).start()
         return token
 
     def cancel(self, kind: str) -> None:
         """Drop the waiting job of a kind and ask the running one to stop."""
         with self._lock:
-            dropped = self._waiting.pop(kind, None)
-            if dropped is not None:
-                dropped.token.cancel()
-            if self._running is not None and self._running[0] == kind:
-                self._running[1].cancel()
+            for letter in self._letters:
+                if letter.kind == kind:
+                    letter.token.cancel()
+            self._letters[1:] = [letter for letter in self._letters[1:] if letter.kind != kind]
 
     def busy(self, kind: str) -> bool:
         """Whether a job of this kind waits or runs."""
         with self._lock:
-            return kind in self._waiting or (self._running is not None and self._running[0] == kind)
+            return any(letter.kind == kind for letter in self._letters)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until all work is done; return False after `timeout` seconds."""
         with self._lock:
-            return self._lock.wait_for(lambda: self._thread is None, timeout)
+            return self._lock.wait_for(lambda: not self._letters, timeout)
 
     def _work(self) -> None:
-        while True:
-            with self._lock:
-                self._running = None
-                if not self._waiting:  # under the lock: a job submitted now starts a new thread
-                    self._thread = None
-                    self._lock.notify_all()
-                    return
-                kind = next(iter(self._waiting))
-                letter = self._waiting.pop(kind)
-                self._running = (kind, letter.token)
+        more = True
+        while more:
+            letter = self._letters[0]
             try:
                 letter.job(letter.token)
             except Cancelled:
@@ -136,6 +115,10 @@ class Mailbox:
             except Exception as error:
                 letter.failed(error)
             del letter  # it holds the instrument, which could not be collected while we wait
+            with self._lock:  # a job submitted after the last one starts a new thread
+                del self._letters[0]
+                more = bool(self._letters)
+                self._lock.notify_all()
 
 
 @dataclass(frozen=True)
@@ -167,6 +150,14 @@ class MeasuredPlan:
     by_row: tuple[float, ...] = ()
     replies: tuple[str, ...] = ()
 
+    @classmethod
+    def of_rows(
+        cls, selection: cl.Selection, kl: np.ndarray, text: str, **facts: Any
+    ) -> MeasuredPlan:
+        """A plan with its KL on every row so far; `facts` are the other attributes."""
+        known: dict[str, Any] = {"rows": len(kl), "by_row": tuple(kl.tolist())}
+        return cls(selection, *mean_and_error(kl), text, **known | facts)
+
 
 Measured = MeasuredPlan  # the name that notebooks use
 
@@ -185,7 +176,10 @@ class Owed(Instance):
     """A plan of a session or its instrument: one that is owed is solved when it is read."""
 
     def get(self, obj: Any, cls: Any = None) -> Any:
-        getattr(obj, "session", obj).settle()
+        session = getattr(obj, "session", obj)
+        debtor, session.debtor = session.debtor, None
+        if debtor is not None:
+            debtor()
         return super().get(obj, cls)
 
     def set(self, obj: Any, value: Any) -> None:
@@ -247,19 +241,11 @@ class Session(HasTraits):
         if model is not None:
             self.attach(model, tokenizer)
 
-    def settle(self) -> None:
-        """Have a plan that is owed solved now."""
-        debtor, self.debtor = self.debtor, None
-        if debtor is not None:
-            debtor()
-
     @classmethod
     def of(cls, curvature: cl.Curvature) -> Session:
         """The session of this curvature, made on first use and kept as long as it is in use."""
-        session = _SESSIONS.get(_identity(curvature))
-        if session is None:
-            session = cls(curvature)
-            _SESSIONS[_identity(curvature)] = session
+        key = _identity(curvature)
+        _SESSIONS[key] = session = _SESSIONS.get(key) or cls(curvature)
         return session
 
     @classmethod
@@ -347,27 +333,40 @@ class Session(HasTraits):
 def _kept(kept: KeptPlans) -> Iterator[Measured]:
     """What was measured once and ships with the model of a kept H."""
     for name, facts in reversed(kept.texts.items()):  # the first text is told last, so it shows
-        kl = {frozenset(plan.selection.pruned): plan.kl.get(name) for plan in kept.plans}
-        for plan in kept.plans:
-            rows, edge = plan.kl.get(name), None
-            if rows is None:
-                continue
-            alone = [kl.get(frozenset([unit])) for unit in plan.selection.pruned]
-            if len(alone) == 2 and alone[0] is not None and alone[1] is not None:
-                edge = mean_and_error(rows - alone[0] - alone[1])
-            source = f"{facts['source']}, {len(rows)} rows (kept)"
-            yield Measured(
-                *(plan.selection, *mean_and_error(rows), source, plan.right, len(rows)),
-                edge=edge,
-                by_row=tuple(rows.tolist()),
-                replies=plan.replies,
-            )
+        plans = [plan for plan in kept.plans if name in plan.kl]
+        kl = {frozenset(plan.selection.pruned): plan.kl[name] for plan in plans}
+        for plan in plans:
+            source = f"{facts['source']}, {len(plan.kl[name])} rows (kept)"
+            more = {"abilities": plan.right, "replies": plan.replies}
+            edge = edge_of(plan.selection, kl)
+            yield Measured.of_rows(plan.selection, plan.kl[name], source, edge=edge, **more)
+
+
+def edge_of(
+    plan: cl.Selection, kl: Mapping[frozenset[int], np.ndarray]
+) -> tuple[float, float] | None:
+    """The `edge` of a plan in MeasuredPlan, from the KL by row of sets of units."""
+    parts = [frozenset(plan.pruned), *(frozenset([unit]) for unit in plan.pruned)]
+    if len(plan) != 2 or not all(part in kl for part in parts):
+        return None
+    both, one, other = (kl[part] for part in parts)
+    return mean_and_error(both - one - other)
 
 
 def mean_and_error(values: np.ndarray) -> tuple[float, float]:
     """Mean of some values and its standard error, which is NaN for a single one."""
     spread = float(values.std(ddof=1)) if len(values) > 1 else float("nan")
     return float(values.mean()), spread / len(values) ** 0.5
+
+
+def count_right(names: Sequence[str], right: np.ndarray) -> dict[str, tuple[int, int]]:
+    """(right, asked) by ability, from 1 or 0 by question; NaN is a question that was not asked."""
+    found: dict[str, tuple[int, int]] = {}
+    for name, answer in zip(names, right.tolist(), strict=True):
+        if not np.isnan(answer):
+            count, asked = found.get(name, (0, 0))
+            found[name] = count + int(answer), asked + 1
+    return found
 
 
 def _identity(curvature: cl.Curvature) -> tuple[str, bool]:
