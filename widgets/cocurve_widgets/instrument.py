@@ -214,7 +214,7 @@ class Instrument(Still, anywidget.AnyWidget):
         raise NotImplementedError
 
     def save(self, path: str | Path) -> Path:
-        """Write the data (`.csv`), the plan (`.json`) or the graph (`.gexf`) to a file.
+        """Write the data (`.csv`), the plan (`.json`) or the graph (`.gexf`, for Gephi) to a file.
 
         An existing file is replaced only when the new one is complete. For the picture press the
         PNG button: only the browser has drawn it.
@@ -231,7 +231,9 @@ class Instrument(Still, anywidget.AnyWidget):
                 raise cl.InputError("there is no plan yet. Choose one, then save again.")
             return self.session.selection.to_json().encode()
         if suffix == ".gexf":
-            return to_gexf(self._graph())
+            import networkx
+
+            return "\n".join(networkx.generate_gexf(self._graph())).encode()
         raise cl.InputError(
             f"{suffix!r} is not a format of this instrument. Use .csv, .json or .gexf."
         )
@@ -319,13 +321,6 @@ def _solves_to(plan: cl.Selection, curvature: cl.Curvature, strength: float) -> 
     except cl.CocurveError:
         return False
     return again.pruned == plan.pruned
-
-
-def to_gexf(graph: Any) -> bytes:
-    """A networkx graph as a GEXF file, for Gephi and sigma."""
-    import networkx
-
-    return "\n".join(networkx.generate_gexf(graph)).encode()
 
 
 # Instruments made by each notebook cell: (cell id, kind) -> (the run that made them, instruments)
