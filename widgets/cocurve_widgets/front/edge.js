@@ -40,7 +40,7 @@ export function edgePanel(problem, put) {
     const at = turns.findIndex((pair) => String(pair) === String(shown));
     put({ pair: turns[(at + 1) % turns.length] });
   });
-  const title = h("h4", {}, "Two units, alone and together");
+  const title = h("h4", {}, "Two units, alone and together (nats per token)");
   const [home, words] = [h("div", {}), h("p", { class: "cc-said" })];
   const panel = h("div", { class: "cc-edge" }, h("div", { class: "cc-row" }, title, next), home, words);
 

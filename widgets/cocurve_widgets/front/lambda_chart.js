@@ -17,7 +17,9 @@ const LEFT = 60; // px beside the axis, as the slider's in instrument.css
  * notebook has none). does: put(values), slide(place).
  */
 export function chartPanel(problem, run, { put, slide }) {
-  const [chart, others] = [h("div", {}), h("div", { class: "cc-others" })];
+  const [chart, strip] = [h("div", {}), h("div", {})];
+  const others = h("div", { class: "cc-others" }, h("small", { class: "cc-muted" },
+    "measured KL at all ratios, λ from 0 to 1 in each: click one to go there"), strip);
   const title = h("h4", { class: "cc-key" });
   const finding = h("p", { class: "cc-finding", role: "status" });
   const cover = covering();
@@ -102,7 +104,7 @@ export function chartPanel(problem, run, { put, slide }) {
     others.hidden = list.length < 2;
     others.style.visibility = covered ? "hidden" : "";
     if (list.length < 2) return;
-    place(others, ratioCharts({ panels: list, colors, width, height: 70, left: LEFT, choose: (ratio) => put({ ratio }) }));
+    place(strip, ratioCharts({ panels: list, colors, width, height: 70, left: LEFT, choose: (ratio) => put({ ratio }) }));
   }
-  return { chart, others, title: h("div", { class: "cc-row" }, title, ask), finding, draw, pictures: () => [chart.firstChild, others.firstChild] };
+  return { chart, others, title: h("div", { class: "cc-row" }, title, ask), finding, draw, pictures: () => [chart.firstChild, strip.firstChild] };
 }

@@ -120,7 +120,7 @@ export function numbersPanel() {
     });
     numbers.replaceChildren(h("thead", {}, h("tr", {}, h("th", {}, "nats per token"),
       ...plans.map((p, k) => h("th", {}, patch(colors[k]), `${"AB"[k]}: ${p?.name ?? "no plan"}`)), h("th", {}, CHANGE))),
-    h("tbody", {}, line(["measured KL", small("± one standard error")],
+    h("tbody", {}, line(["measured KL", small("± one standard error, B − A row by row")],
       cells("kl", withError, (m) => m.risk / most), measuredChange(a, b, live)),
     line("predicted KL", plans.map((p) => h("td", {}, p ? brief(p.node + p.edge) : "–")),
       a && b ? signed(less(b.node + b.edge, a.node + a.edge), brief) : "", false),
