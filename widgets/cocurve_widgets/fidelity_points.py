@@ -137,9 +137,8 @@ def single_rows(curvature: cl.Curvature) -> Rows:
         # all units at once: one by one, `scores_of` would take seconds
         prices = curvature.additive().state("price").singles.tolist()
     halves, rows = (curvature.saliency / 2).tolist(), []
-    for unit, half, risk, price in zip(
-        curvature.units, halves, risks.tolist(), prices, strict=True
-    ):
+    known = zip(curvature.units, halves, risks.tolist(), prices, strict=True)
+    for unit, half, risk, price in known:
         alone = cl.Selection.from_pruned(curvature.units, [unit])
         scores = {"predicted_risk": half, "diagonal_risk": half, "single_units_risk": risk}
         scores |= {"pair_kl_risk": price, "additive_kl_risk": price}  # of one unit the two are one
@@ -154,7 +153,9 @@ def by_column(rows: Rows) -> dict[str, list[Any]]:
 
 
 def plain(value: Any) -> Any:
-    """The value, or None in place of NaN, which JSON does not have."""
+    """The value or dict with None in place of NaN, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
     return None if isinstance(value, float) and math.isnan(value) else value
 
 

@@ -472,10 +472,7 @@ class FidelityScatter(Instrument):
             "moving": work.words(),
             "texts": list(dict.fromkeys(record.text for record in self.session.measured)),
             "caption": fidelity_points.caption(self.curvature, self.surrogate, here),
-            "scores": {
-                name: {key: fidelity_points.plain(value) for key, value in score.items()}
-                for name, score in self._statistics(plans).items()
-            },
+            "scores": fidelity_points.plain(self._statistics(plans)),
         }
         self._drawn_at = time.monotonic()
         rows = [row for _, row in plans]

@@ -219,12 +219,10 @@ export function render({ model, el }) {
   view.body.append(chart, key, card);
   view.body.after(caption, choosing, h("h4", {}, "Agreement"), scores);
   const tell = (point, x, y) => {
-    if (!point) {
-      if (card.matches(":popover-open")) card.hidePopover();
-      return;
-    }
-    card.replaceChildren(...point.lines.map((line, k) => h(k ? "div" : "b", {}, line)));
-    showBeside(card, x - 12, x + 12, y + 12);
+    if (point) {
+      card.replaceChildren(...point.lines.map((line, k) => h(k ? "div" : "b", {}, line)));
+      showBeside(card, x - 12, x + 12, y + 12);
+    } else if (card.matches(":popover-open")) card.hidePopover();
   };
   const draw = () => {
     const [now, colors] = [model.get("view"), palette(view.root)];
