@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cocurve_widgets.export import _plain
 from cocurve_widgets.instrument import front
+from cocurve_widgets.packing import plain
 
 ALONE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <style>:root { color-scheme: light dark } body { margin: 0 } %s</style><div id="here"></div>
@@ -27,7 +27,7 @@ document.querySelector(".cocurve").classList.add("cc-page");
 def page_of(path: Path, module: str, render: str, state: dict) -> Path:
     """A file with one instrument on a state; `render` is the function of its front end's module."""
     script = front(module, "local.js")
-    data = json.dumps(json.dumps(_plain(state))).replace("<", "\\u003c")
+    data = json.dumps(json.dumps(plain(state))).replace("<", "\\u003c")
     path.write_text(ALONE % (front("instrument.css"), script, data, render), encoding="utf-8")
     return path
 

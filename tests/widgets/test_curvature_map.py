@@ -20,7 +20,7 @@ from traitlets import TraitError
 import cocurve_lab as cl
 from cocurve_widgets import BridgeExplorer, CurvatureMap, Session
 from cocurve_widgets.curvature_map import cluster_order
-from cocurve_widgets.export import _plain
+from cocurve_widgets.packing import plain
 from helpers.lab import Lab, in_browser
 from helpers.pages import page_of
 from helpers.problems import make_units, random_curvature
@@ -74,7 +74,7 @@ def test_a_pair_kl_goes_beyond_one_and_a_dead_unit_keeps_its_edges(
 @pytest.mark.parametrize("matrix", [np.zeros((3, 3)), np.diag([1.0, 2.0, 0.0])])
 def test_nothing_to_color(matrix: np.ndarray) -> None:
     picture = CurvatureMap(cl.Curvature(matrix, make_units(1, 1, 2)), order="clustering")
-    json.dumps(_plain(picture.state()), allow_nan=False)
+    json.dumps(plain(picture.state()), allow_nan=False)
     assert min(picture.ends.values()) > 0
     assert sorted(picture.places()) == [0, 1, 2]
 

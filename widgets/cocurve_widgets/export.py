@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import json
 import os
@@ -21,6 +20,7 @@ from .bridge_explorer import BridgeExplorer
 from .curvature_map import CurvatureMap
 from .instrument import counted, front, matrix_name, named_matrix
 from .lambda_explorer import LambdaExplorer
+from .packing import plain
 from .page_measuring import measure_for_page
 from .session import Session
 
@@ -119,7 +119,7 @@ def export_html(
     kind = matrix_name(curvature).removesuffix(" of H")
     heading = title or f"Co-pruning curvature of {name}"
     # no "<" at all: names may hold </script>, <!-- and <script, and each changes what follows
-    data = json.dumps(_plain(states), separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(plain(states), separators=(",", ":")).replace("<", "\\u003c")
     title = html.escape(heading + ("" if kind == "H" else f" ({kind})"))
     return _write(Path(path), title, html.escape(_about(curvature)), data)
 
@@ -198,17 +198,6 @@ def _about(curvature: cl.Curvature) -> str:
         "clicks, other pairs, and next tokens. The address of the page holds what you set: copy it "
         "to show others the same."
     )
-
-
-def _plain(value: Any) -> Any:
-    """The value for JSON: bytes as {"$bytes": base64}, NaN and infinity as null."""
-
-    def packed(raw: Any) -> dict[str, str]:
-        if not isinstance(raw, bytes):
-            raise TypeError(f"a page cannot hold a {type(raw).__name__}")
-        return {"$bytes": base64.b64encode(raw).decode()}
-
-    return json.loads(json.dumps(value, default=packed), parse_constant=lambda _: None)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from cocurve_lab.extensions.surrogates.pair_kl import PAIR_KL
 from cocurve_lab.measuring.agreement import DIAGONAL, EDGE_AWARE, RANDOM, SWAP, predictions
 
 from .instrument import counted
+from .packing import plain
 from .session import MeasuredPlan, Session
 
 OTHER, SINGLE = "other plan", "single unit"
@@ -149,14 +150,7 @@ def single_rows(curvature: cl.Curvature) -> Rows:
 
 def by_column(rows: Rows) -> dict[str, list[Any]]:
     """The rows as the page receives them: the values of each key, with None for NaN."""
-    return {key: [plain(row[key]) for row in rows] for key in (rows[0] if rows else ())}
-
-
-def plain(value: Any) -> Any:
-    """The value or dict with None in place of NaN, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return {key: plain([row[key] for row in rows]) for key in (rows[0] if rows else ())}
 
 
 def rows_of(plans: Plans, marks: Sequence[str]) -> Rows:

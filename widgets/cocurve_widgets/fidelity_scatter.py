@@ -18,6 +18,7 @@ from . import fidelity_points
 from .fidelity_measuring import Measurer
 from .fidelity_points import METHODS, SINGLE, SURROGATES, Book, Plans, Pool, Row, Rows, rows_of
 from .instrument import Instrument, counted, front, guarded, plan_code
+from .packing import plain
 from .session import CancelToken, Mailbox, MeasuredPlan, Session, text_name
 from .still import plot_html
 from .traits import Some
@@ -472,7 +473,7 @@ class FidelityScatter(Instrument):
             "moving": work.words(),
             "texts": list(dict.fromkeys(record.text for record in self.session.measured)),
             "caption": fidelity_points.caption(self.curvature, self.surrogate, here),
-            "scores": fidelity_points.plain(self._statistics(plans)),
+            "scores": plain(self._statistics(plans)),
         }
         self._drawn_at = time.monotonic()
         rows = [row for _, row in plans]

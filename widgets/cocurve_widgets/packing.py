@@ -92,9 +92,15 @@ def pair_rows(curvature: cl.Curvature, pairs: np.ndarray) -> list[dict[str, Any]
     ]
 
 
-def plain(value: float) -> float | None:
-    """The value, or None in place of NaN, which JSON does not have."""
-    return None if math.isnan(value) else value
+def plain(value: Any) -> Any:
+    """The value for JSON: bytes as {"$bytes": base64}, NaN and infinity as null."""
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def image_html(kind: str, data: bytes, alt: str) -> str:
