@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -361,12 +362,10 @@ def mean_and_error(values: np.ndarray) -> tuple[float, float]:
 
 def count_right(names: Sequence[str], right: np.ndarray) -> dict[str, tuple[int, int]]:
     """(right, asked) by ability, from 1 or 0 by question; NaN is a question that was not asked."""
-    found: dict[str, tuple[int, int]] = {}
-    for name, answer in zip(names, right.tolist(), strict=True):
-        if not np.isnan(answer):
-            count, asked = found.get(name, (0, 0))
-            found[name] = count + int(answer), asked + 1
-    return found
+    answers = list(zip(names, right, strict=True))
+    asked = Counter(name for name, answer in answers if not np.isnan(answer))
+    correct = Counter(name for name, answer in answers if answer == 1)
+    return {name: (correct[name], count) for name, count in asked.items()}
 
 
 def _identity(curvature: cl.Curvature) -> tuple[str, bool]:
