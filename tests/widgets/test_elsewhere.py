@@ -227,7 +227,7 @@ def test_a_page_without_a_kernel_shows_the_explorers_and_solves(lab: Lab, tmp_pa
         visit.listen("file:")
         serve_anywidget(page, "**/npm/anywidget@*/**")
         page.goto(place.as_uri())
-        page.locator(".cocurve h3").nth(4).wait_for(state="attached")
+        page.locator(".cocurve h3").nth(2).wait_for(state="attached")
         for strength, key in [(1.0, "End"), (0.0, "Home")]:
             page.get_by_label("lambda, weight of the edges").focus()
             page.keyboard.press(key)
