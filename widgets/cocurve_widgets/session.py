@@ -110,6 +110,7 @@ class Mailbox:
         while more:
             letter = self._letters[0]
             try:
+                letter.token.check()  # it may be dropped before it begins
                 letter.job(letter.token)
             except Cancelled:
                 pass
