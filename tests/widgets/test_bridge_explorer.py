@@ -201,6 +201,16 @@ def test_a_model_without_bridges_says_so(curvature: cl.Curvature) -> None:
     assert "Only 0 units have low saliency" in explorer.bridges["note"]
 
 
+def test_a_ratio_that_rounding_moved_is_the_first_that_is_tried() -> None:
+    curvature = random_curvature(make_units(6, 3, 5), seed=2)
+    session = Session(curvature)
+    explorer = BridgeExplorer(curvature, session=session)
+    session.selection = cl.solve_greedy(curvature, 0.1 + 0.2)
+    plans = explorer.plans
+    assert (plans["ratio"] == 0.1 + 0.2) == (plans["note"] == "")
+    assert plans["ratio"] != 0.3
+
+
 def test_plans_follow_the_session(curvature: cl.Curvature) -> None:
     session = Session(curvature)
     explorer = BridgeExplorer(curvature, session=session, table_of="units")

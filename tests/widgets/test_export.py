@@ -19,7 +19,6 @@ from cocurve_lab.extensions.pretrained.kept import kept_curvature, kept_plans
 from cocurve_lab.solver.guards import reachable_ratio
 from cocurve_lab.solver.path import LambdaPath
 from cocurve_widgets import Measured, Session, export_html, refresh_html
-from cocurve_widgets.export import MODULES
 from cocurve_widgets.instrument import front
 from cocurve_widgets.packing import pack_problem, plan_mark
 from helpers.lab import Lab, in_browser
@@ -50,7 +49,7 @@ def test_a_refreshed_page_keeps_what_it_holds_and_gets_the_present_front_end(
 ) -> None:
     name = "<!-- \\1 {css} & </script> </title>"  # nothing in a title is taken for a place to fill
     path = export_html(SMALL, tmp_path / "page.html", title=name)
-    new, script = path.read_text(encoding="utf-8"), front(*MODULES)
+    new, script = path.read_text(encoding="utf-8"), front("page.js")
     assert new.count(script) == 1
     path.write_text(new.replace(script, "old()"), encoding="utf-8")
     assert refresh_html(path).read_text(encoding="utf-8") == new
@@ -62,7 +61,7 @@ def test_a_refreshed_page_keeps_what_it_holds_and_gets_the_present_front_end(
 def test_the_page_of_the_real_model_is_of_this_front_end_and_what_is_kept() -> None:
     page = SHIPPED.with_name("explore_smollm2.html")
     text = page.read_text(encoding="utf-8")
-    for part in (front(*MODULES), front("instrument.css")):
+    for part in (front("page.js"), front("instrument.css")):
         assert part in text, "python -m cocurve_widgets.export notebooks/explore_*.html"
     assert page.stat().st_size < 2_000_000
     curvature = kept_curvature("smollm2")
@@ -84,7 +83,7 @@ def test_the_page_of_the_real_model_is_of_this_front_end_and_what_is_kept() -> N
 
 def test_the_shipped_page_is_of_this_front_end_and_this_model() -> None:
     text = SHIPPED.read_text(encoding="utf-8")
-    for part in (front(*MODULES), front("instrument.css")):
+    for part in (front("page.js"), front("instrument.css")):
         assert part in text, "make the page again: python data/measure_curvature.py --page-only"
     assert SHIPPED.stat().st_size < 1_000_000
     packed = data_of(SHIPPED)["lambda"]["_problem"]

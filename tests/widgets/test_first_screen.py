@@ -198,7 +198,7 @@ def test_one_exchanged_unit_makes_a_value_gray_and_names_the_distance(page: Any)
     show(page, ratio=0.2, interaction_strength=0.25, **{"pin.units": ",".join(exchanged)})
     a, b = (page.locator(".cc-four tbody tr").first.locator("td").nth(k) for k in (1, 2))
     eventually(a.inner_text, lambda text: "20 %, λ 0.25, 2 units off" in text)
-    assert (a.get_attribute("class"), b.get_attribute("class")) == ("cc-stand-in", "")
+    assert (a.get_attribute("class"), b.get_attribute("class")) == ("cc-stand-in", None)
     assert a.inner_text().split("\n")[0] == b.inner_text().split("\n")[0]
     show(page, ratio=0.2, interaction_strength=0.25, **{"pin.units": ",".join(sorted(order))})
     eventually(a.inner_text, lambda text: "kept, 6 rows" in text)

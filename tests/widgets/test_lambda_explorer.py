@@ -119,6 +119,13 @@ def test_a_plan_chosen_elsewhere_ends_what_is_owed(explorer: LambdaExplorer) -> 
     assert explorer.selection.pruned == plan.pruned
 
 
+def test_no_plan_of_another_view_takes_the_place_of_the_owed_one(explorer: LambdaExplorer) -> None:
+    explorer.interaction_strength = 0.3
+    explorer.session.selection = None
+    assert explorer.selection.interaction_strength == 0.3
+    assert explorer._view["key"] == list(explorer._key())
+
+
 def test_unreachable_ratio_says_both_limits_inside_the_widget(explorer: LambdaExplorer) -> None:
     explorer.layer_cap, explorer.ratio = 0.3, 0.5
     assert explorer.selection is None

@@ -158,7 +158,8 @@ class BridgeExplorer(Explorer):
         first = self._two_orders(asked, guards)
         if self.compared_ratio is not None or not listed:
             return first
-        for ratio in sorted({asked, *RATIOS}, key=lambda r: (round(abs(r - asked), 9), r)):
+        nearest = {r: (r != asked, round(abs(r - asked), 9), r) for r in (asked, *RATIOS)}
+        for ratio in sorted(nearest, key=nearest.__getitem__):
             found = first if ratio == asked else self._two_orders(ratio, guards)
             one, other = found["diagonal"], found["edge_aware"]
             if one is None or other is None or not (set(one) ^ set(other)) & listed:
@@ -229,7 +230,7 @@ class BridgeExplorer(Explorer):
         H_uv, saliency and connectivity are in nats per token.
         """
         if self.table_of == "edges":
-            return self._edge_rows()
+            return pair_rows(self.curvature, self._ends[self._shown()])
         everyone = range(len(self.curvature.units))
         chosen = everyone if self.table_of == "units" else self.bridges["indices"]
         return [self._unit_row(unit) for unit in chosen]
@@ -243,9 +244,6 @@ class BridgeExplorer(Explorer):
             for u, (x, y, kind) in enumerate(zip(*columns, strict=True))
         ]
         return plot_html(points, ("saliency, nats per token", "connectivity, nats per token"))
-
-    def _edge_rows(self) -> list[dict[str, Any]]:
-        return pair_rows(self.curvature, self._ends[self._shown()])
 
     def _unit_row(self, unit: int) -> dict[str, Any]:
         (row,) = unit_rows(self.nodes, [unit], "saliency", "connectivity", "residual")

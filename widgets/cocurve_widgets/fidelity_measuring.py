@@ -13,7 +13,7 @@ import cocurve_lab as cl
 from cocurve_lab.measuring.gap import RiskSplit
 
 from .instrument import counted
-from .session import Cancelled, CancelToken, MeasuredPlan, Session, measured_on
+from .session import Cancelled, CancelToken, MeasuredPlan, Session, text_name
 
 CHUNK = 4  # plans measured at once; between two chunks Cancel is heard and the model is free
 Waiting = tuple[cl.Selection, cl.CalibrationSet]
@@ -62,7 +62,7 @@ class Measurer:
             if not self.total:
                 return ""
             spent, eta = time.monotonic() - self._began, ""
-            if self.done:
+            if self.done and not any(token.cancelled for token in self._tokens):
                 eta = f", about {spent / self.done * (self.total - self.done):.0f} s left"
             return f"{self.done} of {counted(self.total, self.noun)} measured{eta} ({self.stage})"
 
@@ -150,9 +150,11 @@ class Measurer:
                 model, plans, held_out, progress=False, calibrated_on=self.session.curvature
             )
             self.done += len(plans)
-        facts = measured_on(held_out)
+        text, rows, now = text_name(held_out), len(held_out), time.time()
         numbers = zip(plans, table.mean.tolist(), table.standard_error.tolist(), strict=True)
-        self.session.add_measured(*(MeasuredPlan(p, kl, se, **facts) for p, kl, se in numbers))
+        self.session.add_measured(
+            *(MeasuredPlan(p, kl, se, text, rows=rows, measured_at=now) for p, kl, se in numbers)
+        )
 
     def _split(
         self,

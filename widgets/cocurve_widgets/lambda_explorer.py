@@ -235,7 +235,8 @@ class LambdaExplorer(ByHand, Explorer):
             return
         if self.live:
             prompt = self.prompt.strip() if self.session.tokenizer is not None else ""
-            self.damage.show(self._both(), self._pair_plans(), prompt)
+            both = [plan for plan in (self._plan_a(), self.selection) if plan is not None]
+            self.damage.show(both, self._pair_plans(), prompt)
         else:
             self.damage.stop()
 
@@ -245,10 +246,6 @@ class LambdaExplorer(ByHand, Explorer):
         if self.damage is None or not self._followed:  # closed
             return
         self._damage = self.damage.shown(self._plan_a(), self.selection, self._pair_plans())
-
-    def _both(self) -> list[cl.Selection]:
-        """Plans A and B, as far as they exist."""
-        return [plan for plan in (self._plan_a(), self.selection) if plan is not None]
 
     def _plan_a(self) -> cl.Selection | None:
         return self._diagonal() if self.pinned is None else self.pinned
@@ -446,6 +443,8 @@ class LambdaExplorer(ByHand, Explorer):
         """Show a plan chosen elsewhere by setting the controls that make it."""
         plan, behind = change["new"], self._behind
         mine = None if behind else self.selection
+        if plan is None and behind:
+            self.session.debtor = self._catch_up  # no other plan took the place of the owed one
         if plan is None or (mine is not None and _same(plan, mine)):
             return
         self._adopting = True

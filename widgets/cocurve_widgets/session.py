@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -167,11 +166,6 @@ Measured = MeasuredPlan  # the name that notebooks use
 def text_name(text: cl.CalibrationSet) -> str:
     """The name of a held-out set in `MeasuredPlan.text`."""
     return f"{text.source}, {len(text)} x {text.seq_len} tokens ({text.fingerprint[:6]})"
-
-
-def measured_on(text: cl.CalibrationSet) -> dict[str, Any]:
-    """What a MeasuredPlan tells of a measurement on all rows of a text that ended now."""
-    return {"text": text_name(text), "rows": len(text), "measured_at": time.time()}
 
 
 class Owed(Instance):

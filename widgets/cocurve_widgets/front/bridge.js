@@ -4,7 +4,7 @@ import { logPlane, nearest, sheet, svg, text } from "./svg.js";
 import { COLORS, Cleaner, GONE, assign, button, checks, counted, fateText, fillBrushed, fit, frame, h,
   labeled, menu, named, numberInput, oddMatrix, palette, percent, picture, receiveFiles, redrawing,
   refill, show, stretch, table, tied, typed, unitCount } from "./kit.js";
-import { comparedPlans, flowChart, graphKey, lineEnds, markPaths, placeGraph, readEdges, shareBelow,
+import { comparedPlans, flowChart, graphKey, joined, lineEnds, markPaths, placeGraph, readEdges, shareBelow,
   shownText, strokeEdges, unitsInside, visibleEdges } from "./bridge_parts.js";
 import { drawGridAxes, lineOf, paintPaths, unitGrid } from "./unit_map.js";
 
@@ -193,11 +193,12 @@ export function renderBridge({ model, el }) {
     strokeEdges(g, colors, place, edges, shown, focus.length ? 0.3 : 1);
     strokeEdges(g, colors, place, edges, focus, 1);
     const near = new Set([filters.unit, ...shown.flatMap((e) => [edges.u[e], edges.v[e]])]);
-    for (const [u, paths] of marks(place, place.radius, colors)) {
-      g.globalAlpha = alone && !near.has(u) ? 0.15 : 1;
-      paintPaths(g, paths);
+    const made = marks(place, place.radius, colors);
+    const far = made.filter(([u]) => alone && !near.has(u));
+    for (const [alpha, part] of [[0.15, far], [1, made.filter((mark) => !far.includes(mark))]]) {
+      g.globalAlpha = alpha;
+      paintPaths(g, joined(part.map(([, paths]) => paths)));
     }
-    g.globalAlpha = 1;
     drawGridAxes(g, colors, grid);
     key.replaceChildren(graphKey(colors, width));
     sayShown(filters, alone);
@@ -232,7 +233,7 @@ export function renderBridge({ model, el }) {
       svg("path", { d: `M${left} ${top}H${corner[0]}V${corner[1]}H${left}z`, fill: COLORS.bridge,
         "fill-opacity": 0.16 }),
       line && svg("path", lineOf(`M${line.join("L")}`, colors.muted, 1.5, "4 3"))),
-      ...marks(planePlace, 4, colors).flatMap(([, paths]) => paths.map((one) => svg("path", one))),
+      ...joined(marks(planePlace, 4, colors).map(([, paths]) => paths)).map((one) => svg("path", one)),
       text(left + 6, top + 13, "bridge region", { fill: colors.text }),
       line && text(right - 6, base - 6, "dashed: residual 0", { fill: colors.text,
         "text-anchor": "end" })));

@@ -142,6 +142,14 @@ export function markPaths({ kind, bridge, removed, brushed, selected }, x, y, r,
   ].filter(Boolean);
 }
 
+/** The paths of many marks, with those of plain ones, which look alike, as one: a thousand are slow. */
+export function joined(marks) {
+  const isPlain = (paths) => paths.length === 2 && !paths[1].stroke;
+  const plain = marks.filter(isPlain);
+  const one = (plain[0] ?? []).map((path, k) => ({ ...path, d: plain.map((paths) => paths[k].d).join("") }));
+  return [...one, ...marks.filter((paths) => !isPlain(paths)).flat()];
+}
+
 /** Trace an edge; along a row or column it bows, to stay off the marks between its ends. */
 function traceEdge(path, place, u, v) {
   const [x1, y1, x2, y2] = [place.x[u], place.y[u], place.x[v], place.y[v]];

@@ -1,6 +1,6 @@
 // Texts of the dense model and of plans A and B that grow together, and KL at every token of one.
 // A token is [id, text] or, without text of its own (the end token), [id, "", name].
-import { place, sheet, stop, svg, text } from "./svg.js";
+import { levels, place, sheet, stop, svg, text } from "./svg.js";
 import { Cleaner, GONE, ask, assign, button, counted, frame, h, labeled, menu, numberInput, palette, percent,
   receiveFiles, show, ticks, tied, watch } from "./kit.js";
 
@@ -213,9 +213,6 @@ function ribbonChart({ bars, fork, colors, width, label, read }) {
   const height = base + (names.length ? 14 + 6.5 * Math.max(...names.map((name) => name.length)) : 8);
   const most = Math.max(...bars.map((bar) => bar.kl), 1e-9);
   const y = (kl) => base - ((base - top) * Math.max(kl, 0)) / most;
-  const rules = ticks(0, most, 4).flatMap((value) => [
-    svg("path", { d: `M${left} ${y(value)}H${right}`, stroke: colors.grid }),
-    text(left - 6, y(value) + 4, show(value), { "text-anchor": "end" })]);
   const marks = bars.map((bar, k) => {
     const words = `Token ${k + 2} of the text, "${visible(bar.token)}"` +
       `${bar.generated ? " (continuation)" : ""}: ${show(bar.kl)} nats.`;
@@ -245,7 +242,7 @@ function ribbonChart({ bars, fork, colors, width, label, read }) {
     } },
   svg("style", {}, `.cc-bar:is(:hover, :focus) { fill: ${colors.text}; font-weight: bold; }`,
     `.cc-bar:is(:hover, :focus) > :first-child { stroke: ${colors.text}; }`),
-  ...rules, ...marks,
+  ...levels(ticks(0, most, 4), y, left, right, colors), ...marks,
   text(0, 0, "nats per token", { "text-anchor": "middle",
     transform: `translate(16 ${(top + base) / 2}) rotate(-90)` }),
   ...parts,

@@ -204,12 +204,16 @@ export function palette(root) {
     back: read("--cc-back"), kept: read("--cc-kept"), accent: read("--cc-accent") };
 }
 
-/** Call redraw when the theme or the width changes. */
+/** Call redraw when the theme or the width changes; the height follows text and cards. */
 export function watch(root, cleaner, redraw) {
-  let next = 0;
+  let [next, look] = [0, ""];
   const soon = () => {
     cancelAnimationFrame(next);
-    next = requestAnimationFrame(() => root.isConnected && redraw());
+    next = requestAnimationFrame(() => {
+      const now = JSON.stringify([root.clientWidth, palette(root)]);
+      if (root.isConnected && now !== look) redraw();
+      look = now;
+    });
   };
   const late = () => {
     soon();
@@ -491,9 +495,9 @@ export function fillBrushed(place, brushed, unitButton, none) {
  * parts: drawing functions by name; follows: the names of parts that each trait concerns; turned:
  * the parts that theme and width concern; first(trait), if any, runs before, at once.
  */
-export function redrawing(model, cleaner, { root, body }, { parts, follows, turned, first = () => undefined }) {
+export function redrawing(model, cleaner, { root }, { parts, follows, turned, first = () => undefined }) {
   const stale = new Set();
-  let [timer, look] = [0, ""];
+  let timer = 0;
   const draw = () => {
     const names = [...stale];
     stale.clear();
@@ -512,11 +516,7 @@ export function redrawing(model, cleaner, { root, body }, { parts, follows, turn
       redraw(names);
     });
   }
-  watch(root, cleaner, () => {
-    const now = JSON.stringify([body.clientWidth, palette(root)]);
-    if (now !== look) redraw(turned); // a card changes the height, not the pictures
-    look = now;
-  });
+  watch(root, cleaner, () => redraw(turned));
   cleaner.add(() => clearTimeout(timer));
   redraw(Object.keys(parts));
 }

@@ -41,7 +41,10 @@ export function lambdaControls(model, cleaner, problem, does) {
     { shown: (x) => Number(x.toPrecision(4)) });
   let free = false; // while Shift is held, the ratio does not snap
   const ratio = range({ max: MOST, step: 0.001, "aria-label": "ratio, share of cost to remove",
-    oninput: () => put({ ratio: snapped(Number(ratio.value)) }), onkeydown: hop,
+    oninput: () => {
+      put({ ratio: snapped(Number(ratio.value)) });
+      ratio.value = model.get("ratio"); // the thumb snaps, too
+    }, onkeydown: hop,
     onpointerdown: heed, onpointermove: heed,
     title: "goes to the ratios that were measured; hold Shift to move freely" });
   const ratioBox = tie("ratio", number({ min: 0, max: 60, step: 0.1, "aria-label": "ratio in percent, typed" }),

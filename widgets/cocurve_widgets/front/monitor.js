@@ -1,6 +1,6 @@
 // The build monitor: a progress bar, and the overlap of the plans of two halves of the text.
 
-import { sheet, svg, text } from "./svg.js";
+import { levels, sheet, svg, text } from "./svg.js";
 import { COLORS, Cleaner, frame, h, palette, percent, ticks, watch } from "./kit.js";
 
 const TITLE = "Overlap of the plans of two halves of the text";
@@ -34,9 +34,7 @@ export function renderMonitor({ model, el }) {
     const whole = ticks(0, Math.max(1, total), 6).filter(Number.isInteger); // half a row is none
     const places = points.map(([n, share]) => `${x(n)} ${y(share)}`);
     chart.replaceChildren(sheet(width, height, colors, {},
-      ...[0, 0.5, 1].flatMap((share) => [
-        svg("path", { d: `M${left} ${y(share)}H${right}`, stroke: colors.grid }),
-        text(left - 6, y(share) + 4, percent(share, 0), { "text-anchor": "end" })]),
+      ...levels([0, 0.5, 1], y, left, right, colors, (share) => percent(share, 0)),
       ...whole.map((n) => text(x(n), base + 16, n, middle)),
       text((left + right) / 2, base + 32, "sequences done", middle),
       svg("polyline", { points: places.join(), fill: "none", stroke: COLORS.attention, "stroke-width": 2 }),

@@ -59,10 +59,10 @@ export function pointer(event) {
 /** The text of a value on an axis: "1e-5" rather than "1.00e-5". */
 const tick = (value) => show(value).replace(".00e", "e");
 
-/** Lines across a chart at some values, each with its text on the left. */
-export const levels = (values, y, left, right, colors) => values.flatMap((value) => [
+/** Lines across a chart at some values, each with words(value) on its left. */
+export const levels = (values, y, left, right, colors, words = tick) => values.flatMap((value) => [
   svg("path", { d: `M${left} ${y(value)}H${right}`, stroke: colors.grid }),
-  text(left - 8, y(value) + 4, tick(value), { "text-anchor": "end" })]);
+  text(left - 8, y(value) + 4, words(value), { "text-anchor": "end" })]);
 
 /** The texts under an axis, [place, text], as far as they do not touch. */
 export const labelsBelow = (labels, y) => clearLabels(labels, (words) => 7 * words.length)
