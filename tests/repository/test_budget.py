@@ -26,7 +26,7 @@ BUDGETS = {
     "cocurve_lab/evaluation": 2_575,
     "cocurve_lab/cli": 2_554,
     "notebooks/cocurve_studies": 12_378,
-    "widgets/cocurve_widgets": 10_206,
+    "widgets/cocurve_widgets": 10_208,
     "tests": 52_577,
 }
 CORE_PATH = (

@@ -358,7 +358,7 @@ class LambdaExplorer(ByHand, Explorer):
 
     def _show_plan(self, plan: cl.Selection | None, error: str, seconds: float) -> None:
         """Tell the page and the session of a plan."""
-        units, guards, ratio = self.curvature.units, self.guards, self.ratio
+        ends = self._on.keep(("ends", self.guards, self.ratio), self._ends)
         with self.hold_sync():
             self.error, self._seconds = error, seconds
             self._view = {
@@ -366,10 +366,7 @@ class LambdaExplorer(ByHand, Explorer):
                 "order": [],
                 "feasible": plan is not None,
                 **(self._order_and_parts(plan) or {}),
-                "a": self._order_and_parts(self._diagonal()),
-                "reachable": self._on.keep(
-                    ("reachable", guards, ratio), lambda: reachable_ratio(units, guards, ratio)
-                ),
+                **ends,
             }
             self.selection = plan
             self.status = self._sentence()
@@ -377,6 +374,11 @@ class LambdaExplorer(ByHand, Explorer):
             # echo would replace that object by our copy and set the views off once more.
             if plan is not None and not self._adopting:
                 self.session.selection = plan
+
+    def _ends(self) -> dict[str, Any]:
+        """What the page shows of ratio and guards alone; it stays where lambda moves."""
+        reachable = reachable_ratio(self.curvature.units, self.guards, self.ratio)
+        return {"a": self._order_and_parts(self._diagonal()), "reachable": reachable}
 
     def _order_and_parts(self, plan: cl.Selection | None) -> dict[str, Any] | None:
         """A plan as the page has it: its order, and the parts of its prediction."""

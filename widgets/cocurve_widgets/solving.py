@@ -54,7 +54,8 @@ class Solving:
         return {"node": node, "edge": self.predict(order) - node}
 
     def price(self, plan: cl.Selection) -> str:
-        return self.priced.format(brief(self.predict(plan.pruned), 4))
+        known = plan.predicted_risk if self.at_once else None  # of these plans H's is the price
+        return self.priced.format(brief(self.predict(plan.pruned) if known is None else known, 4))
 
     def keep(self, key: Any, find: Callable[[], Any]) -> Any:
         """What was found before, or find it now; the oldest is forgotten."""

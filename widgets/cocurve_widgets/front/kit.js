@@ -168,7 +168,6 @@ export function counted(x, noun) {
   return `${count(x)} ${noun}${x === 1 ? "" : "s"}`;
 }
 
-/** "1 unit", "12 units". */
 export const unitCount = (x) => counted(x, "unit");
 
 /** The functions to call when a view closes; render() returns `cleaner.run`. */
