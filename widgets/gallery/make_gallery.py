@@ -54,13 +54,13 @@ def moving() -> None:
     frames = []
     with sync_playwright() as play:
         chromium = play.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
-        page = chromium.new_page(viewport={"width": 1000, "height": 770}, device_scale_factor=0.72)
+        page = chromium.new_page(viewport={"width": 1000, "height": 810}, device_scale_factor=0.72)
         page.goto((ROOT / "notebooks" / "explore_smollm2.html").as_uri())
         page.wait_for_selector(".cocurve[data-paints]")
         for strength in STRENGTHS:
             page.get_by_label("lambda, typed").evaluate(TYPED, strength)
             page.wait_for_timeout(700)
-            frames.append(page.screenshot(clip={"x": 0, "y": 105, "width": 1000, "height": 660}))
+            frames.append(page.screenshot(clip={"x": 0, "y": 105, "width": 1000, "height": 700}))
     path = HERE / "slider.png"
     path.write_bytes(animated(frames, milliseconds=1000))
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
