@@ -14,7 +14,7 @@ from cocurve_lab.measuring.answers import AnswerOptions
 from cocurve_lab.measuring.generation import Question
 from cocurve_lab.measuring.plan_memory import answers_file
 from cocurve_widgets import LambdaExplorer, Measured, Session
-from cocurve_widgets.damage import STAGES, plain
+from cocurve_widgets.damage import STAGES, plain_record
 from cocurve_widgets.packing import plan_mark
 from cocurve_widgets.session import text_name
 from helpers.problems import random_curvature
@@ -126,7 +126,7 @@ def test_plans_passed_by_are_not_measured_and_a_plan_that_returns_is_known_at_on
             explorer.ratio = float(ratio)
             assert explorer.damage.of(explorer.selection) is None
         explorer.ratio = 0.4
-    assert explorer._damage["measured"][-1] == plain(before)
+    assert explorer._damage["measured"][-1] == plain_record(before)
     settle(explorer)
     assert len(explorer.session.measured) == 2  # A and B of 0.4 alone
     explorer.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from traitlets import Bool, Bytes, Dict, Enum, Int
@@ -18,9 +18,6 @@ from .instrument import Explorer, counted, front, guarded, named_matrix
 from .packing import nodes_of, pair_rows, plain, unit_rows
 from .still import plot_html
 from .traits import Some, Within
-
-if TYPE_CHECKING:
-    pass
 
 MOST_EDGES = 10_000  # sent to the page once; the filters choose among these
 PARTNERS = 5
@@ -41,6 +38,7 @@ class BridgeExplorer(Explorer):
     Left, a graph with fixed places (layer across, kind and index down) and the signed correlations
     rho_uv as edges. Right, saliency H_uu against connectivity b_u with the bridge region. Below,
     the bridges and their fate in each plan. All of it is estimated from H; nothing is measured.
+    Its arguments are those of `Instrument`.
 
     Controls (traits):
         threshold: smallest |rho_uv| of a shown edge, [0, 1]; by default about 24 edges pass.
@@ -170,8 +168,11 @@ class BridgeExplorer(Explorer):
                     f"compared at {ratio:.3g}, the nearest ratio tried where they do not."
                 )
             return found
-        note = "At every ratio tried, up to 60 %, the two plans treat these units alike."
-        return first | {"note": note}
+        first["note"] = (
+            "At every ratio tried, up to 60 %, the diagonal and the edge-aware plan treat these "
+            "units alike."
+        )
+        return first
 
     def _two_orders(self, ratio: float, guards: cl.Guards) -> dict[str, Any]:
         found: dict[str, Any] = {"ratio": ratio, "problem": "", "note": ""}

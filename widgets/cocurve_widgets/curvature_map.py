@@ -20,7 +20,7 @@ SHOWN = 0.995  # share of the pairs inside the color scale; a few large ones wou
 STILL = 240  # cells across the picture in a saved notebook, at most
 NEAT = 1000  # up to so many units the leaves are put in the best order, in about 0.1 s
 FULL = 32_767  # int16 of the largest root
-NEED_PLAN = {"step", "playing"}
+NEED_PLAN = ("step", "playing")
 CONTROLS = (
     *("order", "scale", "window", "only_plan", "step", "playing"),
     *("selected_unit", "partner", "brushed", "table_of"),
@@ -32,7 +32,7 @@ class CurvatureMap(Explorer):
 
     The rows and columns can be put in another order, and the picture zoomed. Units of the session's
     plan are marked beside it, and its greedy order can be played step by step with its ledger. All
-    of it is estimated from H; nothing is measured.
+    of it is estimated from H; nothing is measured. Its arguments are those of `Instrument`.
 
     Controls (traits):
         order: of rows and columns. "layer": as the units are numbered. "saliency": largest H_uu
@@ -88,8 +88,9 @@ class CurvatureMap(Explorer):
     def _opened(self, controls: dict[str, Any]) -> None:
         super()._opened(controls)
         self._take_plan()
-        for name in controls.keys() & NEED_PLAN:
-            setattr(self, name, controls[name])
+        for name in NEED_PLAN:
+            if name in controls:
+                setattr(self, name, controls[name])
         self._arrange()
         self.follow(self._take_plan, "selection")
         self.observe(self._tell, ("selected_unit", "partner"))

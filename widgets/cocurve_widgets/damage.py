@@ -23,7 +23,7 @@ import cocurve_lab as cl
 from cocurve_lab.measuring.plan_memory import answers_file, plans_file
 from cocurve_lab.models.architectures import describe
 
-from .packing import plan_mark
+from .packing import plain, plan_mark
 from .session import CancelToken, MeasuredPlan, Session, count_right, mean_and_error, text_name
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Damage:
             "rows": len(self.held_out),
             "asked": self.asked,
             "busy": self.busy,
-            "measured": [plain(record) for record in known if record is not None],
+            "measured": [plain_record(record) for record in known if record is not None],
         }
         if pair:
             one, other, both = map(self._by_row, pair)
@@ -237,8 +237,9 @@ class Damage:
     def _next_step(self) -> Callable[[], None] | None:
         """The first of the stages that some plan has not passed; None when all is measured."""
         plans = self._plans.values()
-        rows = [(plan, self._lacks(plan)[0]) for plan in (*plans, *self._parts.values())]
-        answers = [(plan, self._lacks(plan)[1]) for plan in plans]
+        lacking = [(plan, *self._lacks(plan)) for plan in (*plans, *self._parts.values())]
+        rows = [(plan, of_rows) for plan, of_rows, _ in lacking]
+        answers = [(plan, of_questions) for plan, _, of_questions in lacking[: len(plans)]]
         for most_rows, most in STAGES:
             if found := _first_lacking(rows, range(len(self.held_out))[:most_rows]):
                 return partial(self._measure, found[0], rows=found[1][:1])
@@ -287,7 +288,7 @@ class Damage:
             self.session.add_measured(*fresh)
 
 
-def plain(record: MeasuredPlan) -> dict[str, Any]:
+def plain_record(record: MeasuredPlan) -> dict[str, Any]:
     """A measured plan as the page receives it."""
     plan, edge = record.selection, record.edge
     units = list(plan.pruned)
@@ -296,7 +297,7 @@ def plain(record: MeasuredPlan) -> dict[str, Any]:
         "ratio": plan.requested_ratio,
         "realized": plan.realized_ratio,
         "risk": record.risk,
-        "error": None if np.isnan(record.standard_error) else record.standard_error,
+        "error": plain(record.standard_error),
         "text": record.text,
         "plan": plan_mark(units),
         "abilities": dict(record.abilities),
@@ -317,7 +318,7 @@ def _difference(by_row: np.ndarray, plans: Sequence[cl.Selection]) -> dict[str, 
     return {
         "plans": [plan_mark(plan.pruned) for plan in plans],
         "difference": value,
-        "error": None if np.isnan(error) else error,
+        "error": plain(error),
         "rows": len(known),
     }
 

@@ -19,7 +19,7 @@ from cocurve_lab.solver.guards import reachable_ratio
 from cocurve_lab.solver.path import LambdaPath
 
 from .by_hand import ByHand
-from .damage import Damage, plain
+from .damage import Damage, plain_record
 from .instrument import Explorer, front, guarded, guards_code, plan_code
 from .packing import gray_image, nodes_of, pack_problem, unit_rows
 from .session import CancelToken, Mailbox, Owed, Session, observers
@@ -487,7 +487,7 @@ class LambdaExplorer(ByHand, Explorer):
         self._marks = {
             "trusted": TRUSTED_STRENGTH if self.curvature.is_preview else None,
             "gate": self._gate_mark(),
-            "measured": [plain(record) for record in (*kept.values(), *fresh)],
+            "measured": [plain_record(record) for record in (*kept.values(), *fresh)],
             "prompts": list(self.session.prompts),
         }
         if self._solved:

@@ -111,7 +111,7 @@ def plot_html(
         log: logarithmic axes.
         joined: a line from point to point.
     """
-    seen = [p for p in points if not log or all(value > 0 for value in p[:2])]  # NaN is not
+    seen = [p for p in points if not log or all(value > 0 for value in p[:2])]
     if not seen:
         return ""
     (wide, tall), (left, bottom), (right, top) = _SIZE, _LEAST, _MOST

@@ -194,10 +194,10 @@ export function renderBridge({ model, el }) {
     strokeEdges(g, colors, place, edges, focus, 1);
     const near = new Set([filters.unit, ...shown.flatMap((e) => [edges.u[e], edges.v[e]])]);
     const made = marks(place, place.radius, colors);
-    const far = made.filter(([u]) => alone && !near.has(u));
-    for (const [alpha, part] of [[0.15, far], [1, made.filter((mark) => !far.includes(mark))]]) {
-      g.globalAlpha = alpha;
-      paintPaths(g, joined(part.map(([, paths]) => paths)));
+    const isFar = ([u]) => alone && !near.has(u);
+    for (const far of [true, false]) {
+      g.globalAlpha = far ? 0.15 : 1;
+      paintPaths(g, joined(made.filter((mark) => isFar(mark) === far).map(([, paths]) => paths)));
     }
     drawGridAxes(g, colors, grid);
     key.replaceChildren(graphKey(colors, width));

@@ -237,9 +237,11 @@ export function renderMap({ model, el }) {
   function tableOf(most) {
     const what = model.get("table_of");
     if (what === "ledger") {
+      const { node, edge: edges, gone } = plan();
+      let risk = 0;
       return { columns: ["step", "unit", "node", "edge", "risk", "ratio"],
-        rows: planned().slice(0, most).map((u, k) => [k + 1, names[u], plan().node[k], plan().edge[k],
-          accountOf(plan(), k + 1).risk, plan().gone[k]]) };
+        rows: planned().slice(0, most).map((u, k) => [k + 1, names[u], node[k], edges[k],
+          (risk += node[k] + edges[k]), gone[k]]) };
     }
     if (what === "pairs") {
       const strength = model.get("scale") === "correlation" ? rho : edge;

@@ -2,8 +2,8 @@
 
 import { keyEntry, logPlane, nearest, place, pointer, sheet, stop, svg, text } from "./svg.js";
 import { brief, withError } from "./compare.js";
-import { Cleaner, GONE, ORDERED, ask, assign, button, frame, h, labeled, menu, numberInput, palette,
-  percent, receiveFiles, redrawing, show, showBeside, table, tied, unitCount } from "./kit.js";
+import { Cleaner, GONE, ORDERED, ask, assign, button, checks, frame, h, labeled, menu, numberInput,
+  palette, percent, receiveFiles, redrawing, show, showBeside, table, tied, unitCount } from "./kit.js";
 
 const RATIOS = [ // upper end of the realized ratio, name
   [0.075, "up to 7.5 %"], [0.15, "7.5 to 15 %"], [0.25, "15 to 25 %"],
@@ -143,11 +143,6 @@ function buildControls(model, cleaner, view, say) {
   const buttons = Object.entries(BUTTONS).map(([name, title]) => button(name, title, () => say({ press: name })));
   const bar = h("progress", { style: "width: 200px", "aria-label": "progress" });
   const moving = h("span", {});
-  const boxes = methods.map((name) => h("label", { class: "cc-row" },
-    tied(model, cleaner, "methods", h("input", { type: "checkbox" }), {
-      shown: (chosen) => chosen.includes(name),
-      meant: (checked) => methods.filter((one) =>
-        (one === name ? checked : model.get("methods").includes(one))) }), name));
   const by = tied(model, cleaner, "surrogate", menu(Object.keys(surrogates).map((name) => [name, name])));
   const plan = menu([], (value) => value && say({ choose: value }), { style: "max-width: 22em" });
   const on = menu([], (value) => assign(model, { text: value }), { style: "max-width: 22em" });
@@ -179,7 +174,7 @@ function buildControls(model, cleaner, view, say) {
       labeled("Ratios to sweep", list("ratios", 1)), labeled("Seed", number("seed", { min: 0, step: 1 })),
       labeled("Rows of text (0: all)", number("rows", { min: 0, max: rows, step: 1 }))),
     row(...buttons, bar, moving),
-    row(...boxes, Object.keys(surrogates).length > 1 ? labeled("Predicted by", by) : ""));
+    row(...checks(model, cleaner, "methods", methods), Object.keys(surrogates).length > 1 ? labeled("Predicted by", by) : ""));
   return row(labeled("Show plan", plan), labeled("Mark unit", unit), labeled("Text", on));
 }
 
@@ -243,6 +238,6 @@ export function render({ model, el }) {
   };
   const follows = ["view", "plans", "methods", "surrogate", "selected_unit"].map((name) => [name, ["all"]]);
   redrawing(model, cleaner, view, { parts: { all: draw }, follows: Object.fromEntries(follows),
-    turned: ["all"], first: () => undefined });
+    turned: ["all"] });
   return cleaner.run;
 }
