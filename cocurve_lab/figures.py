@@ -16,7 +16,7 @@ import numpy as np
 from .base.errors import CocurveError
 from .curvature.graph import Bridges, bridge_units
 from .curvature.matrix import Curvature
-from .models.families import ALL_KINDS, LANGUAGE_KINDS, UNIT_KINDS, VISION_KINDS
+from .models.families import ALL_KINDS, UNIT_KINDS
 from .solver.selection import Selection
 
 if TYPE_CHECKING:
@@ -28,15 +28,11 @@ if TYPE_CHECKING:
 PALETTE = ("#0072B2", "#E69F00", "#D55E00", "#009E73", "#56B4E9", "#CC79A7", "#808080")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
 # one color has one meaning in figures and instruments: kind of a unit, bridge, sign of an edge
-COLORS: dict[str, str] = dict[str, str](
-    zip(LANGUAGE_KINDS, (*PALETTE[:2], "#8C564B"), strict=True)
-) | {
+COLORS: dict[str, str] = dict[str, str](zip(ALL_KINDS, (*PALETTE[:2], "#8C564B"), strict=True)) | {
     "bridge": "#D55E00",
     "positive": "#8E5BB5",
     "negative": "#009E73",
 }
-# a kind of an image tower has the color of the same kind in a language tower
-KIND_COLORS = COLORS | {kind: COLORS[own] for own, kind in VISION_KINDS.items()}
 FONT = "system-ui, sans-serif"  # that of the instruments
 # a correlation from -1 to 1, in the colors of the two signs
 SIGNED = ((0.0, COLORS["negative"]), (0.5, "#F7F7F7"), (1.0, COLORS["positive"]))
@@ -132,7 +128,7 @@ def plot_saliency(curvature: Curvature, bridges: Bridges | None = None) -> Figur
             mode="markers",
             name=LABELS[kind],
             text=[units.units[i].name for i in mine],
-            marker={"color": KIND_COLORS[kind], "symbol": symbol, "size": 8, "opacity": 0.8},
+            marker={"color": COLORS[kind], "symbol": symbol, "size": 8, "opacity": 0.8},
             hovertemplate="%{text}<br>saliency %{x:.3g}<br>connectivity %{y:.3g}<extra></extra>",
         )
     chosen = list(bridges)
@@ -172,7 +168,7 @@ def plot_budget(selection: Selection) -> Figure:
             y=share,
             name=LABELS[kind],
             marker={
-                "color": KIND_COLORS[kind],
+                "color": COLORS[kind],
                 "pattern": {"shape": ("", "/", "x", "+", "-")[ALL_KINDS.index(kind)]},
             },
             hovertemplate=f"layer %{{x}}, {LABELS[kind]}: %{{y:.0%}} removed<extra></extra>",

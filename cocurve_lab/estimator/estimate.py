@@ -21,7 +21,6 @@ from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature, merge_shards
 from ..curvature.settings import MAY_BE_ABSENT, BuildOptions
 from ..models.architectures import describe
-from ..models.families import require_language
 from ..models.identity import known_record, model_dtype, model_name
 from ..models.runtime import require_measurable, require_one_device
 from ..models.units import UnitSet, enumerate_units, require_units
@@ -112,8 +111,6 @@ def estimate_curvature(
     """
     options = _chosen(method, options)
     units = units or enumerate_units(model)
-    if executor is not None and hasattr(calibration, "images"):
-        raise InputError("the rows carry images, which workers are not sent. Omit the executor.")
     if isinstance(options, BuildOptions):
         settings = build_settings(model, units, calibration, top_r, options)
         build = Build.start(
@@ -246,8 +243,6 @@ def build_settings(
     if top_r < 1:
         raise InputError(f"top_r is {top_r}. Give a support of at least one token.")
     require_measurable(model, calibration)
-    if units.of_vision.any():
-        _require_images(units, calibration, options)
     if isinstance(options, BuildOptions) and options.bfloat16_products:
         require_extension("require products", "bfloat16_products")(model)
     return options.marks(units) | {
@@ -263,17 +258,6 @@ def build_settings(
         "method": options.method,
         "groups": min(options.groups, len(calibration)),
     }
-
-
-def _require_images(units: UnitSet, calibration: CalibrationSet, options: Options) -> None:
-    """Raise InputError where units of the image tower would all look free, or have no columns."""
-    if not isinstance(options, BuildOptions) or options.refit_ratio or options.bfloat16_products:
-        require_language(units.kinds, "a build that is not the paper's")
-    if not any(getattr(calibration, "images", ())):
-        raise InputError(
-            "there are units of the image tower, but no row carries an image, so all of them would "
-            "cost nothing. Give rows of image_rows, or list the units without vision=True."
-        )
 
 
 def _options_of(method: str) -> Any:

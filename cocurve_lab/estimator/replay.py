@@ -137,9 +137,6 @@ class Replay:
             The final hidden states [B, P, d] of each batch at the scored positions.
         """
         riding, self._riding = self._riding, None
-        if UNIT_KINDS[batches[0][0].kind].inside:
-            yield from map(self._whole, batches)
-            return
         if riding is not None and list(riding[0]) == list(batches):
             states = riding[1]
         else:
@@ -151,13 +148,6 @@ class Replay:
         states.reverse()
         while states:
             yield self.architecture.final(states.pop()).to(self.positions.device)
-
-    def _whole(self, units: Sequence[Unit]) -> Tensor:
-        """Run whole passes without one of these units each, as of an image tower: [B, P, d]."""
-        masks = [column_scales(self.architecture, [unit]) for unit in units]
-        with scaled(self.architecture, stack_rows(self.architecture, masks)):
-            repeated = self.input_ids.expand(len(units), -1)
-            return self.architecture.last_hidden(repeated)[:, self.positions]
 
     def _advance(self, layer: int, batches: Batched, states: list[Tensor]) -> None:
         """Run a layer on the states of the batches below it, and start those that are of it."""

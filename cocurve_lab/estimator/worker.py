@@ -19,7 +19,6 @@ from ..base.seams import require_extension
 from ..calibration import CalibrationSet
 from ..curvature.settings import BuildOptions
 from ..models.architectures import Architecture, describe
-from ..models.families import UNIT_KINDS
 from ..models.identity import model_device
 from ..models.layers import source_of
 from ..models.runtime import device_name, is_out_of_memory, measuring
@@ -241,9 +240,6 @@ class Worker:
         """
         item, left = self.item, self.item.ablated
         layers = [units for _, units in by_layer(left)]
-        # units of an image tower take whole passes, the same for each
-        whole = [units for units in layers if UNIT_KINDS[units[0].kind].inside]
-        layers = layers[: len(layers) - len(whole)] or whole
         ids, positions = row(self.architecture, item.calibration, 0)
         streamed = source_of(self.architecture.model) is not None
         for _ in range(1 if streamed else 2):  # the first one warms up
@@ -256,7 +252,7 @@ class Worker:
         per_ablation = []
         # the first one warms up; of a streamed model all would be read for a batch of layer 0
         first = [] if streamed else [layers[0]]
-        for units in (layers[-1], layers[-1], *first, *whole[:1]):
+        for units in (layers[-1], layers[-1], *first):
             batch = units[: self.units_per_batch]
             begun = time.monotonic()
             try:

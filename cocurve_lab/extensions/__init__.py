@@ -6,7 +6,6 @@ choosing/     lambda, guards and gains chosen by measured KL; search; `best_plan
 repairing/    least-squares refit of what remains, and training after it
 interactions/ edges measured between blocks, layers or given parts, and plans of whole parts
 analysis/     stability of plans, bounds, local refinement, infinitesimal and preview H
-images/       rows that carry images, for a vision-language model; units of its image tower
 gguf/         one file for llama.cpp, and one as input
 pretrained/   a real language model under a short name, fetched by one command
 """
@@ -38,8 +37,6 @@ offer("probe options", f"{_ANALYSIS}.preview:ProbeOptions")
 offer("exact options", f"{_ANALYSIS}.exact:ExactOptions")
 for _part in ("model", "config", "tokenizer"):
     offer(f"gguf {_part}", f"{__name__}.gguf.reading:gguf_{_part}")
-offer("images of rows", f"{__name__}.images.rows:show")
-offer("two towers", f"{__name__}.images.towers:two_towers")
 _PRETRAINED = f"{__name__}.pretrained"
 offer("model smollm2", f"{_PRETRAINED}.smollm2:require_smollm2")
 offer("own text", f"{_PRETRAINED}.texts:own_text")

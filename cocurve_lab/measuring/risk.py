@@ -27,7 +27,6 @@ from ..calibration import CalibrationSet
 from ..estimator.fisher import kl_divergence
 from ..estimator.support import widen
 from ..models.architectures import Architecture, describe
-from ..models.families import UNIT_KINDS
 from ..models.identity import belonging, model_device
 from ..models.layer_calls import LayerCall, capture_calls, run_from
 from ..models.layers import source_of
@@ -532,7 +531,7 @@ class _Engine:
     def _masked(self, ids: Tensor, positions: Tensor, rows: list[Scales]) -> Tensor:
         """Final hidden states [B, P, d] of B plans."""
         masks = stack_rows(self.architecture, rows)
-        if not self.replay or any(UNIT_KINDS[kind].inside for _, kind in masks):
+        if not self.replay:
             repeated = ids.expand(len(rows), -1)
             return _scored_hidden(self.architecture, repeated, positions, masks)
         with scaled(self.architecture, masks):

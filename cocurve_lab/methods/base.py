@@ -25,7 +25,6 @@ from ..base.schema import COUNT, OBJECT, TEXT, Field, Schema, dict_of, reading, 
 from ..base.storage import dump_plain, load_plain
 from ..calibration import CalibrationSet
 from ..models.architectures import Architecture, describe
-from ..models.families import require_language
 from ..models.identity import known_record
 from ..models.runtime import require_measurable, require_one_device
 from ..models.units import UnitSet, require_units
@@ -230,7 +229,6 @@ class Scored(Method):
     ) -> Evidence:
         """Score all units of the dense model. See `Method.measure`."""
         require_units(model, units)
-        require_language(units.kinds, self.title)
         if self.needs_gradients:  # they need the weights after the forward too
             require_one_device(model)
         if self.reads_text:  # before any hook is there, because it may run the model

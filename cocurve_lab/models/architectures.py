@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import ArchitectureError
-from ..base.seams import extension
 from .experts import require_routed
-from .families import LANGUAGE_KINDS, TOWERS, UNIT_KINDS, Family, Kind, RowBlock, find_family
+from .families import ALL_KINDS, UNIT_KINDS, Family, Kind, RowBlock, find_family
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -43,7 +42,7 @@ class Architecture:
 
     @property
     def config(self) -> Any:
-        """The configuration of the layers: of a model with several towers, its language tower's."""
+        """The configuration of the layers: of a multimodal model, its language model's."""
         return self.model.config.get_text_config()
 
     @property
@@ -52,8 +51,8 @@ class Architecture:
         return _find(self.model, self.family.decoder)
 
     @property
-    def tower(self) -> Any:
-        """The module that holds the layers: the decoder, or its language tower."""
+    def backbone(self) -> Any:
+        """The module that holds the layers: the decoder, or its language model."""
         return _find(self.decoder, self.family.layers.rpartition(".")[0])
 
     @property
@@ -66,22 +65,6 @@ class Architecture:
         """The decoder layers, first to last."""
         return _find(self.decoder, self.family.layers)
 
-    @property
-    def depth(self) -> int:
-        """Number of layers that may have units: those of `layers`, then those of an image tower."""
-        return len(self.layers)
-
-    @property
-    def vision_layers(self) -> range:
-        """The numbers of the image tower's layers, after those of `layers`; checked here."""
-        raise ArchitectureError(
-            f"{type(self.model).__name__} has no image tower whose units are known, or "
-            "cocurve_lab.extensions is absent. Enumerate units without vision=True."
-        )
-
-    def settle_vision(self) -> None:
-        """Let the image tower know what was cut of it; only models that have one are asked."""
-
     def last_hidden(self, ids: Tensor) -> Tensor:
         """Run the decoder on token ids [B, T]: what the head reads [B, T, d], on their device."""
         # a model spread over several devices ends on another one than it begins on
@@ -90,9 +73,9 @@ class Architecture:
 
     def final(self, hidden: Tensor) -> Tensor:
         """Apply the modules between the last layer and the head to hidden states [..., d]."""
-        tower = self.tower
+        backbone = self.backbone
         for name in self.family.final:
-            module = getattr(tower, name)
+            module = getattr(backbone, name)
             # OPT keeps None where its sizes need no project_out
             hidden = hidden if module is None else module(hidden)
         return hidden
@@ -140,7 +123,7 @@ class Architecture:
 
     def kinds(self, layer: int, *, routed: bool = True) -> tuple[Kind, ...]:
         """The kinds of units that a layer was built with; without experts if not `routed`."""
-        all_of = (kind for kind in LANGUAGE_KINDS if self.block(layer, kind) is not None)
+        all_of = (kind for kind in ALL_KINDS if self.block(layer, kind) is not None)
         return tuple(kind for kind in all_of if routed or not UNIT_KINDS[kind].routed)
 
     def mixers(self, layer: int) -> list[Any]:
@@ -322,9 +305,7 @@ def describe(model: Any) -> Architecture:
             )
         if "expert" in architecture.kinds(layer):
             require_routed(architecture.block(layer, "expert"), family, layer)
-    both = extension("two towers") if model.config.model_type in TOWERS else None
-    found: Architecture = architecture if both is None else both(architecture)
-    return found
+    return architecture
 
 
 def require_declared(architecture: Architecture, layer: int) -> None:

@@ -7,13 +7,13 @@ The order of residual and norms is not declared, because each layer runs its own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
 from ..base.errors import ArchitectureError, InputError
 
-Kind = Literal["attention", "ffn", "expert", "vision-attention", "vision-ffn"]
+Kind = Literal["attention", "ffn", "expert"]
 
 
 class RowBlock(NamedTuple):
@@ -41,8 +41,6 @@ class UnitKind:
         feeds: the later kinds of the same layer that read its output.
         routed: whether a router chooses among the units. They have no columns then: `start:stop` of
             a unit is its place among the experts (experts.py).
-        inside: of a kind of the image tower, the kind that its units are in that tower by itself;
-            None for the language tower. Such units are listed where they are asked for.
     """
 
     label: str
@@ -56,12 +54,6 @@ class UnitKind:
     normed: bool = False
     feeds: tuple[Kind, ...] = ()
     routed: bool = False
-    inside: Kind | None = None
-
-    @property
-    def rare(self) -> bool:
-        """Whether most models have no such units."""
-        return self.routed or self.inside is not None
 
 
 def _attention_step(architecture: Any, layer: int) -> int:
@@ -132,29 +124,8 @@ UNIT_KINDS: dict[Kind, UnitKind] = {  # in the order of their blocks in a layer
         routed=True,
     ),
 }
-LANGUAGE_KINDS: tuple[Kind, ...] = tuple(UNIT_KINDS)
-KINDS = tuple(kind for kind in LANGUAGE_KINDS if not UNIT_KINDS[kind].routed)  # with columns
-VISION_KINDS: dict[Kind, Kind] = {"attention": "vision-attention", "ffn": "vision-ffn"}
-UNIT_KINDS["vision-attention"] = replace(
-    UNIT_KINDS["attention"],
-    label="vision attention",
-    plural="vision heads",
-    feeds=(),
-    inside="attention",
-)
-UNIT_KINDS["vision-ffn"] = replace(
-    UNIT_KINDS["ffn"], label="vision FFN", plural="vision FFN groups", inside="ffn"
-)
 ALL_KINDS: tuple[Kind, ...] = tuple(UNIT_KINDS)
-
-
-def require_language(kinds: Iterable[Any], what: str) -> None:
-    """Raise InputError, naming what was asked for, if units are of the image tower."""
-    if any(UNIT_KINDS[kind].inside for kind in kinds):
-        raise InputError(
-            f"{what} knows the language tower alone, but there are units of the image tower. "
-            "Enumerate the units without vision=True."
-        )
+KINDS = tuple(kind for kind in ALL_KINDS if not UNIT_KINDS[kind].routed)  # with columns
 
 
 @dataclass(frozen=True)
@@ -348,13 +319,20 @@ FAMILIES = [
         mixers=("conv",),
     ),
 ]
-# models of several towers: the model_type of the whole. The language tower lies at one place in all
-# of them; its family is that of its own configuration.
-TOWERS = (
-    *("gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "internvl", "llava", "llava_next"),
+# models that read more than text, by the model_type of the whole. Their language model lies at one
+# place in all of them; its family is that of its own configuration.
+MULTIMODAL = (
+    "gemma3",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_5",
+    "internvl",
+    "llava",
+    "llava_next",
     "mistral3",
 )
-LANGUAGE_TOWER = "language_model"
+LANGUAGE_MODEL = "language_model"
 
 
 def register_family(*model_types: str, **names: Any) -> None:
@@ -386,27 +364,26 @@ def find_family(model: Any) -> Family:
     """Return the family of a Hugging Face causal language model; ArchitectureError if none fits."""
     config: Any = getattr(model, "config", None)
     model_type = getattr(config, "model_type", None)
-    tower = model_type in TOWERS
+    nested = model_type in MULTIMODAL
     name = f"{type(model).__name__} (model_type {model_type!r})"
-    if tower:
+    if nested:
         config = config.get_text_config()
         model_type = config.model_type
-        name = f"the language tower of {name}, {model_type!r},"
+        name = f"the language model of {name}, {model_type!r},"
     for family in FAMILIES:
-        if model_type in family.model_types and not tower:
+        if model_type in family.model_types and not nested:
             return family
         if model_type in family.model_types and family.decoder == "model":
-            return replace(family, layers=f"{LANGUAGE_TOWER}.{family.layers}")
+            return replace(family, layers=f"{LANGUAGE_MODEL}.{family.layers}")
     if any(part.rpartition(".")[2] == "experts" for part, _ in model.named_modules()):
         raise ArchitectureError(
             f"{name} is a mixture of experts of no declared family. Use one of "
             f"{', '.join(t for f in FAMILIES if f.experts for t in f.model_types)}."
         )
-    if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
-        kind = "a vision" if hasattr(config, "vision_config") else "an audio"
+    if config is not None and config.get_text_config() is not config:
         raise ArchitectureError(
-            f"{name} has {kind} tower, and where its language tower lies is not declared. Use one "
-            f"of {', '.join(TOWERS)}."
+            f"{name} is multimodal, and where its language model lies is not declared. Use one of "
+            f"{', '.join(MULTIMODAL)}."
         )
     supported = ", ".join(sorted(t for f in FAMILIES for t in f.model_types))
     raise ArchitectureError(

@@ -10,27 +10,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..base.errors import ArchitectureError
 from .architectures import Architecture
 
 
 @dataclass(frozen=True)
 class LayerCall:
-    """The arguments of one layer in the teacher pass: its input [1, T, d] and all others.
-
-    `after` is what the decoder does with the layer's output [B, T, d], if anything: Qwen3-VL adds
-    features of the images there.
-    """
+    """The arguments of one layer in the teacher pass: its input [1, T, d] and all others."""
 
     hidden: Tensor
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    after: Callable[[Tensor], Tensor] | None = None
 
     def run(self, layer: nn.Module, hidden: Tensor) -> Tensor:
         """Run the layer on hidden states [B, T, d] as it was called; what the next one gets."""
-        output = first_output(layer(hidden, *self.args, **self.kwargs))
-        return output if self.after is None else self.after(output)
+        return first_output(layer(hidden, *self.args, **self.kwargs))
 
 
 Around = Callable[[int, LayerCall], AbstractContextManager[None]]
@@ -61,42 +54,15 @@ def run_decoder(architecture: Architecture, input_ids: Tensor, around: Around) -
     Returns:
         The hidden states [B, T, d] after the final norm.
     """
-    between: dict[int, Callable[[Tensor], Tensor]] = {}
     with ExitStack() as stack:
-        hook = architecture.tower.register_forward_pre_hook(
-            lambda tower, _, given: between.update(_deepstack(tower, **given)), with_kwargs=True
-        )
-        stack.callback(hook.remove)
         for layer, module in enumerate(architecture.layers):
-            own = _within(module, partial(around, layer), partial(between.get, layer))
+            own = _within(module, partial(around, layer))
             stack.enter_context(replaced_forward(module, own))
         return first_output(architecture.decoder(input_ids=input_ids, use_cache=False))
 
 
-def _deepstack(
-    tower: Any, visual_pos_masks: Any = None, deepstack_visual_embeds: Any = None, **_: Any
-) -> dict[int, Callable[[Tensor], Tensor]]:
-    """What a language tower was told to add after its first layers, by layer, for rows of one."""
-
-    if deepstack_visual_embeds and len(deepstack_visual_embeds) == len(tower.layers):
-        raise ArchitectureError(
-            "features of the images enter after the last layer, where a replay has only the scored "
-            "positions. Use rows of text."
-        )
-
-    def add(features: Tensor, hidden: Tensor) -> Tensor:
-        rows = len(hidden)
-        shown = visual_pos_masks.expand(rows, -1), features.repeat(rows, 1)
-        added: Tensor = tower._deepstack_process(hidden, *shown)
-        return added
-
-    return {at: partial(add, features) for at, features in enumerate(deepstack_visual_embeds or ())}
-
-
 def _within(
-    module: nn.Module,
-    around: Callable[[LayerCall], AbstractContextManager[None]],
-    after: Callable[[], Callable[[Tensor], Tensor] | None],
+    module: nn.Module, around: Callable[[LayerCall], AbstractContextManager[None]]
 ) -> Callable[..., Any]:
     """The forward of a layer, with something around it that the layer's own runs do not have."""
     forward = module.forward
@@ -104,7 +70,7 @@ def _within(
     def run(*args: Any, **kwargs: Any) -> Any:
         others = dict(kwargs)
         hidden = args[0] if args else others.pop("hidden_states")
-        call = LayerCall(hidden, args[1:], others, after())
+        call = LayerCall(hidden, args[1:], others)
         with replaced_forward(module, forward), around(call):
             return forward(*args, **kwargs)
 

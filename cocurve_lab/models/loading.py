@@ -32,7 +32,7 @@ from ..base.schema import (
 )
 from ..base.seams import extension, require_extension
 from .architectures import describe
-from .families import TOWERS
+from .families import MULTIMODAL
 from .identity import DEMO, EMBEDDED, MANIFEST, demo_folder, is_demo, is_pruned, require_sealed
 from .layers import source_of
 from .load_errors import (
@@ -429,8 +429,8 @@ def auto_class(config: PreTrainedConfig) -> Any:
     """Return the class of transformers that makes a model of this configuration."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    tower = config.model_type in TOWERS
-    return AutoModelForImageTextToText if tower else AutoModelForCausalLM
+    nested = config.model_type in MULTIMODAL
+    return AutoModelForImageTextToText if nested else AutoModelForCausalLM
 
 
 def shapes_only(source: str | os.PathLike[str] | PreTrainedConfig, **options: Any) -> Any:

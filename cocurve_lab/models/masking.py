@@ -164,8 +164,8 @@ def like_columns(architecture: Architecture, scale: Tensor, layer: int, kind: Ki
 def _scaling_hook(scale: Tensor):  # type: ignore[no-untyped-def]
     def hook(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         columns = args[0]
-        # OPT's FFN sees [B * T, W], Pixtral [1, B * T, W]: give each row its own mask
-        if scale.dim() == 3 and (columns.dim() == 2 or len(columns) != len(scale)):
+        # OPT's FFN sees [B * T, W]: give each row its own mask
+        if scale.dim() == 3 and columns.dim() == 2:
             columns = (columns.reshape(len(scale), -1, scale.shape[-1]) * scale).view_as(columns)
         else:
             columns = columns * scale
@@ -175,7 +175,7 @@ def _scaling_hook(scale: Tensor):  # type: ignore[no-untyped-def]
 
 
 def _require_fit(architecture: Architecture, unit: Unit) -> None:
-    layers = architecture.depth
+    layers = len(architecture.layers)
     width = architecture.width(unit.layer, unit.kind) if unit.layer < layers else 0
     if unit.stop > width:
         raise MismatchError(

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from ..base.arguments import require_threads
 from ..base.errors import ArchitectureError, InputError
 from ..base.progress import Bar
-from ..base.seams import extension
 from .architectures import describe
 from .identity import embedding_weight, model_device
 from .layers import source_of
@@ -125,9 +124,7 @@ def require_measurable(model: PreTrainedModel, text: CalibrationSet) -> None:
             f"rows have {input_ids.shape[1]} tokens, but the model's context is {context}. Cut "
             f"rows of at most {context} tokens."
         )
-    if (show := extension("images of rows")) is not None:
-        show(model, text)
-    require_known_head(model, input_ids[:1] if hasattr(text, "images") else input_ids[:1, :8])
+    require_known_head(model, input_ids[:1, :8])
 
 
 def require_known_head(model: PreTrainedModel, ids: Tensor) -> None:

@@ -42,10 +42,8 @@ class Unit:
     Attributes:
         kind: "attention": one head, one KV-aligned query group (GQA, MQA), or all heads of a layer
             where they share a norm (OLMo2). "ffn": one block of contiguous intermediate channels.
-            "expert": one expert of a router, and its row there. "vision-attention", "vision-ffn":
-            the first two of the image tower.
-        layer, index: the decoder layer, and the number among its units of this kind. Layers of an
-            image tower are numbered after those of the decoder.
+            "expert": one expert of a router, and its row there.
+        layer, index: the decoder layer, and the number among its units of this kind.
         start, stop: the unit's input columns of the output projection W_O or W_down; of an expert,
             its place among those of its layer.
         cost: c_u in parameters: everything that is deleted with the unit.
@@ -100,14 +98,14 @@ class UnitSet(Sequence[Unit]):
                 f"the units are not distinct and ordered by layer, by kind {ALL_KINDS}, then by "
                 "index. Use enumerate_units, or sort them."
             )
-        deepest = max((u.layer for u in self.units if not UNIT_KINDS[u.kind].inside), default=-1)
+        deepest = max((unit.layer for unit in self.units), default=-1)
         total = sum(unit.cost for unit in self.units)
         # statistics keep a number per layer; float64 and the browser round larger sums
         layers = _MOST_LAYERS if self.model_layers is None else self.model_layers
         whole = EXACT - 1 if self.total_parameters is None else self.total_parameters
-        if not deepest < layers <= _MOST_LAYERS >= self.num_layers or total > whole:
+        if not deepest < layers <= _MOST_LAYERS or total > whole:
             raise InputError(
-                f"the units reach layer {self.layers.max(initial=-1)} and cost {total:,} together, "
+                f"the units reach layer {deepest} and cost {total:,} together, "
                 f"but model_layers is {layers:,} and total_parameters {whole:,}. Correct them."
             )
 
@@ -166,21 +164,11 @@ class UnitSet(Sequence[Unit]):
         """Kind of each unit [M], one of `ALL_KINDS`."""
         return _frozen([unit.kind for unit in self.units], "U16")
 
-    @cached_property
-    def of_vision(self) -> np.ndarray:
-        """Which units are of an image tower [M], bool."""
-        return _frozen([UNIT_KINDS[unit.kind].inside is not None for unit in self.units], bool)
-
-    @property
-    def decoder_layers(self) -> int:
-        """Number of decoder layers; if unknown, up to the last one that has a unit."""
-        known = self.layers[~self.of_vision].max(initial=-1) + 1
-        return int(known) if self.model_layers is None else self.model_layers
-
     @property
     def num_layers(self) -> int:
-        """Number of layers: those of the decoder, then those of an image tower that have units."""
-        return max(self.decoder_layers, int(self.layers.max(initial=-1)) + 1)
+        """Number of decoder layers; if unknown, up to the last one that has a unit."""
+        known = int(self.layers.max(initial=-1)) + 1
+        return known if self.model_layers is None else self.model_layers
 
     @property
     def total_cost(self) -> int:
@@ -221,7 +209,7 @@ class UnitSet(Sequence[Unit]):
 
     def __repr__(self) -> str:
         counts = ((int((self.kinds == name).sum()), kind) for name, kind in UNIT_KINDS.items())
-        parts = ", ".join(f"{n} {kind.plural}" for n, kind in counts if n or not kind.rare)
+        parts = ", ".join(f"{n} {kind.plural}" for n, kind in counts if n or not kind.routed)
         return (
             f"UnitSet({len(self)} units: {parts} in {self.num_layers} layers; "
             f"{self.total_cost:,} removable parameters)"
@@ -263,9 +251,7 @@ _FIELDS: Schema = {
 # The units of a model -----------------------------------------------------------------------------
 
 
-def enumerate_units(
-    model: PreTrainedModel, ffn_groups: int = 16, *, vision: bool = False
-) -> UnitSet:
+def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
     """List the removable units of a model (Section 2, appendix "Structured Units").
 
     Heads are removable one by one (MHA) or one KV group at a time (GQA, MQA). OLMo2 norms queries
@@ -280,8 +266,6 @@ def enumerate_units(
         ffn_groups: n_f, contiguous channel groups per FFN. If the width is not a multiple of it,
             the first groups are one channel wider. A layer that pruning left with fewer channels
             than groups has one group per channel.
-        vision: also list those of the image tower, by the same rules, in layers after the others.
-            H then needs rows with images. Guards protect layers at the ends of the decoder alone.
 
     Returns:
         The M units; for Llama-3.1-8B with 16 groups, M = 768.
@@ -294,10 +278,7 @@ def enumerate_units(
             f"Choose between 1 and {widest} (the paper uses 16)."
         )
     units: list[Unit] = []
-    for layer in [
-        *range(len(architecture.layers)),
-        *(architecture.vision_layers if vision else ()),
-    ]:
+    for layer in range(len(architecture.layers)):
         for kind in architecture.kinds(layer):
             units += _units_of(architecture, layer, kind, ffn_groups)
     if not units:
@@ -307,8 +288,8 @@ def enumerate_units(
 
 
 def units_like(model: PreTrainedModel, units: UnitSet) -> UnitSet:
-    """Enumerate a model's units with the FFN groups (16 if unknown) and towers of another set."""
-    return enumerate_units(model, units.ffn_groups or 16, vision=bool(units.of_vision.any()))
+    """Enumerate a model's units with the FFN groups of another set (16 if unknown)."""
+    return enumerate_units(model, units.ffn_groups or 16)
 
 
 def require_units(model: PreTrainedModel, units: UnitSet) -> None:

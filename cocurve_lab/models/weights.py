@@ -35,7 +35,7 @@ _HALVES = {
     **dict.fromkeys(("down_proj", "w2"), ("down_proj", 0)),
 }
 Part = tuple[int, int] | None
-_TOWER_NAMES = (  # as `Family.saved_names`, of models with an image tower
+_MULTIMODAL_NAMES = (  # as `Family.saved_names`
     ("language_model.model.", "language_model."),
     ("language_model.lm_head.", "lm_head."),
     (".vision_model.", "."),
@@ -444,12 +444,12 @@ def _own_names(model: Any, wanted: Iterable[str]) -> Callable[[str], tuple[str |
 
     def own(stored: str) -> tuple[str | None, Part]:
         name, part = stored, cast(Part, None)
-        for saved, inside in (*architecture.family.saved_names, *_TOWER_NAMES):
+        for saved, inside in (*architecture.family.saved_names, *_MULTIMODAL_NAMES):
             name = name.replace(saved, inside)
         if (expert := _EXPERT.fullmatch(name)) is not None:
             weight, half = _HALVES[expert[3]]
             name, part = f"{expert[1]}.{weight}", (int(expert[2]), half)
-        if name not in wanted:  # saved without its head, or without the name of its tower
+        if name not in wanted:  # saved without its head, or without the name of its place
             longer = (prefix + name.removeprefix(base) for prefix in prefixes)
             name = next((full for full in longer if full in wanted), name)
         if name in wanted:

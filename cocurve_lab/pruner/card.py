@@ -150,9 +150,7 @@ def _layers(manifest: Mapping[str, Any]) -> str:
         for n, layer in enumerate(layers)
     )
     table = as_markdown(("layer", *map(left.__getitem__, names), *removed), rows)
-    images = sum(count for place, count in gone.items() if ".vision-" in place)
-    beside = f"{images} units of the image tower are removed, too; config.json has its widths."
-    return f"{table}\n\n{beside}" if images else table
+    return table
 
 
 def _arguments(values: Mapping[str, Any], names: Iterable[str] | None = None) -> str:

@@ -127,7 +127,7 @@ class Reference:
 
     def require_equal(self, pruned: PreTrainedModel) -> Equivalence:
         """Return the differences of a pruned model, or raise EquivalenceError."""
-        require_measurable(pruned, self.text)  # which is shown its images, if any
+        require_measurable(pruned, self.text)
         with measuring(pruned, torch.get_num_threads()):
             raw = max(
                 float((widen(found) - widen(expected)).abs().max())

@@ -125,7 +125,7 @@ def _uniform_configurations(
 
 
 def _around(whole: PreTrainedConfig, text: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the configuration of a model whose language tower has this one."""
+    """Return the configuration of a multimodal model whose language model has this one."""
     if whole.get_text_config() is whole:
         return text
     around = copy.deepcopy(whole)

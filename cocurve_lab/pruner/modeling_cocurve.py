@@ -27,8 +27,6 @@ STOCK = (
     *("Starcoder2", "VaultGemma"),
 )
 OUTPUTS = ("o_proj", "dense", "down_proj", "fc2", "c_proj")  # output projections of blocks
-VISION_OUTPUTS = ("proj", "out_proj", "projection_layer", "o_proj")  # of heads of an image tower
-VISION_WIDTHS = "cocurve_widths"  # in its configuration, where units of it were removed
 
 
 class NoHeads(nn.Module):
@@ -93,50 +91,6 @@ class Empty(nn.Module):
         return nn.functional.linear(columns, self.weight, self.bias)
 
 
-class NoVisionHeads(nn.Module):
-    """Replaces an attention block of an image tower that lost every head."""
-
-    def __init__(self, attention: Any, output: str) -> None:
-        super().__init__()
-        self.config, self.head_dim = attention.config, attention.head_dim
-        self.output, self.alone = output, hasattr(attention, "qkv")  # Qwen's returns no weights
-        self.add_module(output, getattr(attention, output))
-
-    def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> Any:
-        write = getattr(self, self.output)(hidden_states[..., :0])
-        return write if self.alone else (write, None)
-
-
-def narrow_vision(base: Any, widths: dict[str, list[int]]) -> None:
-    """Give projections of an image tower their widths, and its attention blocks their heads.
-
-    Args:
-        base: the model without its head.
-        widths: (outputs, inputs) of each projection, by its path in `base`.
-    """
-    for path, (outputs, inputs) in widths.items():
-        place, _, name = path.rpartition(".")
-        block = base.get_submodule(place)
-        stock = getattr(block, name)
-        if (stock.out_features, stock.in_features) != (outputs, inputs):
-            own = {"device": stock.weight.device, "dtype": stock.weight.dtype}
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Initializing zero-element tensors")
-                made = nn.Linear(inputs, outputs, bias=stock.bias is not None, **own)
-            setattr(block, name, made)
-    for path, (_outputs, inputs) in widths.items():
-        place, _, name = path.rpartition(".")
-        block = base.get_submodule(place)
-        if name not in VISION_OUTPUTS or not hasattr(block, "num_heads"):
-            continue
-        block.num_heads = inputs // block.head_dim
-        if hasattr(block, "embed_dim"):
-            block.embed_dim = inputs
-        if inputs == 0:
-            place, _, own_name = place.rpartition(".")
-            setattr(base.get_submodule(place), own_name, NoVisionHeads(block, name))
-
-
 def own_layer(stock: nn.Module, config: Any, index: int) -> nn.Module:
     """Build a layer of the same class with the widths of its own configuration."""
     if "mlp" in config.skip:
@@ -157,7 +111,7 @@ def own_layer(stock: nn.Module, config: Any, index: int) -> nn.Module:
 
 
 def layers_of(model: Any) -> Any:
-    """Find the layers; of a model with an image tower, those of its language tower."""
+    """Find the layers; of a multimodal model, those of its language model."""
     return getattr(model.base_model, "language_model", model.base_model).layers
 
 
@@ -177,8 +131,6 @@ class OwnWidths:
         layers = layers_of(model)
         for index in map(int, own or ()):
             layers[index] = own_layer(layers[index], text.per_layer_config[index], index)
-        vision = getattr(config, "vision_config", None)
-        narrow_vision(model.base_model, getattr(vision, VISION_WIDTHS, None) or {})
         model.post_init()
 
     def set_attn_implementation(self, *arguments: Any, **options: Any) -> None:

@@ -20,7 +20,7 @@ from ..base.schema import read_json, reading
 from ..base.seams import require_extension
 from ..base.storage import SUM, fingerprint, seal_json
 from ..models.architectures import Architecture, describe
-from ..models.families import TOWERS
+from ..models.families import MULTIMODAL
 from ..models.identity import (
     MANIFEST,
     READ,
@@ -52,7 +52,6 @@ from .manifest import (
     widths_in,
     widths_of,
 )
-from .modeling_cocurve import VISION_WIDTHS, narrow_vision
 from .slicing import block_cuts, block_modules, settle_heads
 
 if TYPE_CHECKING:
@@ -109,8 +108,8 @@ def save_pruned(
             manifest["weights_fingerprint"] = fingerprint(marks)
             weights = {name: weights[name] for name in weights.keys() - tied_names(pruned).keys()}
         with transient_bars():
-            # under the names in the model, which the modeling file needs where there are towers
-            own = {"save_original_format": False} if saved.config.model_type in TOWERS else {}
+            # under the names in the model, which the modeling file needs of a multimodal one
+            own = {"save_original_format": False} if saved.config.model_type in MULTIMODAL else {}
             saved.save_pretrained(temporary, state_dict=weights, **own)
         write_beside(saved, temporary, manifest, marks, tokenizer, evaluation)
     return folder
@@ -298,10 +297,6 @@ def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
     ):
         model: Any = auto_class(config).from_config(config, dtype=dtype)
     _narrow(describe(model), manifest["layers"] if known else widths_in(folder, describe(model)))
-    vision = getattr(getattr(config, "vision_config", None), VISION_WIDTHS, None)
-    if vision is not None:
-        with rejecting(f"{folder / 'config.json'} has no such image tower"), torch.device("meta"):
-            narrow_vision(model.base_model, vision)
     model.cocurve_manifest = manifest or manifest_elsewhere(model)
     model.cocurve_dtype = dtype
     return model

@@ -47,8 +47,6 @@ def cut_model(model: PreTrainedModel, selection: Selection, *, inplace: bool) ->
         memo = {id(getattr(parent, name)): module for parent, name, module in replacements}
         model = copy.deepcopy(model, memo)
     settle_heads(describe(model))
-    if selection.units.of_vision.any():
-        describe(model).settle_vision()
     settle_ties(model)
     vars(model).pop("cocurve_manifest", None)  # that of an earlier round has other widths
     return model
@@ -83,8 +81,7 @@ def tensor_cuts(
 def _plan_cuts(
     architecture: Architecture, selection: Selection
 ) -> Iterator[tuple[int, Kind, dict[str, Cut]]]:
-    both = selection.units.of_vision.any()
-    for layer in range(architecture.depth if both else len(architecture.layers)):
+    for layer in range(len(architecture.layers)):
         for kind in architecture.kinds(layer):
             columns, gains = kept_columns(architecture, selection, layer, kind)
             yield layer, kind, block_cuts(architecture, layer, kind, columns, gains)

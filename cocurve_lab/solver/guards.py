@@ -175,8 +175,8 @@ class Rules:
         if costs.dtype == np.int64:  # whole costs are then compared and summed exactly
             room = np.floor(room).astype(np.int64)
         self.room = room.tolist()
-        layers, last = units.layers, units.decoder_layers - guards.protect_last
-        self.open = (layers >= guards.protect_first) & (layers < last) | units.of_vision
+        layers, last = units.layers, units.num_layers - guards.protect_last
+        self.open = (layers >= guards.protect_first) & (layers < last)
         self.of_kind = np.isin(units.kinds, guards.kinds)
         self.excluded = np.zeros(len(units), dtype=bool)
         self.excluded[list(units.indices(exclude))] = True

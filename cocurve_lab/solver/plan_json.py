@@ -85,7 +85,7 @@ _GUARDS: Schema = optional(
 
 def guards_to_plain(guards: Any, units: Any) -> dict[str, Any]:
     """Return the fields of guards for JSON, without kinds of unit that only other models have."""
-    own = [kind for kind in guards.kinds if not UNIT_KINDS[kind].rare or kind in units.kinds]
+    own = [kind for kind in guards.kinds if not UNIT_KINDS[kind].routed or kind in units.kinds]
     return {**guards.to_plain(), "kinds": own}
 
 

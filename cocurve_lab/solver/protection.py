@@ -26,7 +26,7 @@ def opening_guards(units: UnitSet) -> Guards:
         >>> print(opening_guards(enumerate_units(load_model("demo")[0])))
         cap none protect 1/1
     """
-    count = next((count for least, count in PROTECTED if units.decoder_layers >= least), 0)
+    count = next((count for least, count in PROTECTED if units.num_layers >= least), 0)
     return Guards(protect_first=count, protect_last=count)
 
 

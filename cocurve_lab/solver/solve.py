@@ -8,7 +8,7 @@ from typing import Any
 from ..base.arguments import as_list
 from ..base.errors import InputError
 from ..curvature.matrix import Curvature
-from ..models.families import ALL_KINDS, Kind, require_language
+from ..models.families import ALL_KINDS, Kind
 from .coarse import solve_alike, solve_in_portions, solve_uniform
 from .greedy import Greedy
 from .guards import FREE, Guards, UnitsLike
@@ -80,7 +80,6 @@ def solve_greedy(
     goal = ratio.budget(curvature.units) if isinstance(ratio, Target) else ratio
     greedy = Greedy(curvature, goal, guards, include, exclude, portions=True)
     if uniform is True:
-        require_language(curvature.units.kinds, "uniform=True")
         return solve_uniform(greedy, strength)
     alike = _alike(uniform, greedy)
     if alike:

@@ -21,7 +21,7 @@ import numpy as np
 from ..base.arguments import EXACT, as_float, as_int, as_list
 from ..base.errors import InputError, NumericalError, shown
 from ..models.architectures import describe
-from ..models.families import UNIT_KINDS, Kind, require_language
+from ..models.families import UNIT_KINDS, Kind
 from ..models.units import Unit, UnitSet, require_units
 
 if TYPE_CHECKING:
@@ -316,7 +316,6 @@ def flop_costs(units: UnitSet, context: int) -> np.ndarray:
     """
     if as_int(context, "context") < 1:
         raise InputError(f"context is {context}. Give at least 1 token.")
-    require_language(units.kinds, "a count of operations per token")
     widths = [u.stop - u.start if u.kind == _CACHED else 0 for u in units]
     return 2 * units.costs + 4 * int(context) * np.array(widths, np.int64)
 

@@ -22,9 +22,9 @@ from helpers.tiny_models import (
     EXPERTS,
     GROUPS,
     LLAMA_PLACES,
+    MULTIMODAL,
     PLACES,
     TOP_K,
-    TOWERS,
     Columns,
     attention_is_whole,
     full_logits,
@@ -54,7 +54,7 @@ def removable_parameters(model: PreTrainedModel) -> int:
     """Parameters of attention and FFN, without output biases and norms that heads share."""
     kind = model.config.model_type
     layers, *outputs = PLACES.get(kind, LLAMA_PLACES)
-    if kind in TOWERS:
+    if kind in MULTIMODAL:
         layers = "model.language_model.layers"
     blocks = _BLOCKS.get(kind, ("self_attn.", "mlp."))
     total = 0
@@ -126,6 +126,7 @@ class Contract:
     Attributes:
         inventory: cost of all units minus the parameters counted by name.
         logits: largest |logit| difference of masked and pruned, over all plans.
+        size: largest |logit| of the model.
         parameters: largest difference of removed parameters and the plans' cost.
         h_error: relative Frobenius difference of H and naive full passes.
         texts_equal: greedy text with a cache is that of the masked model without one.
@@ -134,6 +135,7 @@ class Contract:
 
     inventory: int
     logits: float
+    size: float
     parameters: int
     h_error: float
     texts_equal: bool
@@ -159,6 +161,7 @@ def measure_contract(family: str, heads: str, *, layers: int = 3, save: bool = T
     return Contract(
         units.total_cost - removable_parameters(model),
         max(logits),
+        float(full_logits(model, TEXT.input_ids).abs().max()),
         max(parameters),
         max(h_error(model, text.rows(0, 1)) for text in (TEXT, SCORED)),
         all(texts),

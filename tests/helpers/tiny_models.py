@@ -212,8 +212,8 @@ HYBRIDS = {
     for name, own in _HYBRIDS.items()
 }
 NO_ATTENTION = ("linear_attention", "mamba", "conv")
-# models with an image tower: the settings of the language tower and of the other one. An image
-# takes 4 tokens with the id IMAGE, which is in no random text
+# multimodal models: the settings of the language model and of the one that reads images. An
+# image takes 4 tokens with the id IMAGE, which is in no random text
 IMAGE = VOCAB
 _VISION = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
 _SIGLIP = _VISION | {"hidden_size": 8, "image_size": 8, "patch_size": 4}
@@ -237,7 +237,7 @@ _QWEN_IDS = {
 _SECTIONS = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
 }
-_TOWERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+_MULTIMODAL: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "gemma3": (
         {"model_type": "gemma3_text", "head_dim": 12} | WINDOWS,
         _SIGLIP,
@@ -284,27 +284,7 @@ _TOWERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"image_token_id": IMAGE, "spatial_merge_size": 1, "vision_feature_layer": -1},
     ),
 }
-TOWERS = {name: (CONFIG_MAPPING[name], {}) for name in _TOWERS}
-# of the image tower: its blocks in the model, W_O, W_down, and what its configuration calls its
-# heads and its width, which Qwen2-VL calls otherwise
-_QWEN_TOWER = ("model.visual.blocks", "attn.proj")
-_HF_HEADS = ("num_attention_heads", "hidden_size")
-VISION_PLACES: dict[str, tuple[str, str, str, str, str]] = {
-    "gemma3": ("model.vision_tower.encoder.layers", "self_attn.out_proj", "mlp.fc2", *_HF_HEADS),
-    "qwen2_vl": (*_QWEN_TOWER, "mlp.fc2", "num_heads", "embed_dim"),
-    "qwen2_5_vl": (*_QWEN_TOWER, "mlp.down_proj", "num_heads", "hidden_size"),
-    "qwen3_vl": (*_QWEN_TOWER, "mlp.linear_fc2", "num_heads", "hidden_size"),
-    "internvl": (
-        *("model.vision_tower.encoder.layer", "attention.projection_layer", "mlp.fc2"),
-        *_HF_HEADS,
-    ),
-    "mistral3": (
-        *("model.vision_tower.transformer.layers", "attention.o_proj", "feed_forward.down_proj"),
-        *_HF_HEADS,
-    ),
-}
-VISION_PLACES |= {"llava": VISION_PLACES["gemma3"], "llava_next": VISION_PLACES["gemma3"]}
-VISION_PLACES |= {"qwen3_5": VISION_PLACES["qwen3_vl"]}
+MULTIMODAL = {name: (CONFIG_MAPPING[name], {}) for name in _MULTIMODAL}
 MHA_ONLY = (
     "gpt_neox",
     "gpt_neox_sequential",
@@ -369,8 +349,10 @@ def tiny_model(
     **changes: Any,
 ) -> PreTrainedModel:
     """A random model whose biases and norms are random too, in eval mode."""
-    make, own = (FAMILIES | MORE_FAMILIES | FURTHER | EXPERT_FAMILIES | HYBRIDS | TOWERS)[family]
-    text, vision, beside = _TOWERS.get(family, ({}, {}, {}))
+    make, own = (FAMILIES | MORE_FAMILIES | FURTHER | EXPERT_FAMILIES | HYBRIDS | MULTIMODAL)[
+        family
+    ]
+    text, vision, beside = _MULTIMODAL.get(family, ({}, {}, {}))
     own = own | text
     query, key_value = HEADS[heads]
     settings = {
@@ -502,23 +484,6 @@ def attention_is_whole(config: Any) -> bool:
     )
 
 
-def vision_by_hand(model: PreTrainedModel, groups: int = GROUPS) -> list[Columns]:
-    """The units of the image tower: heads, then contiguous channel groups of a block."""
-    *_, heads_name, width_name = VISION_PLACES[model.config.model_type]
-    config, first = model.config.vision_config, model.config.get_text_config().num_hidden_layers
-    heads, width = getattr(config, heads_name), getattr(config, width_name)
-    channels = width * config.mlp_ratio if width_name == "embed_dim" else config.intermediate_size
-    parts = np.array_split(np.arange(channels), groups)
-    step, units = width // heads, []
-    depth = getattr(config, "depth", None) or config.num_hidden_layers
-    for layer in range(first, first + depth):
-        at = [(head * step, (head + 1) * step) for head in range(heads)]
-        units += [Columns(layer, "vision-attention", *columns) for columns in at]
-        ends = [(int(part[0]), int(part[-1]) + 1) for part in parts]
-        units += [Columns(layer, "vision-ffn", *columns) for columns in ends]
-    return units
-
-
 def units_by_hand(model: PreTrainedModel, groups: int = GROUPS) -> list[Columns]:
     """The paper's units in order: KV-aligned query groups, then contiguous channel groups."""
     config = model.config.get_text_config()
@@ -562,7 +527,7 @@ def masked_by_hand(
 ) -> Iterator[None]:
     """Zero the units' input columns of the output projections with hooks of our own."""
     layers, *outputs = PLACES.get(model.config.model_type, LLAMA_PLACES)
-    if model.config.model_type in TOWERS:
+    if model.config.model_type in MULTIMODAL:
         layers = "model.language_model.layers"
     units = list(units)
     scales = [(unit, 0.0) for unit in units] + list((gains or {}).items())
@@ -579,12 +544,6 @@ def masked_by_hand(
             stack.callback(hook.remove)
         for unit, scale in scales:
             if unit.kind == "expert":
-                continue
-            if unit.kind.startswith("vision"):
-                blocks, *of_block = VISION_PLACES[model.config.model_type][:3]
-                at = unit.layer - model.config.get_text_config().num_hidden_layers
-                place = f"{blocks}.{at}.{of_block[unit.kind == 'vision-ffn']}"
-                stack.callback(_cut_by_hand(model.get_submodule(place), unit, scale))
                 continue
             output = outputs[unit.kind == "ffn"]
             if unit.kind == "ffn" and unit.layer in dict(routers(model)) and output in LLAMA_PLACES:
@@ -618,13 +577,12 @@ def naive_build(
     top_r: int,
     groups: int = GROUPS,
     wanted: Sequence[int] | None = None,
-    vision: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """H [M, M] by eq. (gram) and the single-unit KL [M] on the support: a full pass per unit.
 
-    With `wanted`, of these units alone; with `vision`, those of the image tower, too.
+    With `wanted`, of these units alone.
     """
-    units = units_by_hand(model, groups) + (vision_by_hand(model, groups) if vision else [])
+    units = units_by_hand(model, groups)
     units = units if wanted is None else [units[u] for u in wanted]
     features: list[list[Tensor]] = [[] for _ in units]
     risks: list[list[Tensor]] = [[] for _ in units]

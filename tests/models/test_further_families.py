@@ -24,7 +24,7 @@ from helpers.tiny_models import (
     FURTHER,
     GROUPS,
     HYBRIDS,
-    TOWERS,
+    MULTIMODAL,
     full_logits,
     masked_by_hand,
     tiny_model,
@@ -117,10 +117,10 @@ def test_every_declared_family_is_tested() -> None:
     """Of those that the installed transformers has."""
     from transformers import CONFIG_MAPPING
 
-    every = [*ALL, *EXPERT_FAMILIES, *HYBRIDS, *TOWERS]
+    every = [*ALL, *EXPERT_FAMILIES, *HYBRIDS, *MULTIMODAL]
     models = [tiny_model(family, "mha") for family in every]
     tested = {model.config.get_text_config().model_type for model in models}
-    assert {model.config.model_type for model in models} >= set(families.TOWERS)
+    assert {model.config.model_type for model in models} >= set(families.MULTIMODAL)
     declared = {name for family in FAMILIES for name in family.model_types}
     assert tested == {name for name in declared if name in CONFIG_MAPPING}
 

@@ -19,7 +19,7 @@ from ...estimator.batches import Room, choose_batch, choose_block, memory_needed
 from ...estimator.replay import TRACE_BYTES, trace_bytes
 from ...models.architectures import Architecture, describe, widths
 from ...models.experts import expert_cost
-from ...models.families import UNIT_KINDS, Kind, require_language
+from ...models.families import UNIT_KINDS, Kind
 from ...models.layer_calls import entering
 from ...models.layers import bytes_of
 from ...models.units import UnitSet
@@ -93,7 +93,6 @@ def build_on_paper(
 ) -> PaperBuild:
     """Decide how a build would run on a GPU with `memory` bytes, and what it takes."""
     architecture = describe(model)
-    require_language(units.kinds, "a forecast")
     inputs = (architecture, units, calibration, top_r)
     stream = Stream.of_shapes(architecture)
     weights = bytes_of(model.parameters())
@@ -133,7 +132,7 @@ def rate_here(model: PreTrainedModel, seconds: float = 2.0) -> float:
     architecture = describe(copy.deepcopy(model).float())
     small = nn.Embedding(1, architecture.config.hidden_size)  # no weights for other tokens
     architecture.decoder.set_input_embeddings(small)
-    layer, rest = architecture.layers[0], architecture.tower.children()
+    layer, rest = architecture.layers[0], architecture.backbone.children()
     for module in (
         layer,
         *(x for x in rest if x is not small and not isinstance(x, nn.ModuleList)),

@@ -17,7 +17,7 @@ from ...calibration import CalibrationSet
 from ...estimator.support import widen
 from ...measuring.logits import pieces, require_numbers
 from ...models.architectures import Architecture, describe
-from ...models.families import KINDS, require_language
+from ...models.families import KINDS
 from ...models.identity import model_device
 from ...models.masking import Scales, column_scales, resolve, scaled
 from ...models.runtime import differentiable, measuring, require_one_device
@@ -45,7 +45,6 @@ def marginals(
     require_one_device(model)
     architecture = describe(model)
     architecture.require_columns("the gradient of a plan's KL")
-    require_language(plan.units.kinds, "the gradient of a plan's KL")
     scales = column_scales(architecture, *resolve(model, plan))
     for layer in range(len(architecture.layers)):
         for kind in KINDS:

@@ -48,7 +48,7 @@ from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...measuring.risk import model_risk
 from ...models.architectures import describe
-from ...models.families import KINDS, Kind, require_language
+from ...models.families import KINDS, Kind
 from ...models.identity import belonging, weight_marks
 from ...models.runtime import measuring, require_measurable, require_one_device
 from ...pruner.cutting import prune, require_prunable
@@ -212,11 +212,6 @@ def refit(
 
 def _require_rows(model: PreTrainedModel, calibration: CalibrationSet) -> None:
     require_type(calibration, CalibrationSet, "the text of a repair")
-    if hasattr(calibration, "images"):
-        raise InputError(
-            "the rows carry images, whose masks and positions differ from row to row; a refit "
-            "takes those of the first for all. Use rows of text."
-        )
     require_measurable(model, calibration)
 
 
@@ -229,9 +224,6 @@ class _PlanRefit:
     calibration: CalibrationSet
     sequential: bool
     options: RepairOptions
-
-    def __post_init__(self) -> None:
-        require_language(self.selection.units.kinds, "a refit")
 
     @cached_property
     def columns(self) -> dict[Block, Tensor]:

@@ -1,4 +1,4 @@
-"""Language towers beside an image tower, and hybrids: the contract, saving, what stays."""
+"""Multimodal models, and hybrids: the contract, saving, what stays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from helpers.contract import SCORED, TEXT, by_hand, measure_contract, plans
 from helpers.tiny_models import (
     GROUPS,
     HYBRIDS,
-    TOWERS,
+    MULTIMODAL,
     full_logits,
     masked_by_hand,
     naive_risk,
@@ -29,7 +29,7 @@ from helpers.tiny_models import (
 
 OTHERS = [name for name in HYBRIDS if HYBRIDS[name][1].get("num_experts_per_tok") is None]
 SAVED = [
-    *((family, "uneven") for family in TOWERS),
+    *((family, "uneven") for family in MULTIMODAL),
     *((family, "even") for family in ("gemma3", "qwen2_5_vl", "llava", "qwen3_5", *OTHERS)),
     ("lfm2", "uneven"),
 ]
@@ -37,12 +37,12 @@ SAVED = [
 ONLY_US = ("qwen3_5", *HYBRIDS)
 
 
-@pytest.mark.parametrize("family", [*TOWERS, *HYBRIDS])
+@pytest.mark.parametrize("family", [*MULTIMODAL, *HYBRIDS])
 def test_the_contract(family: str) -> None:
     found = measure_contract(family, "gqa", layers=3 if family in HYBRIDS else 2)
     assert (found.inventory, found.parameters) == (0, 0)
-    # the logits of the mixtures are larger
-    assert found.logits < (1e-5 if family in (*TOWERS, *OTHERS) else 3e-5)
+    # rounding grows with the logits, which reach 3.5 in the mixtures
+    assert found.logits < 1e-5 * max(1, found.size)
     assert found.h_error < 1e-5
     assert found.texts_equal
     assert found.reloaded == 0
@@ -98,7 +98,7 @@ def test_a_saved_folder_loads(saw: dict[str, Any], family: str, plan: str) -> No
         assert not any(seen["info"].values()), "missing or unexpected weights"
         assert max(seen["difference"], seen["eager"]) < 1e-5
         assert seen["generated"]
-    # the image tower, and what mixes tokens without attention, have the bits they had
+    # the parts that read images, and what mixes tokens without attention, have the bits they had
     weights = loaded.state_dict()
     for name, weight in seen["dense"].items():
         parts = ("vis", "projector", "linear_attn", "mamba", ".conv.")
@@ -160,7 +160,7 @@ def test_a_state_space_beside_attention_lets_a_refit_lower_the_kl() -> None:
 # What is refused ----------------------------------------------------------------------------------
 
 
-def test_other_towers_are_refused_with_the_reason() -> None:
+def test_other_multimodal_models_are_refused_with_the_reason() -> None:
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     sizes |= {"num_attention_heads": 2, "vocab_size": 9}
     inner = tiny_model("llava", layers=1).config
@@ -172,5 +172,5 @@ def test_other_towers_are_refused_with_the_reason() -> None:
         unknown = AutoModelForImageTextToText.from_config(inner)
     with pytest.raises(cl.ArchitectureError, match="qwen3_vl"):
         cl.enumerate_units(other)
-    with pytest.raises(cl.ArchitectureError, match="language tower"):
+    with pytest.raises(cl.ArchitectureError, match="language model"):
         cl.enumerate_units(unknown)
