@@ -26,9 +26,9 @@ _HOMES = {
     # A model and what can be removed from it
     "load_model": "models.loading",
     "report_device": "models.loading",
-    "Unit": "models.units",
+    "Unit": "models.unit",
     "UnitSet": "models.units",
-    "KINDS": "models.families",
+    "KINDS": "models.kinds",
     "register_family": "models.families",
     "enumerate_units": "models.units",
     "ablate": "models.masking",

@@ -2,9 +2,9 @@
 
 from .models.loading import load_model as load_model
 from .models.loading import report_device as report_device
-from .models.units import Unit as Unit
+from .models.unit import Unit as Unit
 from .models.units import UnitSet as UnitSet
-from .models.families import KINDS as KINDS
+from .models.kinds import KINDS as KINDS
 from .models.families import register_family as register_family
 from .models.units import enumerate_units as enumerate_units
 from .models.masking import ablate as ablate

@@ -16,7 +16,7 @@ import numpy as np
 from .base.errors import CocurveError
 from .curvature.graph import Bridges, bridge_units
 from .curvature.matrix import Curvature
-from .models.families import ALL_KINDS, UNIT_KINDS
+from .models.architectures import UNIT_KINDS, kind_number
 from .solver.selection import Selection
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 PALETTE = ("#0072B2", "#E69F00", "#D55E00", "#009E73", "#56B4E9", "#CC79A7", "#808080")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
 # one color has one meaning in figures and instruments: kind of a unit, bridge, sign of an edge
-COLORS: dict[str, str] = dict[str, str](zip(ALL_KINDS, (*PALETTE[:2], "#8C564B"), strict=True)) | {
+_OF_KINDS = (PALETTE[0], PALETTE[1], "#8C564B")
+COLORS = dict[str, str](zip(UNIT_KINDS, _OF_KINDS, strict=False)) | {
     "bridge": "#D55E00",
     "positive": "#8E5BB5",
     "negative": "#009E73",
@@ -59,16 +60,16 @@ def plot_correlation(curvature: Curvature, by_layer: bool | None = None) -> Figu
     """
     go = graph_objects()
     # kind by kind, layers in order
-    units = sorted(curvature.units, key=lambda unit: ALL_KINDS.index(unit.kind))
+    units = sorted(curvature.units, key=lambda unit: kind_number(unit.kind))
     order = curvature.units.indices(units)
     names = [unit.name for unit in units]
-    blocks = [(ALL_KINDS.index(unit.kind), unit.layer) for unit in units]
+    blocks = [(kind_number(unit.kind), unit.layer) for unit in units]
     values = curvature.correlation()[np.ix_(order, order)]
     np.fill_diagonal(values, np.nan)  # a unit with itself is 1 and would hide the rest
     signed = len(names) <= _MOST_CELLS if by_layer is None else not by_layer
     if not signed:
         values, blocks = _average_blocks(np.abs(values), blocks)
-        names = [f"L{layer} {LABELS[ALL_KINDS[kind]]}" for kind, layer in blocks]
+        names = [f"L{layer} {LABELS[list(UNIT_KINDS)[kind]]}" for kind, layer in blocks]
     # after each kind but the last that there is
     boundaries = {sum(kind <= last for kind, _ in blocks) for last in range(blocks[-1][0])}
     limit = float(np.nanquantile(np.abs(values), 0.995)) if np.isfinite(values).any() else 1.0
@@ -92,8 +93,8 @@ def plot_correlation(curvature: Curvature, by_layer: bool | None = None) -> Figu
     text = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
     ticks = _layer_ticks(blocks)
     axis = {
-        "title_text": "layer of attention units, then of FFN groups"
-        + (", then of experts" if "expert" in means else ""),
+        "title_text": "layer of "
+        + ", then of ".join(UNIT_KINDS[kind].plural for kind in UNIT_KINDS if kind in means),
         "tickvals": [names[place] for place in ticks],
         "ticktext": list(ticks.values()),
         "tickangle": 0,
@@ -169,7 +170,7 @@ def plot_budget(selection: Selection) -> Figure:
             name=LABELS[kind],
             marker={
                 "color": COLORS[kind],
-                "pattern": {"shape": ("", "/", "x", "+", "-")[ALL_KINDS.index(kind)]},
+                "pattern": {"shape": ("", "/", "x", "+", "-")[kind_number(kind)]},
             },
             hovertemplate=f"layer %{{x}}, {LABELS[kind]}: %{{y:.0%}} removed<extra></extra>",
         )

@@ -13,9 +13,9 @@ import numpy as np
 from ..base.errors import InputError
 from ..base.schema import read_json
 from ..models import loading
-from ..models.architectures import describe
-from ..models.families import ALL_KINDS, KINDS, UNIT_KINDS
+from ..models.architectures import UNIT_KINDS, describe
 from ..models.identity import demo_folder, is_pruned
+from ..models.kinds import KINDS
 from ..models.load_errors import require_place
 from ..models.loading import place_of
 from ..models.units import enumerate_units
@@ -142,7 +142,7 @@ def _table(facts: dict[str, Any]) -> str:
         f"takes {facts['matrix_bytes'] / 1e6:,.1f} MB",
     ]
     layers = facts["layers"]
-    kinds = [kind for kind in ALL_KINDS if kind in layers[0]]
+    kinds = [kind for kind in UNIT_KINDS if kind in layers[0]]
     heads = "".join(f"  {UNIT_KINDS[kind].plural.split()[0]:>30}" for kind in kinds)
     lines.append(f"{'layers':>9}{heads}")
     start = 0

@@ -23,7 +23,8 @@ from ..base.schema import reading
 from ..base.seams import extension
 from ..base.storage import dump_npz, dump_plain, fingerprint, load_npz, load_plain, require_settings
 from ..base.tables import Folded
-from ..models.families import ALL_KINDS, KINDS
+from ..models.architectures import UNIT_KINDS
+from ..models.kinds import KINDS
 from ..models.units import Unit, UnitSet
 from .merging import join_shards, sum_builds
 from .release import read_release
@@ -201,7 +202,7 @@ class Curvature(Folded):
 
     def pair_mask(self, block: str) -> np.ndarray:
         """Return the mask of the ordered pairs u != v of a block (one of BLOCKS): bool [M, M]."""
-        if block not in (CROSS, *ALL_KINDS):
+        if block not in (CROSS, *tuple(UNIT_KINDS)):
             raise InputError(f"unknown block {block!r}. Choose one of {', '.join(BLOCKS)}.")
         kinds = self.units.kinds
         if block == CROSS:

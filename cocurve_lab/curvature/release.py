@@ -28,7 +28,7 @@ from ..base.schema import (
     reading,
     require_fields,
 )
-from ..models.families import Kind
+from ..models.unit import Kind
 from ..models.units import Unit, UnitSet
 
 REGISTRY = "registry.json"

@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..base.errors import ArchitectureError
-from ..models.architectures import Architecture, is_packed, weight_of
-from ..models.families import ALL_KINDS, UNIT_KINDS, Kind
+from ..models.architectures import UNIT_KINDS, Architecture, is_packed, kind_number, weight_of
 from ..models.identity import embedding_weight
 from ..models.layer_calls import LayerCall, first_output, replaced_forward, run_decoder
 from ..models.layers import source_of
 from ..models.masking import column_scales, scaled, stack_rows
 from ..models.runtime import is_out_of_memory
+from ..models.unit import Kind
 from ..models.units import Unit
 
 TRACE_BYTES = 256 << 20  # bytes of activations inside layers; they are kept if all of them fit
@@ -161,12 +161,12 @@ class Replay:
 
     def _started(self, units: Sequence[Unit]) -> Tensor:
         """Return the output [B, T, d] of these units' layer, or [B, P, d] if it is the last."""
-        if sorted(units, key=lambda unit: ALL_KINDS.index(unit.kind)) != list(units):
+        if sorted(units, key=lambda unit: kind_number(unit.kind)) != list(units):
             raise ValueError("units of a batch must come attention first, as in their UnitSet")
         layer = units[0].layer
         parts = [
             self._restart(layer, kind, chosen)
-            for kind in ALL_KINDS
+            for kind in UNIT_KINDS
             if (chosen := [unit for unit in units if unit.kind == kind])
         ]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -213,7 +213,7 @@ class Replay:
         self, layer: int, kind: Kind, units: list[Unit], keep: Any
     ) -> AbstractContextManager[None]:
         """Let the block of a kind answer without one of these units in each row of a batch."""
-        if UNIT_KINDS[kind].routed:  # its router chooses anew, row by row
+        if not UNIT_KINDS[kind].columns:  # there is no write of its own to subtract
             masks = [column_scales(self.architecture, [unit]) for unit in units]
             return scaled(self.architecture, stack_rows(self.architecture, masks))
         own = self._trace(layer)[kind]
@@ -237,7 +237,7 @@ class Replay:
         """Record the activations of the blocks of these layers while the context is open."""
         with ExitStack() as stack:
             for layer in layers:
-                for kind in self.architecture.kinds(layer, routed=False):
+                for kind in self.architecture.column_kinds(layer):
                     for hook in self._watch(layer, kind):
                         stack.callback(hook.remove)
                 for number, mixer in enumerate(self.architecture.mixers(layer)):
@@ -303,7 +303,7 @@ def trace_bytes(architecture: Architecture, length: int) -> int:
     values = sum(
         architecture.width(at, kind) + size
         for at in layers
-        for kind in architecture.kinds(at, routed=False)
+        for kind in architecture.column_kinds(at)
     )
     return length * values * embedding_weight(architecture.model).element_size()
 
@@ -315,7 +315,7 @@ def _block_trace(
     block = architecture.block(layer, kind)
     if first_output(answer) is write and block is not architecture.layers[layer]:
         rest, flat = tuple(answer[1:]) if isinstance(answer, tuple) else None, columns.dim() == 2
-        if flat:  # a shared expert of Qwen2-MoE
+        if flat:  # the FFN beside a router of Qwen2
             columns, write = columns[None], write[None]
         return BlockTrace(columns, write, block, rest, flat)
     # an FFN may have no module of its own (OPT) or change its write afterwards: its projection then

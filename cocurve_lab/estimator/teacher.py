@@ -23,10 +23,10 @@ from ..base.errors import NumericalError
 from ..calibration import CalibrationSet
 from ..curvature.saturation import SURE
 from ..models.architectures import Architecture
-from ..models.families import Kind
 from ..models.identity import model_device
 from ..models.masking import column_scales, scaled
 from ..models.runtime import in_double, sums_on
+from ..models.unit import Kind
 from ..models.units import Unit
 from .fisher import center
 from .replay import Batched, Replay

@@ -6,11 +6,13 @@ choosing/     lambda, guards and gains chosen by measured KL; search; `best_plan
 repairing/    least-squares refit of what remains, and training after it
 interactions/ edges measured between blocks, layers or given parts, and plans of whole parts
 analysis/     stability of plans, bounds, local refinement, infinitesimal and preview H
+experts/      the experts of a mixture as units
 gguf/         one file for llama.cpp, and one as input
 pretrained/   a real language model under a short name, fetched by one command
 """
 
 from ..base.seams import offer
+from . import experts as _experts  # noqa: F401, registers its kind and its families
 
 _STREAMING = f"{__name__}.big_models.streaming"
 offer("layer weights", f"{_STREAMING}:stream_of")

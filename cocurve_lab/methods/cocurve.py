@@ -18,7 +18,7 @@ from ..estimator.estimate import estimate_curvature
 from ..extensions.surrogates.pair_kl import PAIR_KL
 from ..extensions.surrogates.shifts import Shifts
 from ..extensions.surrogates.sketched import with_shifts
-from ..models.families import Kind
+from ..models.unit import Kind
 from ..models.units import UnitSet
 from ..solver.gains import solve_gains
 from ..solver.gate import redundancy_gate

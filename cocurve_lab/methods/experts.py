@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..base.errors import InputError
 from ..extensions.repairing.projection_inputs import run_rows
-from ..models.families import Kind
+from ..models.unit import Kind
 from ..models.units import UnitSet
 from ..solver.greedy import fill
 from ..solver.guards import FREE, Guards, PartialPlan, Rules

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..models.families import Kind
+from ..models.unit import Kind
 from ..models.units import UnitSet
 from ..solver.greedy import fill
 from ..solver.guards import Guards, PartialPlan, Rules

@@ -36,9 +36,10 @@ from torch import Tensor, nn
 from ..base.arguments import require_choice
 from ..base.progress import Bar
 from ..models.architectures import Architecture, is_transposed
-from ..models.families import KINDS, Kind
 from ..models.identity import model_device
+from ..models.kinds import KINDS
 from ..models.runtime import measuring
+from ..models.unit import Kind
 from ..models.units import Unit, UnitSet
 from .base import Scored, Subject
 from .inputs import layer_passes, require_passes

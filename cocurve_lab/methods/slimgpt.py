@@ -48,7 +48,7 @@ from torch import Tensor
 from ..base.errors import InputError, MismatchError
 from ..extensions.repairing.least_squares import cholesky, ridge_of, ridge_update
 from ..models.architectures import describe
-from ..models.families import Kind
+from ..models.unit import Kind
 from ..models.units import Unit, UnitSet
 from ..pruner.cutting import prune
 from ..pruner.slicing import kept_columns

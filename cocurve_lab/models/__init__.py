@@ -2,9 +2,11 @@
 
 In reading order:
 
-    families.py       the kinds of units, and where each model family keeps its projections
-    architectures.py  access to a model's layers, blocks and projections
-    units.py          the removable units, their costs and their order
+    unit.py           one removable unit, and what stays of a projection without it
+    families.py       where each model family keeps its projections
+    architectures.py  access to a model's layers, blocks and projections; the plug for unit kinds
+    kinds.py          attention and FFN: their units, costs, masks and cuts
+    units.py          the set of a model's units, and their order
     masking.py        running a model with some units ablated
     layers.py         the seam for layers whose weights are loaded when they run
     layer_calls.py    how the decoder calls its layers
@@ -16,3 +18,5 @@ In reading order:
 
 This room imports only `base`. README.md lists the families and how to add one.
 """
+
+from . import kinds as kinds  # registers the paper's kinds of units

@@ -6,13 +6,14 @@ units through this file, and a stored H must open without torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..base.errors import ArchitectureError
-from .experts import require_routed
-from .families import ALL_KINDS, UNIT_KINDS, Family, Kind, RowBlock, find_family
+from .families import Family, find_family
+from .unit import Cut, Kind, RowBlock, Unit
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -48,12 +49,12 @@ class Architecture:
     @property
     def decoder(self) -> Any:
         """The model without its head; it returns what the head reads."""
-        return _find(self.model, self.family.decoder)
+        return find(self.model, self.family.decoder)
 
     @property
     def backbone(self) -> Any:
         """The module that holds the layers: the decoder, or its language model."""
-        return _find(self.decoder, self.family.layers.rpartition(".")[0])
+        return find(self.decoder, self.family.layers.rpartition(".")[0])
 
     @property
     def stack(self) -> str:
@@ -63,7 +64,7 @@ class Architecture:
     @property
     def layers(self) -> Sequence[Any]:
         """The decoder layers, first to last."""
-        return _find(self.decoder, self.family.layers)
+        return find(self.decoder, self.family.layers)
 
     def last_hidden(self, ids: Tensor) -> Tensor:
         """Run the decoder on token ids [B, T]: what the head reads [B, T, d], on their device."""
@@ -113,18 +114,15 @@ class Architecture:
 
     def block(self, layer: int, kind: Kind) -> Any:
         """The module of a kind in a layer, or the layer where it holds the projections; or None."""
-        module, family = self.layers[layer], self.family
-        routed = _find(module, family.experts) if family.experts else None
-        if not hasattr(routed, "experts"):  # a dense layer of a mixture, too
-            return None if kind == "expert" else _find(module, getattr(family, kind))
-        if kind == "ffn":
-            return _find(module, family.shared_expert) if family.shared_expert else None
-        return routed if kind == "expert" else _find(module, family.attention)
+        return UNIT_KINDS[kind].block(self, layer)
 
-    def kinds(self, layer: int, *, routed: bool = True) -> tuple[Kind, ...]:
-        """The kinds of units that a layer was built with; without experts if not `routed`."""
-        all_of = (kind for kind in ALL_KINDS if self.block(layer, kind) is not None)
-        return tuple(kind for kind in all_of if routed or not UNIT_KINDS[kind].routed)
+    def kinds(self, layer: int) -> tuple[Kind, ...]:
+        """The kinds of units that a layer was built with."""
+        return tuple(kind for kind in UNIT_KINDS if self.block(layer, kind) is not None)
+
+    def column_kinds(self, layer: int) -> tuple[Kind, ...]:
+        """Those of `kinds` whose units are columns of an output projection."""
+        return tuple(kind for kind in self.kinds(layer) if UNIT_KINDS[kind].columns)
 
     def mixers(self, layer: int) -> list[Any]:
         """The blocks of a layer that mix tokens and are no attention; they have no units."""
@@ -155,24 +153,25 @@ class Architecture:
 
     def output_name(self, kind: Kind) -> str:
         """Attribute name of W_O or W_down in its block."""
-        return str(getattr(self.family, UNIT_KINDS[kind].output))
+        return str(getattr(self.family, f"{kind}_output"))
 
     def input_projections(self, layer: int, kind: Kind) -> tuple[str, ...]:
         """Attribute names of the input projections: query, key, value, or gate, up."""
-        block, names = self.block(layer, kind), getattr(self.family, UNIT_KINDS[kind].inputs)
+        family, block = self.family, self.block(layer, kind)
+        names = family.qkv if kind == "attention" else family.gate_up
         # Gemma 4 has None where the keys are the values, too
         return tuple(name for name in names if getattr(block, name, name) is not None)
 
     def shared(self, layer: int, kind: Kind) -> list[Tensor]:
         """The weights of `Family.shared` in a block; they leave with its only unit."""
-        block, names = self.block(layer, kind), self.family.shared
-        parts: list[Any] = [getattr(block, name, None) for name in names if UNIT_KINDS[kind].normed]
+        block, names = self.block(layer, kind), self.family.shared if kind == "attention" else ()
+        parts: list[Any] = [getattr(block, name, None) for name in names]
         each = [part.parameters() if hasattr(part, "parameters") else [part] for part in parts]
         return [weight for weights in each for weight in weights if weight is not None]
 
     def per_head(self, layer: int, kind: Kind) -> dict[str, Tensor]:
         """The weights of `Family.per_head` of a block, by name."""
-        if not UNIT_KINDS[kind].normed or not self.width(layer, kind):
+        if kind != "attention" or not self.width(layer, kind):
             return {}
         return {name: getattr(self.block(layer, kind), name) for name in self.family.per_head}
 
@@ -185,28 +184,14 @@ class Architecture:
     def width(self, layer: int, kind: Kind) -> int:
         """Input columns W of the output projection: query heads x head_dim, or FFN channels.
 
-        Of experts, their number. 0 where a layer has none of a kind.
+        Of a kind without columns, the number of its units. 0 where a layer has none of a kind.
         """
-        if kind not in self.kinds(layer):
-            return 0
-        projection = self.output_projection(layer, kind)
-        return len(projection.weight) if UNIT_KINDS[kind].routed else widths(projection)[1]
-
-    @property
-    def experts_per_token(self) -> int | None:
-        """The experts that a router chooses for each token; None in a model without."""
-        found = (self.block(layer, "expert") for layer in range(len(self.layers)))
-        routers = [getattr(block, self.family.router) for block in found if block is not None]
-        return max((int(router.top_k) for router in routers), default=None)
+        return UNIT_KINDS[kind].width(self, layer) if kind in self.kinds(layer) else 0
 
     def active_width(self, layer: int) -> int:
-        """FFN channels that one token passes, those of its experts included."""
-        width, block = self.width(layer, "ffn"), self.block(layer, "expert")
-        if block is None:
-            return width
-        per_expert = block.experts.down_proj.numel() // len(block.experts.down_proj)
-        hidden = int(self.config.hidden_size)
-        return width + (self.experts_per_token or 0) * per_expert // hidden
+        """Intermediate channels that one token passes in a layer."""
+        kinds = (UNIT_KINDS[kind] for kind in self.kinds(layer) if kind != "attention")
+        return sum(kind.active_width(self, layer) for kind in kinds)
 
     def head_dim(self, layer: int) -> int:
         """Dimension d_h of one head."""
@@ -240,7 +225,7 @@ class Architecture:
     def all_projections(self) -> Iterator[Any]:
         """Every projection of every block, layer by layer."""
         for layer in range(len(self.layers)):
-            for kind in self.kinds(layer, routed=False):
+            for kind in self.column_kinds(layer):
                 for name in self.projection_names(layer, kind):
                     yield self.projection(layer, kind, name)
 
@@ -248,11 +233,16 @@ class Architecture:
         self,
         what: str,
         step: str = "Use H by ablations.",
-        why: str = "an expert has no columns, its router takes it or leaves it",
+        why: str = "which are no columns of an output projection",
     ) -> None:
-        """Raise ArchitectureError, naming what was asked for, if the model has experts."""
-        if self.experts_per_token is not None:
-            raise ArchitectureError(f"{what} is not for mixtures of experts: {why}. {step}")
+        """Raise ArchitectureError, naming what was asked for, if there are units of other kinds."""
+        for layer in range(len(self.layers)):
+            others = set(self.kinds(layer)) - set(self.column_kinds(layer))
+            for kind in others:
+                plural = UNIT_KINDS[kind].plural
+                raise ArchitectureError(
+                    f"{what} is not for models with {plural}, {why}: layer {layer} has some. {step}"
+                )
 
     def require_attention(self, what: str) -> None:
         """Raise ArchitectureError, naming what was asked for, if a layer has no attention."""
@@ -278,13 +268,13 @@ def describe(model: Any) -> Architecture:
         )
     architecture = Architecture(model, find_family(model))
     family = architecture.family
-    stack = _find(model, family.decoder)
+    stack = find(model, family.decoder)
     head = getattr(model, "get_output_embeddings", lambda: getattr(model, "lm_head", None))
     if head() is None:
         raise ArchitectureError(
             f"{type(model).__name__} has no lm_head. Load it with AutoModelForCausalLM."
         )
-    if _find(stack, family.layers) is None:
+    if find(stack, family.layers) is None:
         raise ArchitectureError(
             f"{type(model).__name__} has no layers at model.{family.decoder}.{family.layers}; it "
             "may be wrapped, by an adapter or a trainer. Merge adapters, unwrap the model, and try "
@@ -295,75 +285,118 @@ def describe(model: Any) -> Architecture:
             f"{type(model).__name__} has no layers, so nothing to prune. Check config.json."
         )
     for layer in range(len(architecture.layers)):
-        require_declared(architecture, layer)
         kinds = architecture.kinds(layer)
+        for kind in kinds:
+            UNIT_KINDS[kind].require(architecture, layer)
         mixed = "attention" in kinds or architecture.mixers(layer)
         if kinds in ((), ("attention",)) or not mixed:
             raise ArchitectureError(
                 f"layer {layer} of {type(model).__name__} has only {', '.join(kinds) or 'nothing'} "
                 f"where family {family.model_types[0]!r} declares more. Update transformers."
             )
-        if "expert" in architecture.kinds(layer):
-            require_routed(architecture.block(layer, "expert"), family, layer)
     return architecture
 
 
-def require_declared(architecture: Architecture, layer: int) -> None:
-    """Raise ArchitectureError unless a layer's projections are as the family declares them."""
-    for kind in architecture.kinds(layer, routed=False):
-        _require_linear(architecture, layer, kind)
-        _require_independent(architecture, layer, kind)
-
-
-def _require_linear(architecture: Architecture, layer: int, kind: Kind) -> None:
-    try:
-        for name in architecture.projection_names(layer, kind):
-            require_supported(architecture.projection(layer, kind, name), name, layer)
-    except AttributeError as error:
-        raise ArchitectureError(
-            f"layer {layer} of {type(architecture.model).__name__} lacks the {kind} projection "
-            f"that family {architecture.family.model_types[0]!r} declares ({error}); the model may "
-            "be a variant, or carry an adapter. Use a plain dense model, or merge adapters first."
-        ) from None
-
-
-def _require_independent(architecture: Architecture, layer: int, kind: Kind) -> None:
-    """Raise ArchitectureError unless the projections' rows are all that belongs to the units."""
-    width = architecture.width(layer, kind)
-    block, names = architecture.block(layer, kind), architecture.projection_names(layer, kind)
-    known = {id(weight) for weight in architecture.shared(layer, kind)}
-    if kind == "attention":
-        names = (*names, *architecture.family.latent, *architecture.family.per_head)
-    stops = (
-        {}
-        if not width
-        else {rows.projection: rows.stop for rows in architecture.unit_rows(layer, kind, 0, width)}
-    )
-    odd = [name for name, stop in stops.items() if widths(getattr(block, name))[0] != stop]
-    if block is not architecture.layers[layer]:
-        # further weights are a norm of one head, or a number of an activation
-        allowed = (0, 1, architecture.head_dim(layer) if kind == "attention" else 0)
-        odd += [
-            name
-            for name, part in block.named_parameters()
-            if name.partition(".")[0] not in names
-            and part.numel() not in allowed
-            and id(part) not in known
-        ]
-    if odd:
-        name = type(architecture.model).__name__
-        raise ArchitectureError(
-            f"{', '.join(odd)} in the {kind} of layer {layer} of {name} is not as family "
-            f"{architecture.family.model_types[0]!r} declares: it has other rows than its units, "
-            "or reads several of them together (a mixture of experts does). Name it in "
-            "`gate_up` and `stacked`, or in `shared`."
-        )
-
-
-def _find(module: Any, path: str) -> Any:
+def find(module: Any, path: str) -> Any:
+    """Return the module at a path such as "mlp.shared"; None if there is none."""
     for name in path.split(".") if path else ():
         module = getattr(module, name, None)
     return module
+
+
+# Kinds of units ---------------------------------------------------------------------------------
+
+
+class UnitKind(Protocol):
+    """One kind of unit: all that the lab knows about it.
+
+    Attributes:
+        name: the value of `Unit.kind`.
+        label: its name for readers, and `plural` that of several units.
+        columns: whether units are input columns of an output projection. Then a replay may subtract
+            a unit's own write, gains and refits apply, and other methods can score it. Otherwise
+            an ablation runs the block anew under a mask.
+        grouped: whether a unit is one of `ffn_groups` contiguous groups of columns.
+        even: whether stock classes need as many units of this kind in each layer, so that
+            `solve_greedy` removes as many from each unless it is told otherwise.
+    """
+
+    @property
+    def name(self) -> Kind: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def plural(self) -> str: ...
+    @property
+    def columns(self) -> bool: ...
+    @property
+    def grouped(self) -> bool: ...
+    @property
+    def even(self) -> bool: ...
+
+    def block(self, architecture: Architecture, layer: int) -> Any:
+        """Return the module that holds the units of a layer; None if it has none."""
+
+    def width(self, architecture: Architecture, layer: int) -> int:
+        """Return the number of places that units of a layer divide up: its columns W."""
+
+    def step(self, architecture: Architecture, layer: int) -> int:
+        """Return the smallest number of places that can be cut."""
+
+    def rows(self, architecture: Architecture, layer: int, start: int, stop: int) -> list[RowBlock]:
+        """Return the rows of the input projections that feed the places `start:stop`, if any."""
+
+    def least(self, architecture: Architecture) -> int:
+        """Return the fewest units that a layer with this kind may keep."""
+
+    def active_width(self, architecture: Architecture, layer: int) -> int:
+        """Return the intermediate channels that one token passes in the block of a layer."""
+
+    def require(self, architecture: Architecture, layer: int) -> None:
+        """Raise ArchitectureError unless the block of a layer is as its family declares it."""
+
+    def units(self, architecture: Architecture, layer: int, groups: int) -> list[Unit]:
+        """Return the units of a layer."""
+
+    def mask(
+        self, architecture: Architecture, layer: int, scale: Tensor
+    ) -> AbstractContextManager[None]:
+        """Run the block with its places scaled by [W], or by [B, 1, W] for each row of a batch."""
+
+    def cuts(
+        self, architecture: Architecture, layer: int, keep: Tensor, gains: Tensor | None
+    ) -> Mapping[str, Cut]:
+        """Return the cut of each part of the block, by name, if the places `keep` [W'] stay."""
+
+    def narrowed(self, part: Any, cut: Cut) -> Any:
+        """Make a new part of the block from what stays of one; it shares nothing with that one.
+
+        Not asked of kinds with columns: the pruner slices their projections itself.
+        """
+
+    def to_settings(self, config: Mapping[str, Any], widths: Mapping[str, int]) -> dict[str, int]:
+        """Return a layer's counts under the names of a configuration; 0 takes a name away.
+
+        `widths` are those of the manifest, such as {"ffn_columns": W}. Kinds are asked in order,
+        and a later one may correct an earlier one.
+        """
+
+    def from_settings(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """Return the widths that a configuration names, as `to_settings` takes them."""
+
+
+UNIT_KINDS: dict[Kind, UnitKind] = {}  # by name, in the order of their blocks in a layer
+
+
+def register_kind(kind: UnitKind) -> None:
+    """Add a kind of units, after those that are known; its name must be free."""
+    if UNIT_KINDS.setdefault(kind.name, kind) is not kind:
+        raise ValueError(f"there is a kind {kind.name!r} already")
+
+
+def kind_number(kind: Kind) -> int:
+    """Return the place of a kind in the order of units within a layer."""
+    return list(UNIT_KINDS).index(kind)
 
 
 # Projections --------------------------------------------------------------------------------------

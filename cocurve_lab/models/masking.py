@@ -1,6 +1,6 @@
 """Runtime masks: a unit is ablated by zeroing its input columns of the output projection.
 
-An expert has none: its router does not see it, and chooses the next one (experts.py).
+Units of a registered kind without columns are masked as that kind says.
 
 Nothing else changes: no normalization, no position code, no other unit. A bias of the output
 projection belongs to no unit and stays (appendix "Structured Units").
@@ -13,17 +13,15 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..base.arguments import as_list
 from ..base.errors import InputError, MismatchError
-from .architectures import Architecture, describe, is_packed
-from .experts import without_experts
-from .families import UNIT_KINDS, Kind
+from .architectures import UNIT_KINDS, Architecture, describe, is_packed
 from .identity import embedding_weight, require_source
-from .layer_calls import replaced_forward
 from .layers import source_of
 from .runtime import exclusive
+from .unit import Kind
 from .units import Unit, UnitSet, enumerate_units, units_like
 
 if TYPE_CHECKING:
@@ -128,18 +126,14 @@ def stack_rows(architecture: Architecture, rows: list[Scales]) -> Scales:
 def scaled(architecture: Architecture, scales: Scales) -> Iterator[None]:
     """Multiply the inputs of output projections by `scales` ([W] or [B, 1, W]) inside the block.
 
-    Of experts, a factor of 0 takes one from its router, whatever the others are.
+    Of a unit without columns, a factor of 0 takes it away, and any other leaves it as it is.
     """
     with ExitStack() as stack:
-        for (layer, kind), scale in scales.items():
-            projection = architecture.output_projection(layer, kind)
-            if UNIT_KINDS[kind].routed:
-                run = without_experts(projection, scale, layer)
-                stack.enter_context(replaced_forward(projection, run))
-                continue
-            hook = _scaling_hook(like_columns(architecture, scale, layer, kind))
-            handle = projection.register_forward_pre_hook(hook)
-            stack.callback(handle.remove)
+        for (layer, name), scale in scales.items():
+            kind = UNIT_KINDS[name]
+            if kind.columns:
+                scale = like_columns(architecture, scale, layer, name)
+            stack.enter_context(kind.mask(architecture, layer, scale))
         yield
 
 
@@ -159,19 +153,6 @@ def like_columns(architecture: Architecture, scale: Tensor, layer: int, kind: Ki
     # a packed weight is stored as bytes; the activations have the dtype of the embedding
     dtype = embedding_weight(architecture.model).dtype if is_packed(projection) else weight.dtype
     return scale.to(device=device, dtype=dtype)
-
-
-def _scaling_hook(scale: Tensor):  # type: ignore[no-untyped-def]
-    def hook(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        columns = args[0]
-        # OPT's FFN sees [B * T, W]: give each row its own mask
-        if scale.dim() == 3 and columns.dim() == 2:
-            columns = (columns.reshape(len(scale), -1, scale.shape[-1]) * scale).view_as(columns)
-        else:
-            columns = columns * scale
-        return (columns, *args[1:])
-
-    return hook
 
 
 def _require_fit(architecture: Architecture, unit: Unit) -> None:

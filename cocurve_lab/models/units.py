@@ -1,7 +1,7 @@
 """Structured units: the removable parts of a model, their costs and their order.
 
-Units are ordered by layer; within a layer, attention units come before FFN groups, then experts. A
-`UnitSet` needs no model, so a stored H can be explored on any machine.
+Units are ordered by layer; within a layer, attention units come before FFN groups, then those of
+registered kinds. A `UnitSet` needs no model, so a stored H can be explored on any machine.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..base.arguments import EXACT, as_int, as_list
 from ..base.errors import InputError, MismatchError, shown
 from ..base.schema import COUNT, Field, Schema, list_of, nullable, optional, require_fields
 from ..base.storage import fingerprint
-from .architectures import Architecture, describe, is_packed, widths
-from .experts import expert_cost
-from .families import ALL_KINDS, UNIT_KINDS, Kind
+from .architectures import UNIT_KINDS, describe, is_packed, kind_number, widths
+from .kinds import KINDS
+from .unit import Unit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,40 +29,10 @@ if TYPE_CHECKING:
 
 _MOST_LAYERS = 100_000  # a bound against files that make arrays without end
 _NUMBERS = ("layer", "index", "start", "stop", "cost")
-_RARE = "experts_per_token"
-_FACTS = ("ffn_groups", "total_parameters", "model_layers", _RARE)
+_FACTS = ("ffn_groups", "total_parameters", "model_layers")
+_LEAST = "experts_per_token"  # in files: the only kind so far whose layers must keep some units
 
 # The set ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """One removable unit u (Section 2, appendix "Structured Units").
-
-    Attributes:
-        kind: "attention": one head, one KV-aligned query group (GQA, MQA), or all heads of a layer
-            where they share a norm (OLMo2). "ffn": one block of contiguous intermediate channels.
-            "expert": one expert of a router, and its row there.
-        layer, index: the decoder layer, and the number among its units of this kind.
-        start, stop: the unit's input columns of the output projection W_O or W_down; of an expert,
-            its place among those of its layer.
-        cost: c_u in parameters: everything that is deleted with the unit.
-    """
-
-    kind: Kind
-    layer: int
-    index: int
-    start: int
-    stop: int
-    cost: int
-
-    @property
-    def name(self) -> str:
-        """The name in every message and picture, such as L12.ffn[3]."""
-        return f"L{self.layer}.{self.kind}[{self.index}]"
-
-    def __str__(self) -> str:
-        return self.name
 
 
 @dataclass(frozen=True)
@@ -76,27 +46,26 @@ class UnitSet(Sequence[Unit]):
             known, and then no share of all parameters can be stated.
         model_layers: decoder layers of the model; None if unknown. After pruning, the last layers
             may have no unit.
-        experts_per_token: experts that a router chooses for each token, and so the fewest that a
-            layer with experts may keep; None without any.
+        least: the fewest units that a layer must keep of the kinds in `limited`; None without any.
     """
 
     units: tuple[Unit, ...]
     ffn_groups: int | None = None
     total_parameters: int | None = field(default=None, compare=False)
     model_layers: int | None = field(default=None, compare=False)
-    experts_per_token: int | None = field(default=None, compare=False)
+    least: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         # integers of any type: those of numpy would wrap, and no JSON holds them
-        for name in _FACTS:
+        for name in (*_FACTS, "least"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, as_int(getattr(self, name), name))
         object.__setattr__(self, "units", tuple(map(_checked, self.units)))
-        keys = [(unit.layer, ALL_KINDS.index(unit.kind), unit.index) for unit in self.units]
+        keys = [(unit.layer, kind_number(unit.kind), unit.index) for unit in self.units]
         if keys != sorted(set(keys)):
             raise InputError(
-                f"the units are not distinct and ordered by layer, by kind {ALL_KINDS}, then by "
-                "index. Use enumerate_units, or sort them."
+                f"the units are not distinct and ordered by layer, by kind {tuple(UNIT_KINDS)}, "
+                "then by index. Use enumerate_units, or sort them."
             )
         deepest = max((unit.layer for unit in self.units), default=-1)
         total = sum(unit.cost for unit in self.units)
@@ -161,8 +130,13 @@ class UnitSet(Sequence[Unit]):
 
     @cached_property
     def kinds(self) -> np.ndarray:
-        """Kind of each unit [M], one of `ALL_KINDS`."""
+        """Kind of each unit [M], one of `UNIT_KINDS`."""
         return _frozen([unit.kind for unit in self.units], "U16")
+
+    @cached_property
+    def limited(self) -> np.ndarray:
+        """Which units are of a kind that no layer may lose as a whole [M], bool."""
+        return ~np.isin(self.kinds, KINDS)
 
     @property
     def num_layers(self) -> int:
@@ -198,18 +172,19 @@ class UnitSet(Sequence[Unit]):
         """Convert to plain containers for JSON and pickles; `from_plain` reads them back."""
         rows = [[u.kind, u.layer, u.index, u.start, u.stop, u.cost] for u in self.units]
         facts = {name: getattr(self, name) for name in _FACTS}
-        return {"units": rows} | {k: v for k, v in facts.items() if k != _RARE or v is not None}
+        return {"units": rows} | facts | ({} if self.least is None else {_LEAST: self.least})
 
     @classmethod
     def from_plain(cls, value: Any) -> UnitSet:
         """Make a set from what `to_plain` returned, and a file may have changed."""
         require_fields(value, _FIELDS, inside="units")
         units = tuple(Unit(kind, *numbers) for kind, *numbers in value["units"])
-        return cls(units, *(value.get(name) for name in _FACTS))
+        facts = {name: value.get(name) for name in _FACTS}
+        return cls(units, **facts, least=value.get(_LEAST))
 
     def __repr__(self) -> str:
         counts = ((int((self.kinds == name).sum()), kind) for name, kind in UNIT_KINDS.items())
-        parts = ", ".join(f"{n} {kind.plural}" for n, kind in counts if n or not kind.routed)
+        parts = ", ".join(f"{n} {kind.plural}" for n, kind in counts if n or kind.columns)
         return (
             f"UnitSet({len(self)} units: {parts} in {self.num_layers} layers; "
             f"{self.total_cost:,} removable parameters)"
@@ -218,8 +193,8 @@ class UnitSet(Sequence[Unit]):
 
 def _checked(unit: Unit) -> Unit:
     """The unit with Python integers; InputError unless its kind, cost and columns are possible."""
-    if unit.kind not in ALL_KINDS:
-        raise InputError(f"unit {unit} is of kind {unit.kind!r}. Use one of {ALL_KINDS}.")
+    if unit.kind not in UNIT_KINDS:
+        raise InputError(f"unit {unit} is of kind {unit.kind!r}. Use one of {tuple(UNIT_KINDS)}.")
     numbers = [getattr(unit, name) for name in _NUMBERS]
     if not all(type(number) is int and 0 <= number < EXACT for number in numbers):
         pairs = zip(_NUMBERS, numbers, strict=True)
@@ -238,13 +213,13 @@ def _is_row(value: Any) -> bool:
     if not isinstance(value, list) or len(value) != 6:
         return False
     # from 2^53 on the set itself says which number is too large
-    return value[0] in ALL_KINDS and all(type(n) is int and 0 <= n < 2**63 for n in value[1:])
+    return value[0] in UNIT_KINDS and all(type(n) is int and 0 <= n < 2**63 for n in value[1:])
 
 
 _FIELDS: Schema = {
     "units": Field("rows of kind, layer, index, start, stop, cost", list_of(_is_row)),
-    **dict.fromkeys(_FACTS[:-1], nullable(COUNT)),
-    **optional({_RARE: nullable(COUNT)}),
+    **dict.fromkeys(_FACTS, nullable(COUNT)),
+    **optional({_LEAST: nullable(COUNT)}),
 }
 
 
@@ -280,11 +255,11 @@ def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
     units: list[Unit] = []
     for layer in range(len(architecture.layers)):
         for kind in architecture.kinds(layer):
-            units += _units_of(architecture, layer, kind, ffn_groups)
+            units += UNIT_KINDS[kind].units(architecture, layer, ffn_groups)
     if not units:
         raise InputError("the model has no units left to remove. Start from a dense one.")
-    facts = _total(model), len(architecture.layers), architecture.experts_per_token
-    return UnitSet(tuple(units), ffn_groups, *facts)
+    least = max(kind.least(architecture) for kind in UNIT_KINDS.values())
+    return UnitSet(tuple(units), ffn_groups, _total(model), len(architecture.layers), least or None)
 
 
 def units_like(model: PreTrainedModel, units: UnitSet) -> UnitSet:
@@ -302,45 +277,6 @@ def _total(model: PreTrainedModel) -> int:
     stored = sum(p.numel() for p in model.parameters())
     packed: list[Any] = [module for module in model.modules() if is_packed(module)]
     return stored + sum(math.prod(widths(part)) - int(part.weight.numel()) for part in packed)
-
-
-def split_width(width: int, groups: int) -> list[tuple[int, int]]:
-    """Split `width` into contiguous (start, stop); sizes differ by at most one, wider first."""
-    sizes = [width // groups + (1 if i < width % groups else 0) for i in range(groups)]
-    stops = np.cumsum(sizes).tolist()
-    return [(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
-
-
-def _units_of(architecture: Architecture, layer: int, kind: Kind, groups: int) -> list[Unit]:
-    """Return the units of one kind in a layer.
-
-    The cost counts the rows of the input projections with their biases, and the columns of the
-    output projection. Weights that read all heads together go with the only unit there is.
-    """
-    width = architecture.width(layer, kind)  # 0 where pruning took the whole block
-    if not width:
-        return []
-    if UNIT_KINDS[kind].routed:
-        cost = expert_cost(architecture.block(layer, kind), architecture.family)
-        return [Unit(kind, layer, at, at, at + 1, cost) for at in range(width)]
-    count = min(groups, width)
-    if not UNIT_KINDS[kind].grouped:
-        count = width // architecture.step(layer, kind)
-    per_row = {}
-    for name in architecture.input_projections(layer, kind):
-        projection = architecture.projection(layer, kind, name)
-        per_row[name] = widths(projection)[1] + (projection.bias is not None)
-    per_column = widths(architecture.output_projection(layer, kind))[0]
-    shared = sum(weight.numel() for weight in architecture.shared(layer, kind))
-    heads = architecture.per_head(layer, kind).values()
-    units = []
-    for index, (start, stop) in enumerate(split_width(width, count)):
-        rows = architecture.unit_rows(layer, kind, start, stop)
-        cost = sum((part.stop - part.start) * per_row[part.projection] for part in rows)
-        cost += (stop - start) * per_column + shared
-        cost += sum(part.numel() * (stop - start) // width for part in heads)
-        units.append(Unit(kind, layer, index, start, stop, int(cost)))
-    return units
 
 
 def _frozen(values: list[Any], dtype: Any) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError, MismatchError
 from ..base.tables import as_markdown, as_markdown_text, spread
-from ..models.families import ALL_KINDS, UNIT_KINDS
+from ..models.architectures import UNIT_KINDS
 from ..models.identity import DEMO
 from .manifest import KNOWN
 
@@ -140,9 +140,13 @@ def _layers(manifest: Mapping[str, Any]) -> str:
         "key_value_heads": "key/value heads left",
         "attention_columns": "attention columns left",
         "ffn_columns": "FFN channels left",
-        "expert_columns": "experts left",
     }
-    kinds = [kind for kind in ALL_KINDS if any(f"{kind}_columns" in layer for layer in layers)]
+    left |= {
+        f"{name}_columns": f"{kind.plural} left"
+        for name, kind in UNIT_KINDS.items()
+        if not kind.columns
+    }
+    kinds = [kind for kind in UNIT_KINDS if any(f"{kind}_columns" in layer for layer in layers)]
     names = [name for name in left if any(name in layer for layer in layers)]
     removed = (f"{UNIT_KINDS[kind].label} units removed" for kind in kinds)
     rows = (

@@ -22,9 +22,10 @@ from ..models.layer_calls import LayerCall, capture_calls
 from ..models.layers import held
 from ..models.masking import ablate
 from ..models.runtime import measuring, require_measurable
+from ..models.unit import fold_gains
 from ..models.weights import reader_of, without_weights
 from ..solver.selection import Selection
-from .slicing import cut_model, fold_gains, kept_columns, tensor_cuts
+from .slicing import cut_model, kept_columns, tensor_cuts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

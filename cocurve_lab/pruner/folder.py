@@ -18,7 +18,7 @@ import torch
 
 from ..base.errors import FileFormatError, InputError, one_line
 from ..base.schema import read_json
-from ..models.architectures import describe
+from ..models.architectures import UNIT_KINDS, describe
 from ..models.load_errors import require_usable
 from ..models.loading import auto_class
 
@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 Loader = Literal["stock", "own code", "cocurve_lab"]
 MODELING_FILE = "modeling_cocurve.py"
 _HEADS = ("attention_columns", "key_value_heads")
-# what configurations call the number of experts, and the width (or number) of shared ones
-_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
-_DENSE = ("shared_intermediate_size", "intermediate_size")
-_SHARED = ("shared_expert_intermediate_size", "n_shared_experts", *_DENSE)
+_COLUMNS = {*_HEADS, "ffn_columns"}
 _OWN_KEYS = ("per_layer_config", "allow_global_per_layer_attribute_access", "auto_map")
 
 
@@ -102,7 +99,7 @@ def _uniform_configurations(
     from transformers import MistralConfig
 
     counts: dict[str, int] = {}
-    for widths in layers:  # dense layers and those with experts have counts of their own
+    for widths in layers:  # layers with different kinds of units have counts of their own
         mine = _counts(config, widths)
         if not all(widths.values()) or any(counts.get(k, v) != v for k, v in mine.items()):
             return
@@ -151,12 +148,11 @@ def _layered_configuration(
     narrowest = min(heads, key=lambda counts: counts["key_value_heads"], default={})
     own: dict[int, dict[str, Any]] = {}
     for index, widths in enumerate(layers):
-        columns = {"attention": widths.get("attention_columns", 1)}
-        columns["mlp"] = widths.get("ffn_columns", 1)
-        if "expert_columns" in widths:  # its FFN is the shared expert, a part of the block
-            del columns["mlp"]
-        gone = [name for name, left in columns.items() if left == 0]
-        empty = columns["attention"] == 0
+        empty = widths.get("attention_columns") == 0
+        gone = ["attention"] if empty else []
+        # the FFN beside units of another kind is a part of their block, which is not skipped
+        if widths.get("ffn_columns") == 0 and not set(widths) - _COLUMNS:
+            gone.append("mlp")
         counts = _counts(config, {**widths, **narrowest} if empty else widths)
         own[index] = ({"skip": gone} if gone else {}) | counts
     layered.per_layer_config = own
@@ -198,37 +194,12 @@ def _own_name(model: Any) -> str:
 
 def _counts(config: Any, widths: Mapping[str, int]) -> dict[str, int]:
     """Return a layer's counts under transformers' names, without those of a removed block."""
-    counts, names = {}, config.to_dict()
-    if "attention_columns" in widths:
-        head_dim = getattr(config, "v_head_dim", None) or config.head_dim
-        counts["num_attention_heads"] = widths["attention_columns"] // head_dim
-        counts["num_key_value_heads"] = widths["key_value_heads"]
-    if "expert_columns" in widths:
-        counts[_one_of(_EXPERTS, names)] = widths["expert_columns"]
-    if "ffn_columns" in widths:
-        width, shared = widths["ffn_columns"], "expert_columns" in widths
-        name = _one_of(_SHARED if shared else _DENSE, names)
-        unit = names["moe_intermediate_size"] if name == "n_shared_experts" else 1
-        counts[name] = width // unit
+    settings = {"head_dim": getattr(config, "head_dim", None)} | config.to_dict()
+    counts: dict[str, int] = {}
+    for kind in UNIT_KINDS.values():
+        if f"{kind.name}_columns" in widths:
+            counts |= kind.to_settings(settings, widths)
     return {name: count for name, count in counts.items() if count}
-
-
-def experts_in(settings: Mapping[str, Any], _: bool = True) -> int:
-    """Return the number of experts that the settings of a configuration name."""
-    found: int = settings[_one_of(_EXPERTS, settings)]  # as the file has it: checked by the caller
-    return found
-
-
-def ffn_columns(settings: Mapping[str, Any], shared: bool) -> int:
-    """Return the FFN channels that settings name, of the shared expert where there are experts."""
-    name = _one_of(_SHARED if shared else _DENSE, settings)
-    unit = settings["moe_intermediate_size"] if name == "n_shared_experts" else 1
-    found: int = settings[name] * unit
-    return found
-
-
-def _one_of(names: Sequence[str], settings: Mapping[str, Any]) -> str:
-    return next(name for name in names if settings.get(name) is not None)
 
 
 def _has_tensors_of(build: Any, config: PreTrainedConfig, pruned: PreTrainedModel) -> bool:

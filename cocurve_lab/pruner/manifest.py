@@ -33,8 +33,7 @@ from ..base.schema import (
     told,
 )
 from ..base.storage import fingerprint
-from ..models.architectures import Architecture, describe
-from ..models.families import ALL_KINDS, KINDS
+from ..models.architectures import UNIT_KINDS, Architecture, describe
 from ..models.identity import (
     MANIFEST,
     Marks,
@@ -44,11 +43,12 @@ from ..models.identity import (
     require_source,
     weight_marks,
 )
+from ..models.kinds import KINDS
 from ..models.loading import read_dtype
 from ..models.units import enumerate_units
 from ..solver.plan_json import UNIFORM, guards_to_plain
 from ..solver.selection import Selection
-from .folder import Loader, experts_in, ffn_columns
+from .folder import Loader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -74,12 +74,12 @@ def _one_of(*values: str) -> Field:
 
 
 _HEX = _matching("[0-9a-f]{64}", "64 hexadecimal digits")
-_UNIT = _matching(rf"L\d+\.({'|'.join(ALL_KINDS)})\[\d+\]", "the name of a unit")  # `Unit.name`
+_UNIT = _matching(rf"L\d+\.({'|'.join(UNIT_KINDS)})\[\d+\]", "the name of a unit")  # `Unit.name`
 _OBJECTS = Field("a list of objects", list_of(is_object))
 _WIDTHS: Schema = {
     # where a layer has such a block
-    **optional(dict.fromkeys(("attention_columns", "key_value_heads"), COUNT)),
-    **optional({"ffn_columns": COUNT, "expert_columns": COUNT}),
+    **optional({f"{kind}_columns": COUNT for kind in UNIT_KINDS}),
+    **optional({"key_value_heads": COUNT}),
 }
 _LAYERED: Schema = {"per_layer_config": Field("an object of objects", dict_of(is_object))}
 _TEXT: Schema = {
@@ -324,16 +324,15 @@ def widths_in(folder: Path, architecture: Architecture) -> list[dict[str, int]]:
         for layer in range(len(architecture.layers)):
             counts = own.get(str(layer), {})
             every = {**architecture.model.config.to_dict(), **counts}
-            heads, gone = architecture.head_dim(layer), counts.get("skip") or ()
+            every["head_dim"] = architecture.head_dim(layer)
+            gone = counts.get("skip") or ()
             if "attention" in gone:
                 every |= {"num_attention_heads": 0, "num_key_value_heads": 0}
-            widths = {
-                "attention_columns": every["num_attention_heads"] * heads,
-                "key_value_heads": every["num_key_value_heads"],
-            }
-            for kind, read in (("ffn", ffn_columns), ("expert", experts_in)):
-                if kind in architecture.kinds(layer):
-                    widths[f"{kind}_columns"] = read(every, "expert" in architecture.kinds(layer))
+            kinds, named = architecture.kinds(layer), dict[str, int]()
+            for kind in kinds:
+                named |= UNIT_KINDS[kind].from_settings(every)
+            own_names = {"key_value_heads", *(f"{kind}_columns" for kind in kinds)}
+            widths = {name: width for name, width in named.items() if name in own_names}
             if "mlp" in gone:
                 widths["ffn_columns"] = 0
             found.append(require_fields(widths, _WIDTHS, inside=f"layer {layer}"))

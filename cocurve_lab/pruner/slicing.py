@@ -7,16 +7,14 @@ stays what it was.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..models.architectures import Architecture, describe, is_transposed, weight_of, widths
-from ..models.experts import narrowed, require_enough
-from ..models.families import UNIT_KINDS, Kind
+from ..models.architectures import UNIT_KINDS, Architecture, describe, is_transposed, weight_of
+from ..models.unit import Cut, Kind
 from ..models.weights import settle_ties
 from ..solver.selection import Selection
 from .empty import EmptyAttention, EmptyConv1D
@@ -45,7 +43,11 @@ def cut_model(model: PreTrainedModel, selection: Selection, *, inplace: bool) ->
         # deepcopy takes a module in its memo as copied already, so dense weights that are cut are
         # never duplicated
         memo = {id(getattr(parent, name)): module for parent, name, module in replacements}
+        dense = describe(model).config
         model = copy.deepcopy(model, memo)
+        for module in model.modules():  # new modules still have the configuration of the dense one
+            if vars(module).get("config") is dense:
+                vars(module)["config"] = describe(model).config
     settle_heads(describe(model))
     settle_ties(model)
     vars(model).pop("cocurve_manifest", None)  # that of an earlier round has other widths
@@ -69,9 +71,8 @@ def tensor_cuts(
             if isinstance(projection, nn.Parameter):
                 found[place] = cut.bias
                 continue
-            if UNIT_KINDS[kind].routed:  # rows alone, of each of its tensors
-                of_experts = projection.state_dict()
-                found |= {f"{place}.{own}": cut.bias for own in of_experts}
+            if not UNIT_KINDS[kind].columns:  # rows alone, of each of its tensors
+                found |= {f"{place}.{own}": cut.bias for own in projection.state_dict()}
                 continue
             found[f"{place}.weight"] = cut.transposed if is_transposed(projection) else cut.weight
             found[f"{place}.bias"] = cut.bias
@@ -80,7 +81,7 @@ def tensor_cuts(
 
 def _plan_cuts(
     architecture: Architecture, selection: Selection
-) -> Iterator[tuple[int, Kind, dict[str, Cut]]]:
+) -> Iterator[tuple[int, Kind, Mapping[str, Cut]]]:
     for layer in range(len(architecture.layers)):
         for kind in architecture.kinds(layer):
             columns, gains = kept_columns(architecture, selection, layer, kind)
@@ -105,85 +106,35 @@ def kept_columns(
     return keep.nonzero().flatten(), None if bool((kept == 1).all()) else kept
 
 
-# Projections --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Cut:
-    """What stays of a projection with weight [out, in].
-
-    Attributes:
-        rows: int64, outputs that stay, with their biases; None for all.
-        columns: int64, inputs that stay; None for all.
-        gains: float64, factors of the columns that stay; None if all are 1.
-    """
-
-    rows: Tensor | None = None
-    columns: Tensor | None = None
-    gains: Tensor | None = None
-
-    def weight(self, weight: Tensor) -> Tensor:
-        """Return what stays of a weight [out, in]; it may be a view of it."""
-        if self.rows is not None:
-            weight = weight[self.rows.to(weight.device)]
-        if self.columns is not None:
-            weight = weight[:, self.columns.to(weight.device)]
-        return weight if self.gains is None else fold_gains(weight, self.gains)
-
-    def transposed(self, weight: Tensor) -> Tensor:
-        """Return what stays of a weight that is stored as [in, out]."""
-        return self.weight(weight.T).T.contiguous()
-
-    def bias(self, bias: Tensor) -> Tensor:
-        """Return what stays of a bias [out]; it may be the bias itself."""
-        return bias if self.rows is None else bias[self.rows.to(bias.device)]
-
-
 def block_cuts(
     architecture: Architecture,
     layer: int,
     kind: Kind,
     columns: Tensor,
     gains: Tensor | None = None,
-) -> dict[str, Cut]:
+) -> Mapping[str, Cut]:
     """Return the cut of each projection of a block, by name; none if the block stays as it is.
 
     `columns` and `gains` are those of `kept_columns`; columns come in whole units.
     """
     if len(columns) == architecture.width(layer, kind) and gains is None:
         return {}
-    if UNIT_KINDS[kind].routed:
-        require_enough(len(columns), architecture.experts_per_token or 0, layer)
-        return dict.fromkeys((architecture.family.router, "experts"), Cut(rows=columns))
-    keep = {
-        name: torch.zeros(widths(architecture.projection(layer, kind, name))[0], dtype=torch.bool)
-        for name in architecture.input_projections(layer, kind)
-    }
-    # every step-th column starts a piece with rows of its own
-    step = architecture.step(layer, kind)
-    for start in columns[::step].tolist():
-        for rows in architecture.unit_rows(layer, kind, start, start + step):
-            keep[rows.projection][rows.start : rows.stop] = True
-    inputs = {name: Cut(rows=mask.nonzero().flatten()) for name, mask in keep.items()}
-    for name in architecture.per_head(layer, kind):
-        size = architecture.head_dim(layer)
-        inputs[name] = Cut(rows=columns[::size] // size)
-    return {architecture.output_name(kind): Cut(columns=columns, gains=gains), **inputs}
+    return UNIT_KINDS[kind].cuts(architecture, layer, columns, gains)
 
 
 def block_modules(
-    architecture: Architecture, layer: int, kind: Kind, cuts: dict[str, Cut]
+    architecture: Architecture, layer: int, kind: Kind, cuts: Mapping[str, Cut]
 ) -> list[Replacement]:
     """Make the new modules of one block; the model is not changed."""
-    block = architecture.block(layer, kind)
-    if UNIT_KINDS[kind].routed:
-        cut_to = [(name, cut.rows) for name, cut in cuts.items() if cut.rows is not None]
-        return [(block, name, narrowed(getattr(block, name), rows)) for name, rows in cut_to]
-    new = {name: slice_linear(getattr(block, name), cut) for name, cut in cuts.items()}
-    output = new.get(architecture.output_name(kind))
-    if kind == "attention" and output is not None and output.weight.numel() == 0:
-        empty = EmptyAttention(architecture, layer, output)
-        return [(architecture.layers[layer], architecture.family.attention, empty)]
+    block, new = architecture.block(layer, kind), {}
+    for name, cut in cuts.items():
+        part, declared = getattr(block, name), UNIT_KINDS[kind]
+        new[name] = slice_linear(part, cut) if declared.columns else declared.narrowed(part, cut)
+    if kind == "attention" and cuts and architecture.output_name(kind) in new:
+        output = new[architecture.output_name(kind)]
+        if output.weight.numel() == 0:
+            empty = EmptyAttention(architecture, layer, output)
+            return [(architecture.layers[layer], architecture.family.attention, empty)]
     return [(block, name, module) for name, module in new.items()]
 
 
@@ -215,15 +166,6 @@ def slice_linear(linear: Any, cut: Cut) -> Any:
     return module.train(linear.training)
 
 
-def fold_gains(weight: Tensor, gains: Tensor) -> Tensor:
-    """Multiply columns [d, W'] of W_down by their gains [W'], rounded once to its dtype."""
-    folded, gains = torch.empty_like(weight), gains.to(weight.device)
-    # some rows at a time: in float64, the whole would take four times a half-precision weight
-    for rows, into in zip(weight.split(256), folded.split(256), strict=True):
-        into.copy_(rows.double() * gains)
-    return folded
-
-
 # Head counts --------------------------------------------------------------------------------------
 
 
@@ -251,8 +193,6 @@ def settle_heads(architecture: Architecture) -> None:
         config.head_dim = architecture.head_dim(attention[0])
     for layer in range(len(architecture.layers)):
         block = architecture.block(layer, "attention")
-        if (mixture := architecture.block(layer, "expert")) is not None:
-            mixture.experts.config = config  # a narrowed copy has that of the dense model
         if block is None or isinstance(block, EmptyAttention):
             continue
         groups = architecture.num_groups(layer)

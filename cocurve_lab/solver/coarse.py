@@ -19,7 +19,7 @@ from itertools import product
 import numpy as np
 
 from ..base.errors import InputError
-from ..models.families import Kind
+from ..models.unit import Kind
 from .greedy import Greedy, fill
 from .portions import Group, Portions, incomplete
 from .selection import Selection
@@ -280,7 +280,7 @@ class _Slices:
 
     def _leaves_each_kind(self, counts: Counts) -> bool:
         pairs = list(zip(self.shapes, self.total - counts, strict=True))
-        least = {"expert": self.greedy.curvature.units.experts_per_token or 1}
+        least = {"expert": self.greedy.curvature.units.least or 1}
         return all(n >= least.get(kind, 0) for (kind, _), n in pairs) and {
             kind for (kind, _), n in pairs if n
         } == {kind for kind, _ in self.shapes}

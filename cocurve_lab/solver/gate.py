@@ -13,7 +13,7 @@ from ..base.tables import spread
 from ..curvature.matrix import Curvature
 from ..curvature.saturation import Saturation
 from ..curvature.uncertainty import Groups, jackknife
-from ..models.families import KINDS
+from ..models.kinds import KINDS
 from .solve import solve_greedy
 
 GRAY, HIGH = 0.10, 0.12  # the mean |rho| at which the two upper bands begin

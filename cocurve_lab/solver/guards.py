@@ -14,7 +14,8 @@ import numpy as np
 
 from ..base.arguments import as_float, as_int, as_list, require_type
 from ..base.errors import InfeasibleError, InputError
-from ..models.families import ALL_KINDS, Kind
+from ..models.architectures import UNIT_KINDS
+from ..models.unit import Kind
 from ..models.units import Unit, UnitSet
 from .portions import Depth, Portions
 from .subset_sum import largest_sum
@@ -56,7 +57,7 @@ class Guards:
     layer_cap_factor: float | None = None
     protect_first: int = 0
     protect_last: int = 0
-    kinds: tuple[Kind, ...] = ALL_KINDS
+    kinds: tuple[Kind, ...] = tuple(UNIT_KINDS)
     tensor_parallel: int = 1
     align: int = 1
     depth: Depth | None = None
@@ -76,8 +77,8 @@ class Guards:
             fault = f"layer_cap is {cap}. Give a share in (0, 1], or None for no cap."
         elif factor is not None and not 0 < factor < math.inf:
             fault = f"layer_cap_factor is {factor}. Give a number above 0, such as 1.5, or None."
-        elif not self.kinds or any(kind not in ALL_KINDS for kind in self.kinds):
-            fault = f"kinds is {self.kinds!r}; choose from {ALL_KINDS}."
+        elif not self.kinds or any(kind not in UNIT_KINDS for kind in self.kinds):
+            fault = f"kinds is {self.kinds!r}; choose from {tuple(UNIT_KINDS)}."
         elif self.depth not in (None, *get_args(Depth)):
             fault = f"depth is {self.depth!r}. Choose from {get_args(Depth)}, or None."
         else:
@@ -180,7 +181,7 @@ class Rules:
         self.of_kind = np.isin(units.kinds, guards.kinds)
         self.excluded = np.zeros(len(units), dtype=bool)
         self.excluded[list(units.indices(exclude))] = True
-        self.routed = units.kinds == "expert"
+        self.routed = units.limited
         spared = ~self.routed | (np.array(self.spare_after(()))[layers] > 0)
         self.admissible = self.open & self.of_kind & ~self.excluded & spared
         # a unit larger than its layer's room never fits; one of cost 0 brings the target no nearer
@@ -205,7 +206,7 @@ class Rules:
             np.bincount(self.units.layers[mask], minlength=self.units.num_layers)
             for mask in (self.routed, left)
         )
-        return np.where(there > 0, counts - (self.units.experts_per_token or 0), 0).tolist()
+        return np.where(there > 0, counts - (self.units.least or 0), 0).tolist()
 
     def reachable(self) -> tuple[float, bool]:
         """Return the most that any plan can remove (see `reachable_ratio`), and if it is exact."""
@@ -252,7 +253,7 @@ class Rules:
             elif self.room_after(self.forced[:count])[unit.layer] < 0:
                 why = f"takes layer {unit.layer} above its cap of {self.cap:.4g} of its cost"
             elif self.routed[u] and self.spare_after(self.forced[:count])[unit.layer] < 0:
-                why = f"leaves fewer experts than the {self.units.experts_per_token} of a token"
+                why = f"leaves fewer experts than the {self.units.least} of a token"
             else:
                 continue
             raise InputError(f"include names {unit}, which {why}. Remove it or loosen the guards.")
@@ -268,7 +269,7 @@ class Rules:
         parts = [
             f"a layer cap of {self.cap:.4g}" if self.cap < 1 else "",
             *protected,
-            f"kinds {', '.join(guards.kinds)}" if set(guards.kinds) != set(ALL_KINDS) else "",
+            f"kinds {', '.join(guards.kinds)}" if set(guards.kinds) != set(UNIT_KINDS) else "",
             f"{excluded} unit{'' if excluded == 1 else 's'} excluded" if excluded else "",
             guards.machine,
         ]

@@ -36,14 +36,14 @@ from ..base.schema import (
 )
 from ..base.storage import SUM, unseal_json
 from ..curvature.settings import WINDOWS
-from ..models.families import ALL_KINDS, UNIT_KINDS
+from ..models.architectures import UNIT_KINDS
 from .targets import ratio_budget
 
 FORMAT, VERSION = "cocurve-selection", 1
 _CHANGED = f"To change a plan by hand, remove its {SUM}; its origin then counts as unknown"
 
 _TERMS = nullable(Field("a list of finite numbers", list_of(is_number)))
-_KINDS = list_of(lambda kind: kind in ALL_KINDS)
+_KINDS = list_of(lambda kind: kind in UNIT_KINDS)
 UNIFORM = Field(
     "true, false or a list of kinds", lambda value: isinstance(value, bool) or _KINDS(value)
 )
@@ -85,7 +85,7 @@ _GUARDS: Schema = optional(
 
 def guards_to_plain(guards: Any, units: Any) -> dict[str, Any]:
     """Return the fields of guards for JSON, without kinds of unit that only other models have."""
-    own = [kind for kind in guards.kinds if not UNIT_KINDS[kind].routed or kind in units.kinds]
+    own = [kind for kind in guards.kinds if UNIT_KINDS[kind].columns or kind in units.kinds]
     return {**guards.to_plain(), "kinds": own}
 
 
@@ -187,7 +187,7 @@ def _is_uniform(plan: Any) -> bool:
 
     Or, of some kinds, every layer that has them.
     """
-    kinds = ALL_KINDS if plan.uniform is True else plan.uniform
+    kinds = tuple(UNIT_KINDS) if plan.uniform is True else plan.uniform
     layers: dict[int, Counter[tuple[str, int]]] = {}
     for unit in (plan.units[index] for index in plan.pruned):
         if unit.kind in kinds:

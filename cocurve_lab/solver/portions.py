@@ -17,7 +17,8 @@ from typing import Literal
 import numpy as np
 
 from ..base.errors import InputError
-from ..models.families import ALL_KINDS, UNIT_KINDS, Kind
+from ..models.architectures import UNIT_KINDS
+from ..models.unit import Kind
 from ..models.units import UnitSet
 
 Depth = Literal["block", "layer"]
@@ -56,12 +57,12 @@ class Portions:
         costs: np.ndarray,
     ) -> None:
         self.units, self.unit_costs = units, costs
-        if depth is not None and (units.kinds == "expert").any():
+        if depth is not None and (units.limited).any():
             raise InputError(
                 f"depth is {depth!r}, but a router always needs experts. Leave depth out."
             )
         channels = math.lcm(align, tensor_parallel)
-        multiples = {k: channels if UNIT_KINDS[k].grouped else tensor_parallel for k in ALL_KINDS}
+        multiples = {k: channels if UNIT_KINDS[k].grouped else tensor_parallel for k in UNIT_KINDS}
         self.groups: list[Group] = []
         self.of = np.empty(len(units), dtype=np.int64)
         for layer in range(units.num_layers):
@@ -122,7 +123,7 @@ class Portions:
             )
         if whole:
             return 0, len(ids)
-        kept = (self.units.experts_per_token or 0) if kind == "expert" else 0
+        kept = (self.units.least or 0) if kind == "expert" else 0
         if all(width % multiple == 0 for width in widths):
             return tuple(range(len(ids) + 1 - kept))
         if len(set(widths)) > 1:

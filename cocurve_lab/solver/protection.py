@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..models.families import ALL_KINDS
+from ..models.architectures import UNIT_KINDS
 from ..models.units import UnitSet
 from .guards import Guards, Rules
 
@@ -57,7 +57,7 @@ def in_the_way(rules: Rules) -> list[str]:
 def _without(guards: Guards) -> Iterator[tuple[str, Guards]]:
     """Guards with one of them dropped, by its name."""
     free: dict[str, Any] = {"layer_cap": None, "layer_cap_factor": None}
-    free |= {"protect_first": 0, "protect_last": 0, "kinds": ALL_KINDS}
+    free |= {"protect_first": 0, "protect_last": 0, "kinds": tuple(UNIT_KINDS)}
     for name, value in free.items():
         if getattr(guards, name) not in (value, None):
             yield name, replace(guards, **{name: value})

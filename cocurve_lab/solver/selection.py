@@ -17,7 +17,9 @@ from ..base.storage import fingerprint, seal_json
 from ..base.tables import Folded
 from ..curvature.matrix import Curvature
 from ..curvature.release import has_matrix, read_mask
-from ..models.families import KINDS, UNIT_KINDS, Kind
+from ..models.architectures import UNIT_KINDS
+from ..models.kinds import KINDS
+from ..models.unit import Kind
 from ..models.units import Unit, UnitSet
 from .guards import Guards
 from .plan_json import no_plan, read_fields, require_consistent, require_plan_of, to_plain

@@ -8,7 +8,8 @@ from typing import Any
 from ..base.arguments import as_list
 from ..base.errors import InputError
 from ..curvature.matrix import Curvature
-from ..models.families import ALL_KINDS, Kind
+from ..models.architectures import UNIT_KINDS
+from ..models.unit import Kind
 from .coarse import solve_alike, solve_in_portions, solve_uniform
 from .greedy import Greedy
 from .guards import FREE, Guards, UnitsLike
@@ -92,17 +93,18 @@ def solve_greedy(
 def _alike(uniform: bool | Iterable[Kind] | None, greedy: Greedy) -> tuple[Kind, ...]:
     """Return the kinds of which every layer loses as many, among those that may be pruned."""
     machine = greedy.rules.portions is not None
-    asked = list[Any](("expert",) if uniform is None and not machine else ())
+    even = [name for name, kind in UNIT_KINDS.items() if kind.even]
+    asked = list[Any](even if uniform is None and not machine else ())
     if uniform is not None and not isinstance(uniform, bool):
         asked = as_list(uniform, "uniform")
-    unknown = [kind for kind in asked if kind not in ALL_KINDS]
+    unknown = [kind for kind in asked if kind not in UNIT_KINDS]
     if unknown or (asked and machine):
         raise InputError(
             f"uniform is {uniform!r} under the guards {greedy.guards}. Give True, or some of "
-            f"{ALL_KINDS}; and no guards of the machine with kinds."
+            f"{tuple(UNIT_KINDS)}; and no guards of the machine with kinds."
         )
     may = set(greedy.curvature.units.kinds[greedy.rules.admissible].tolist())
-    return tuple(kind for kind in ALL_KINDS if kind in asked and kind in may)
+    return tuple(kind for kind in UNIT_KINDS if kind in asked and kind in may)
 
 
 def longest(

@@ -20,8 +20,8 @@ import numpy as np
 
 from ..base.arguments import EXACT, as_float, as_int, as_list
 from ..base.errors import InputError, NumericalError, shown
-from ..models.architectures import describe
-from ..models.families import UNIT_KINDS, Kind
+from ..models.architectures import UNIT_KINDS, describe
+from ..models.unit import Kind
 from ..models.units import Unit, UnitSet, require_units
 
 if TYPE_CHECKING:

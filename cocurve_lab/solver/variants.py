@@ -16,7 +16,7 @@ import numpy as np
 from ..base.arguments import require_choice
 from ..base.errors import InfeasibleError, InputError
 from ..curvature.matrix import BLOCKS, Curvature
-from ..models.families import KINDS
+from ..models.kinds import KINDS
 from .greedy import Greedy
 from .guards import FREE, Guards
 from .selection import Selection

@@ -39,7 +39,7 @@ def units_of(layers: int, experts: int, top_k: int = 8) -> cl.UnitSet:
             cl.Unit("attention", layer, i, 1024 * i, 1024 * (i + 1), 4_718_592) for i in range(4)
         ]
         units += [cl.Unit("expert", layer, i, i, i + 1, 4_720_640) for i in range(experts)]
-    return cl.UnitSet(tuple(units), 16, experts_per_token=top_k)
+    return cl.UnitSet(tuple(units), 16, least=top_k)
 
 
 def timed(name: str, call: Callable[[], Any]) -> Any:

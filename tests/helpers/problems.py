@@ -12,7 +12,7 @@ import pytest
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.surrogates.shifts import Shifts
 from cocurve_lab.extensions.surrogates.sketched import with_shifts
-from cocurve_lab.models.families import Kind
+from cocurve_lab.models.kinds import Kind
 from cocurve_lab.models.units import Unit, UnitSet
 from cocurve_lab.solver.guards import Guards
 

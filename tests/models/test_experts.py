@@ -191,8 +191,8 @@ def left(plan: cl.Selection) -> list[int]:
 
 def test_a_plan_leaves_each_router_its_experts() -> None:
     units = cl.enumerate_units(tiny_model("qwen3_moe"), GROUPS)
-    assert units.experts_per_token == TOP_K
-    assert cl.UnitSet.from_plain(units.to_plain()).experts_per_token == TOP_K
+    assert units.least == TOP_K
+    assert cl.UnitSet.from_plain(units.to_plain()).least == TOP_K
     curvature, only = random_h(units), cl.Guards(kinds=("expert",))
     most = reachable_ratio(units, only, 0.5)
     assert most == 3 * (EXPERTS - TOP_K) * units[-1].cost / units.total_cost

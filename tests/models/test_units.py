@@ -18,7 +18,8 @@ from transformers import (
 )
 
 import cocurve_lab as cl
-from cocurve_lab.models.units import require_units, split_width, units_like
+from cocurve_lab.models.kinds import split_width
+from cocurve_lab.models.units import require_units, units_like
 from helpers.tiny_models import EVERY, FFN, GROUPS, HIDDEN, tiny_model, units_by_hand
 
 

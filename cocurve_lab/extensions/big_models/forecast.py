@@ -17,11 +17,10 @@ from torch import nn
 from ...calibration import CalibrationSet, draw_positions
 from ...estimator.batches import Room, choose_batch, choose_block, memory_needed, sweeps
 from ...estimator.replay import TRACE_BYTES, trace_bytes
-from ...models.architectures import Architecture, describe, widths
-from ...models.experts import expert_cost
-from ...models.families import UNIT_KINDS, Kind
+from ...models.architectures import UNIT_KINDS, Architecture, describe, widths
 from ...models.layer_calls import entering
 from ...models.layers import bytes_of
+from ...models.unit import Kind
 from ...models.units import UnitSet
 from .streaming import Stream
 
@@ -176,9 +175,9 @@ def row_operations(
     for unit in units:
         rows = scored if unit.layer == last else length
         total += above[unit.layer] + head + 2 * rows * hidden * (unit.stop - unit.start)
-        if UNIT_KINDS[unit.kind].routed:  # every token passes other experts
+        if not UNIT_KINDS[unit.kind].columns:  # every token passes other experts
             total += 2 * rows * _weights(architecture, unit.layer, unit.kind)
-        for kind in UNIT_KINDS[unit.kind].feeds:  # these have a new input
+        for kind in ("ffn", "expert") if unit.kind == "attention" else ():  # these have a new input
             total += 2 * rows * _weights(architecture, unit.layer, kind)
     return total + 2.0 * len(units) ** 2 * scored * top_r
 
@@ -193,9 +192,9 @@ def _weights(architecture: Architecture, layer: int, kind: Kind) -> int:
     """The weights of a block that a token passes; of experts, as many as its router chooses."""
     if kind not in architecture.kinds(layer):
         return 0
-    if UNIT_KINDS[kind].routed:
-        cost = expert_cost(architecture.block(layer, kind), architecture.family)
-        return (architecture.experts_per_token or 0) * cost
+    if not UNIT_KINDS[kind].columns:
+        declared = UNIT_KINDS[kind]
+        return declared.least(architecture) * declared.units(architecture, layer, 1)[0].cost
     names = architecture.projection_names(layer, kind)
     found = (widths(architecture.projection(layer, kind, name)) for name in names)
     return sum(outputs * inputs for outputs, inputs in found)

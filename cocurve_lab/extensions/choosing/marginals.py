@@ -17,8 +17,8 @@ from ...calibration import CalibrationSet
 from ...estimator.support import widen
 from ...measuring.logits import pieces, require_numbers
 from ...models.architectures import Architecture, describe
-from ...models.families import KINDS
 from ...models.identity import model_device
+from ...models.kinds import KINDS
 from ...models.masking import Scales, column_scales, resolve, scaled
 from ...models.runtime import differentiable, measuring, require_one_device
 from ...solver.selection import Selection

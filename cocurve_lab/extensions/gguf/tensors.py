@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...base.errors import ArchitectureError, NumericalError
 from ...models.architectures import Architecture
-from ...models.families import Kind
+from ...models.unit import Kind
 from ...models.weights import is_readable
 
 if TYPE_CHECKING:

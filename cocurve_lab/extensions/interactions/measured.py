@@ -47,9 +47,10 @@ from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...measuring.plan_memory import model_settings
 from ...measuring.risk import Meter, standard_error
-from ...models.families import ALL_KINDS
+from ...models.architectures import UNIT_KINDS, kind_number
 from ...models.identity import known_record, model_name
-from ...models.units import Unit, UnitSet, enumerate_units
+from ...models.unit import Unit
+from ...models.units import UnitSet, enumerate_units
 from ...solver.guards import FREE, Guards
 from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
@@ -167,7 +168,7 @@ class Interactions:
         """Return the first layer of a part, and the number of the kind with most parameters."""
         costs = Counter[int]()
         for unit in (self.units[i] for i in self.parts[part]):
-            costs[ALL_KINDS.index(unit.kind)] += unit.cost
+            costs[kind_number(unit.kind)] += unit.cost
         most = max(costs, key=lambda kind: (costs[kind], -kind))
         return min(self.units[i].layer for i in self.parts[part]), most
 
@@ -180,7 +181,12 @@ class Interactions:
             start = seen[place] * width
             units.append(
                 Unit(
-                    ALL_KINDS[kind], layer, seen[place], start, start + width, int(self.costs[part])
+                    tuple(UNIT_KINDS)[kind],
+                    layer,
+                    seen[place],
+                    start,
+                    start + width,
+                    int(self.costs[part]),
                 )
             )
             seen[place] += 1

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from ...estimator.support import widen
 from ...models.architectures import Architecture, weight_of
-from ...models.families import KINDS, Kind
 from ...models.identity import model_device
+from ...models.kinds import KINDS
 from ...models.layer_calls import LayerCall, capture_calls, entering
 from ...models.layers import held
+from ...models.unit import Kind
 from ...pruner.equivalence import float32_layer, upcast
 from .least_squares import ridge_of, ridge_update, wide_product
 from .projection_inputs import TOKENS_PER_BATCH

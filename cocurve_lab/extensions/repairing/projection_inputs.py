@@ -13,9 +13,9 @@ from torch.utils.hooks import RemovableHandle
 from ...base.progress import Bar
 from ...calibration import CalibrationSet
 from ...models.architectures import Architecture, describe
-from ...models.families import Kind
 from ...models.identity import model_device
 from ...models.runtime import measuring, require_measurable
+from ...models.unit import Kind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -98,7 +98,7 @@ def present_blocks(architecture: Architecture) -> list[Block]:
     return [
         (layer, kind)
         for layer in range(len(architecture.layers))
-        for kind in architecture.kinds(layer, routed=False)
+        for kind in architecture.column_kinds(layer)
         if architecture.width(layer, kind) > 0
     ]
 

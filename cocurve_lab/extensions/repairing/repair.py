@@ -48,9 +48,10 @@ from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...measuring.risk import model_risk
 from ...models.architectures import describe
-from ...models.families import KINDS, Kind
 from ...models.identity import belonging, weight_marks
+from ...models.kinds import KINDS
 from ...models.runtime import measuring, require_measurable, require_one_device
+from ...models.unit import Kind
 from ...pruner.cutting import prune, require_prunable
 from ...pruner.slicing import kept_columns
 from ...solver.selection import Selection

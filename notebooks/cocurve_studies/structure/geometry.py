@@ -22,7 +22,7 @@ from cocurve_lab.figures import (
     LABELS,
     SYMBOLS,
 )
-from cocurve_lab.models.families import KINDS
+from cocurve_lab.models.kinds import KINDS
 from cocurve_lab.solver.guards import FREE, Guards
 from cocurve_lab.solver.selection import Selection
 

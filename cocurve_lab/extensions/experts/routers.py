@@ -15,35 +15,28 @@ import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..base.errors import ArchitectureError, InputError
+from ...base.errors import ArchitectureError, InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .families import Family
-
 _GROUPS = ("num_group", "n_group")
 
 
-def expert_parts(block: Any, family: Family) -> tuple[Any, Any]:
-    """Return the router and the experts of a block; the first axis of their weights is experts."""
-    return getattr(block, family.router), block.experts
+def require_routed(
+    block: Any, name: str, beside: tuple[str, ...], layer: int, model_type: str
+) -> None:
+    """Raise ArchitectureError unless experts can be deleted one by one from a block.
 
-
-def expert_cost(block: Any, family: Family) -> int:
-    """Return the parameters of one expert: its matrices, biases, and its row of the router."""
-    parts = expert_parts(block, family)
-    return sum(weight[:1].numel() for part in parts for weight in part.parameters())
-
-
-def require_routed(block: Any, family: Family, layer: int) -> None:
-    """Raise ArchitectureError unless experts can be deleted one by one from a block."""
-    router, experts = getattr(block, family.router, None), block.experts
+    Args:
+        name: the attribute name of the router.
+        beside: those of parts that are neither router nor experts.
+    """
+    router, experts = getattr(block, name, None), block.experts
     rows = getattr(getattr(router, "weight", None), "shape", (0,))[0]
     of_experts = [*getattr(router, "parameters", list)(), *experts.parameters()]
-    shared = family.shared_expert.rpartition(".")[2]
-    known = (family.router, "experts", shared or "experts", f"{shared}_gate")
-    others = [name for name, _ in block.named_children() if name not in known]
+    known = (name, "experts", *beside)
+    others = [part for part, _ in block.named_children() if part not in known]
     groups = max(int(getattr(router, name, None) or 1) for name in _GROUPS)
     groups = 1 if getattr(router, "topk_method", "") == "greedy" else groups
     if groups > 1:
@@ -52,7 +45,7 @@ def require_routed(block: Any, family: Family, layer: int) -> None:
             "alone"
         )
     elif not rows or any(weight.shape[:1] != (rows,) for weight in of_experts) or others:
-        why = f"is not as family {family.model_types[0]!r} declares {others or ''}".rstrip()
+        why = f"is not as family {model_type!r} declares {others or ''}".rstrip()
     elif not hasattr(router, "top_k"):
         why = "does not say how many experts a token takes"
     else:
