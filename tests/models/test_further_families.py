@@ -171,5 +171,5 @@ def test_an_entry_that_does_not_fit_is_refused(
 
 def test_experts_beside_a_dense_ffn_are_refused() -> None:
     model = tiny_model("doge", is_moe=True, num_experts=16, num_experts_per_tok=2)
-    with pytest.raises(cl.ArchitectureError, match="experts"):
+    with pytest.raises(cl.ArchitectureError, match="several of them together"):
         cl.enumerate_units(model)
