@@ -107,18 +107,12 @@ __all__ = list(_HOMES)
 
 def __getattr__(name: str) -> object:
     from importlib import import_module
-    from types import FunctionType
 
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = home if home.startswith("cocurve_studies") else f"{__name__}.{home}"
-    module = import_module(home)
-    value = getattr(module, name)
-    if isinstance(value, FunctionType) and not hasattr(value, "__wrapped__"):
-        value = import_module(f"{__name__}.base.arguments").checked(value)
-        setattr(module, name, value)  # one function under both names
-    globals()[name] = value
+    value = globals()[name] = getattr(import_module(home), name)
     return value
 
 

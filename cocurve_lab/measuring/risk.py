@@ -157,6 +157,7 @@ def pruning_risk(
         Nats per token over the full vocabulary, from logit shifts in float32 or better.
     """
     architecture = describe(model)
+    require_type(calibration, CalibrationSet, "calibration")
     require_measurable(model, calibration)
     chosen = resolve(model, selection, unit_set, other_weights=other_weights)
     scales = column_scales(architecture, *chosen)
@@ -195,6 +196,7 @@ def measure_plans(
     Returns:
         A PlanTable. Ctrl-C raises KeyboardInterrupt; with a checkpoint nothing is lost.
     """
+    require_type(held_out, CalibrationSet, "held_out")
     for selection in as_list(selections, "selections"):
         require_type(selection, Selection, "a plan")
     if not selections:

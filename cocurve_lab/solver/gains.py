@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..base.arguments import as_float
+from ..base.arguments import as_float, require_type
 from ..base.errors import InputError, NumericalError
 from ..curvature.matrix import Curvature
 from .plan_json import require_plan_of
@@ -49,6 +49,8 @@ def solve_gains(
         {unit index: gain} for every unit of K, ascending: all 1 if nothing is pruned, empty if no
         FFN group is kept. Pass it to `selection.with_gains`.
     """
+    require_type(curvature, Curvature, "curvature")
+    require_type(selection, Selection, "selection")
     ridge, clip = as_float(ridge, "ridge"), as_float(clip, "clip")
     if not 0 <= ridge < np.inf:
         raise InputError(f"ridge is {ridge}. Give a finite number of at least 0, such as 0.2.")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ...base.arguments import require_type
 from ...base.errors import InputError
 from ...curvature.matrix import Curvature
 from ...solver.guards import Rules, UnitsLike
@@ -63,6 +64,8 @@ def refine(
         >>> plan.pruned, better.pruned, round(better.objective, 3)
         ((0, 1), (1, 2), 0.2)
     """
+    require_type(selection, Selection, "selection")
+    require_type(curvature, Curvature, "curvature")
     if selection.interaction_strength is None:
         raise InputError(
             f"{selection!r} has no interaction_strength, so no objective to improve. Set one with "
