@@ -9,8 +9,7 @@ estimator/teacher.py, estimator/replay.py, curvature/matrix.py, solver/guards.py
 solver/selection.py, pruner/slicing.py, pruner/cutting.py, pruner/equivalence.py.
 
 Above the core stand extensions/, methods/, evaluation/ and cli/; ARCHITECTURE.md explains the tree.
-Names are imported on first use, so that exploring a stored matrix needs numpy only. Nothing else is
-imported here, because `__main__` first lets signals end the process with a word.
+Names are imported on first use, so that exploring a stored matrix needs numpy only.
 """
 
 from __future__ import annotations

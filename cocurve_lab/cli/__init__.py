@@ -17,7 +17,6 @@ In the order of the flow:
     (`paper` is in cocurve_studies, and a verb where that is installed)
     common.py      options and checks that several verbs share
     options.py     flags from dataclasses
-    terminal.py    output that cannot end a verb
     demo.py        the whole flow in one command (`make demo`)
 
 Exit codes: 0 done, or the result was there already; 1 an error, described on stderr; 2 a wrong
@@ -31,6 +30,7 @@ import argparse
 import os
 import re
 import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -41,11 +41,9 @@ from typing import Any
 
 from ..base.atomic import clean
 from ..base.errors import CocurveError, one_line
-from ..base.interrupts import INTERRUPTED, interruptible
 from .options import Verb, add_verb, made
-from .terminal import steady_output
 
-DONE, FAILED, USAGE = 0, 1, 2
+DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 _IN_PYTHON = {  # what the library's messages name, and the option of a verb
     r"\bpositions_per_sequence\b": "--positions",
     r"\bnum_sequences\b": "--sequences",
@@ -102,8 +100,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments; None means those of the process.
     """
-    with steady_output():
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    try:
         return _run(sys.argv[1:] if argv is None else list(argv))
+    except KeyboardInterrupt as stop:
+        kept = str(stop) or "interrupted before anything was done; nothing is left behind."
+        print(f"cocurve: {kept}", file=sys.stderr)
+        return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(arguments: list[str]) -> int:
@@ -114,7 +119,7 @@ def _run(arguments: list[str]) -> int:
     options.again = shlex.join(["cocurve", *arguments])  # the command that resumes, to paste
     try:
         _quieten()
-        with interruptible(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.showwarning = partial(_say_warning, set())
             verb: Verb = made(options.verb_class, vars(options))
             for given in vars(verb).values():
@@ -123,10 +128,6 @@ def _run(arguments: list[str]) -> int:
                         clean(place)
                         clean(place.parent)
             return verb.run()
-    except KeyboardInterrupt as stop:
-        kept = str(stop) or "interrupted before anything was done; nothing is left behind."
-        print(f"cocurve: {kept}", file=sys.stderr)
-        return INTERRUPTED
     except Exception as error:
         if os.environ.get("COCURVE_DEBUG"):
             raise
