@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
 
 
 def record_in(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record in a provenance; older files have the mark of the loaded bits alone."""
+    """Return the record in a provenance; the H that ships has the mark of the loaded bits alone."""
     names = {"name": "model_name", "dtype": "model_dtype", "text": "calibration_fingerprint"}
     found = {name: facts.get(key) for name, key in names.items()} | {"also": facts.get("also")}
     mark = facts.get("model_fingerprint")

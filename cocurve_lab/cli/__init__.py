@@ -11,7 +11,6 @@ In the order of the flow:
     recovering.py  `recover`: a little training
     evaluating.py  `evaluate`: perplexity, KL and tasks
     compressing.py `compress`: all of it in a given time
-    sealing.py     `seal`: accept what was changed on purpose
     fetching.py    `fetch`: a real language model
     opening.py     `lab`: the notebooks, in JupyterLab
     (`paper` is in cocurve_studies, and a verb where that is installed)
@@ -159,7 +158,6 @@ def _parser() -> argparse.ArgumentParser:
     from .planning import Solve
     from .pruning import Export, Prune
     from .recovering import Recover
-    from .sealing import Seal
     from .searching import Search
 
     parser = argparse.ArgumentParser(
@@ -172,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"cocurve-lab {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     kinds: list[type[Verb]] = [Inventory, Build, Merge, Solve, Search, Prune, Export, Recover]
-    kinds += [Evaluate, Compress, Seal, Fetch, Lab]
+    kinds += [Evaluate, Compress, Fetch, Lab]
     if find_spec("cocurve_studies") is not None:
         from cocurve_studies.paper.command import Paper
 

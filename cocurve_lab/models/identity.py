@@ -80,18 +80,16 @@ def is_pruned(place: str | os.PathLike[str]) -> bool:
 def require_sealed(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the manifest of a pruned model's folder, after comparing the files with its checksums.
 
-    Weights are compared when they are read. The folders of earlier releases have no checksums. The
-    message of the FileFormatError is the fact alone.
+    Weights are compared when they are read. The message of the FileFormatError is the fact alone.
     """
-    manifest = read_json(Path(folder) / MANIFEST)
-    if not unseal_json(manifest, f"To accept it, run `cocurve seal {folder}`"):
-        return manifest
+    manifest: dict[str, Any] = read_json(Path(folder) / MANIFEST)
+    unseal_json(manifest, "Use a copy")
     sums = manifest.get("files", {})
     changed = [name for name, mark in file_sums(folder).items() if sums.get(name) != mark]
     if changed:
         raise FileFormatError(
-            f"{', '.join(changed)} beside it was changed or added after the model was saved. To "
-            f"accept that, as for a chat template, run `cocurve seal {folder}`."
+            f"{', '.join(changed)} beside it was changed or added after the model was saved. Undo "
+            "that; to change a chat template, set it before save_pruned."
         )
     return manifest
 
