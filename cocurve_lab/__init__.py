@@ -48,6 +48,7 @@ _HOMES = {
     "Guards": "solver.guards",
     "opening_guards": "solver.protection",
     "Selection": "solver.selection",
+    "allow_other_weights": "models.identity",
     "solve_greedy": "solver.solve",
     "redundancy_gate": "solver.gate",
     "lambda_path": "solver.path",

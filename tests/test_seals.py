@@ -169,4 +169,4 @@ def test_a_plan_changed_by_hand_loses_its_origin() -> None:
     by_hand = cl.Selection.from_json(json.dumps(fields_of(json.dumps(content))))
     assert by_hand.origin is None
     with pytest.raises(cl.FileFormatError, match="terms of the plan"):
-        require_plan_of(by_hand, h, False)
+        require_plan_of(by_hand, h)

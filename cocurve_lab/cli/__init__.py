@@ -61,7 +61,7 @@ _IN_PYTHON = {  # what the library's messages name, and the option of a verb
     r"\bdtype=['\"](\w+)['\"]": r"--dtype \1",
     r", or choose yourself: load_model\(.*\)": "",
     r"\b(uniform|stream)=True": r"--\1",
-    r"\bother_weights=True": "--other-weights",
+    r"allow_other_weights\(.*\)": "--other-weights",
     r"\bchat=False": "--no-chat",
     r", or text_file=": "",
     r"load_model\(\.\.\., (--stream)\)": r"\1",
