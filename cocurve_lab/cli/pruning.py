@@ -153,7 +153,8 @@ class Prune(Verb):
             save_pruned(pruned, self.out, tokenizer=tokenizer)
         checked = "; computes what the masked model computes" if self.verify else ""
         if rows is not None:
-            checked += f"{' before the refit' * self.verify}; refitted on {len(rows)} rows"
+            checked += " before the refit" if self.verify else ""
+            checked += f"; refitted on {len(rows)} rows"
         return self._done(selection, before, checked)
 
     def _done(self, selection: Selection, before: int, checked: str = "") -> int:

@@ -31,11 +31,11 @@ DEMO = "demo"  # the name of the embedded model
 EMBEDDED = (DEMO, "mixture")  # a mixture of experts that knows the same world
 MANIFEST = "cocurve_manifest.json"  # lies beside the weights of a pruned model
 READ = (  # what is read beside the weights and the manifest
-    *("modeling_cocurve.py", "config.json", "generation_config.json"),
-    *("model.safetensors.index.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json"),
-    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt"),
-    *("spiece.model", "chat_template.jinja"),
-)
+    "modeling_cocurve.py", "config.json", "generation_config.json",
+    "model.safetensors.index.json", "tokenizer.json", "tokenizer.model",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja",
+)  # fmt: skip
 # configuration keys that depend on how a model was loaded, not on what it computes
 _LOADER_KEYS = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 
