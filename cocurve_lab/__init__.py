@@ -9,8 +9,7 @@ estimator/teacher.py, estimator/replay.py, curvature/matrix.py, solver/guards.py
 solver/selection.py, pruner/slicing.py, pruner/cutting.py, pruner/equivalence.py.
 
 Above the core stand extensions/, methods/, evaluation/ and cli/; ARCHITECTURE.md explains the tree.
-Names are imported on first use, so that exploring a stored matrix needs numpy only. Nothing else is
-imported here, because `__main__` first lets signals end the process with a word.
+Names are imported on first use, so that exploring a stored matrix needs numpy only.
 """
 
 from __future__ import annotations
@@ -49,6 +48,7 @@ _HOMES = {
     "Guards": "solver.guards",
     "opening_guards": "solver.protection",
     "Selection": "solver.selection",
+    "allow_other_weights": "models.identity",
     "solve_greedy": "solver.solve",
     "redundancy_gate": "solver.gate",
     "lambda_path": "solver.path",
@@ -107,18 +107,12 @@ __all__ = list(_HOMES)
 
 def __getattr__(name: str) -> object:
     from importlib import import_module
-    from types import FunctionType
 
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = home if home.startswith("cocurve_studies") else f"{__name__}.{home}"
-    module = import_module(home)
-    value = getattr(module, name)
-    if isinstance(value, FunctionType) and not hasattr(value, "__wrapped__"):
-        value = import_module(f"{__name__}.base.arguments").checked(value)
-        setattr(module, name, value)  # one function under both names
-    globals()[name] = value
+    value = globals()[name] = getattr(import_module(home), name)
     return value
 
 

@@ -23,6 +23,7 @@ from .solver.targets import kv_cache_costs as kv_cache_costs
 from .solver.guards import Guards as Guards
 from .solver.protection import opening_guards as opening_guards
 from .solver.selection import Selection as Selection
+from .models.identity import allow_other_weights as allow_other_weights
 from .solver.solve import solve_greedy as solve_greedy
 from .solver.gate import redundancy_gate as redundancy_gate
 from .solver.path import lambda_path as lambda_path

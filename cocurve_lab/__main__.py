@@ -1,20 +1,22 @@
 """The command line as a process: `cocurve`, or `python -m cocurve_lab`."""
 
-import signal
+import os
 import sys
 
-from .base.first_signals import leave, on_signals
+from .cli import DONE, FAILED, main
 
 
 def start() -> int:
     """Run the command line of this process and return its exit code."""
-    on_signals(leave)  # the imports of a verb take seconds
-    from .cli import main
-
+    code = main()
     try:
-        return main()
-    finally:
-        on_signals(signal.SIG_IGN)  # only the interpreter's end is left
+        print(end="", flush=True)  # nothing, where stdout was closed before the start
+    except OSError as error:  # a full disk, or a reader that left
+        if code == DONE:  # else `main` has told it
+            print(f"cocurve: not all of the output was written: {error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+        return FAILED
+    return code
 
 
 if __name__ == "__main__":

@@ -302,7 +302,7 @@ class CalibrationSet:
                 "on them is not held out. Use text that H was not built on."
             )
         if known is None:
-            if theirs:  # a file of an earlier version
+            if theirs:  # the H that ships with a model records its rows alone
                 return self._noting("compared with the rows of H as wholes only")
             if not self.unseen:
                 raise MismatchError(

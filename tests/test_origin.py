@@ -21,7 +21,7 @@ import torch
 
 import cocurve_lab as cl
 from cocurve_lab import cli
-from cocurve_lab.base.origin import EXACT, record_in
+from cocurve_lab.base.origin import ALLOWED, EXACT, record_in
 from cocurve_lab.cli.options import Verb
 from cocurve_lab.extensions.choosing.gains import choose_gains
 from cocurve_lab.extensions.repairing.recovery import RecoverOptions
@@ -29,6 +29,7 @@ from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.measuring.generation import Question
 from cocurve_lab.models.identity import known_record, tokenizer_mark
 from cocurve_lab.pruner.manifest import require_dense
+from helpers.seals import sealed
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,6 +63,13 @@ def things_of(model: Any, *, known: bool = True) -> Things:
     return Things(plan, h, cl.prune(model, plan), method.select(evidence, units, 0.3))
 
 
+def allowed(of: Things, model: Any) -> Things:
+    plan, curvature, ranked = (
+        cl.allow_other_weights(each, model) for each in (of.plan, of.curvature, of.ranked)
+    )
+    return Things(plan, curvature, of.pruned, ranked)
+
+
 @pytest.fixture(scope="module")
 def model() -> Any:
     return tiny_model()
@@ -72,12 +80,12 @@ def cases(model: Any) -> dict[str, Things]:
     foreign, unknown = things_of(tiny_model(seed=1)), things_of(model, known=False)
     vars(unknown.pruned)["cocurve_manifest"] |= {"origin": {}, "dense_fingerprint": None}
     half = things_of(tiny_model().to(torch.bfloat16))
-    found = (things_of(model), foreign, foreign, half, unknown)
+    found = (things_of(model), foreign, allowed(foreign, model), half, unknown)
     return dict(zip(CASES, found, strict=True))
 
 
-def ablated(model: Any, of: Things, **own: Any) -> None:
-    with cl.ablate(model, of.plan, **own):
+def ablated(model: Any, of: Things) -> None:
+    with cl.ablate(model, of.plan):
         pass
 
 
@@ -89,35 +97,29 @@ RECOVER = {"options": RecoverOptions(rank=1, epochs=1, progress=False)}
 ASKED, WORDS = [Question("w1 w2 w3", "w4", "some")], word_tokenizer()
 TABLE: dict[str, Callable[..., Any]] = {
     "ablate": ablated,
-    "pruning_risk": lambda m, of, **own: cl.pruning_risk(m, of.plan, TEXT, **own),
-    "measure_plans": lambda m, of, **own: cl.measure_plans(m, [of.plan], TEXT, **QUIET, **own),
-    "choose_interaction_strength": lambda m, of, **own: cl.choose_interaction_strength(
-        m, of.curvature, 0.3, HELD_OUT, candidates=[0.0, 1.0], **CHOICE, **own
+    "pruning_risk": lambda m, of: cl.pruning_risk(m, of.plan, TEXT),
+    "measure_plans": lambda m, of: cl.measure_plans(m, [of.plan], TEXT, **QUIET),
+    "choose_interaction_strength": lambda m, of: cl.choose_interaction_strength(
+        m, of.curvature, 0.3, HELD_OUT, candidates=[0.0, 1.0], **CHOICE
     ),
-    "choose_gains": lambda m, of, **own: choose_gains(
-        m, of.curvature, of.plan, HELD_OUT, (0.2,), (1.0,), **CHOICE, **own
+    "choose_gains": lambda m, of: choose_gains(
+        m, of.curvature, of.plan, HELD_OUT, (0.2,), (1.0,), **CHOICE
     ),
-    "search_plan": lambda m, of, **own: cl.search_plan(
-        m, of.plan, MORE, surrogate=of.curvature, **SEARCH, **own
-    ),
-    "compare_text": lambda m, of, **own: cl.compare_text(m, WORDS, "w1 w2", of.plan, **own),
-    "answer_accuracy": lambda m, of, **own: cl.answer_accuracy(
-        m, WORDS, [of.plan], ASKED, **QUIET, **own
-    ),
-    "split_risk": lambda m, of, **own: cl.split_risk(m, of.plan, TEXT, **QUIET, **own),
-    "prune": lambda m, of, **own: cl.prune(m, of.plan, **own),
-    "a method's plan": lambda m, of, **own: cl.prune(m, of.ranked, **own),
-    "repair": lambda m, of, **own: cl.repair(m, of.plan, MORE, **REPAIR, **own),
-    "recover": lambda m, of, **own: cl.recover(m, of.pruned.float(), MORE, **RECOVER, **own),
-    "check_equivalence": lambda m, of, **own: cl.check_equivalence(
-        m, cl.prune(m, of.plan, **own), of.plan, TEXT, **own
-    ),
+    "search_plan": lambda m, of: cl.search_plan(m, of.plan, MORE, surrogate=of.curvature, **SEARCH),
+    "compare_text": lambda m, of: cl.compare_text(m, WORDS, "w1 w2", of.plan),
+    "answer_accuracy": lambda m, of: cl.answer_accuracy(m, WORDS, [of.plan], ASKED, **QUIET),
+    "split_risk": lambda m, of: cl.split_risk(m, of.plan, TEXT, **QUIET),
+    "prune": lambda m, of: cl.prune(m, of.plan),
+    "a method's plan": lambda m, of: cl.prune(m, of.ranked),
+    "repair": lambda m, of: cl.repair(m, of.plan, MORE, **REPAIR),
+    "recover": lambda m, of: cl.recover(m, of.pruned.float(), MORE, **RECOVER),
+    "check_equivalence": lambda m, of: cl.check_equivalence(m, cl.prune(m, of.plan), of.plan, TEXT),
 }
 # plan and H: a model's dtype plays no part
 ON_H: dict[str, Callable[..., Any]] = {
-    "solve_gains": lambda h, of, **own: cl.solve_gains(h, of.plan, **own),
-    "refine": lambda h, of, **own: cl.refine(replace(of.plan, interaction_strength=1.0), h, **own),
-    "predicted_by": lambda h, of, **own: of.plan.predicted_by(h, **own),
+    "solve_gains": lambda h, of: cl.solve_gains(h, of.plan),
+    "refine": lambda h, of: cl.refine(replace(of.plan, interaction_strength=1.0), h),
+    "predicted_by": lambda h, of: of.plan.predicted_by(h),
 }
 DURABLE = {"search_plan", "choose_gains", "prune", "repair", "recover", "check_equivalence"}
 DURABLE |= {"choose_interaction_strength", "a method's plan"}
@@ -133,7 +135,6 @@ def test_every_function_that_combines_two_has_a_row() -> None:
             kinds |= {"plan"} if "Plan |" in str(given.get("units", "")) else set()
             if len(kinds) > 1:
                 found.add(name)
-                assert "other_weights" in given, name
     assert found == {*TABLE, *ON_H} - {"choose_gains", "predicted_by", "a method's plan"}
 
 
@@ -143,13 +144,13 @@ def test_what_is_used_on_a_model(
     name: str, case: str, model: Any, cases: dict[str, Things], caplog: pytest.LogCaptureFixture
 ) -> None:
     fresh = tiny_model()  # what is told, is told once of a model
-    if case == "foreign":
+    if case == "foreign" or (case, name) == ("allowed", "recover"):  # plans and H are allowed
         with pytest.raises(cl.MismatchError, match="other weights"):
             TABLE[name](fresh, cases[case])
         return
     if name == "recover":
         pytest.importorskip("peft")
-    TABLE[name](fresh, cases[case], **({"other_weights": True} if case == "allowed" else {}))
+    TABLE[name](fresh, cases[case])
     told = {record.getMessage() for record in caplog.records}
     expected = {"allowed": "were allowed", "dtype": "two dtypes", "unknown": "cannot be told"}
     if case == "same" or (case == "unknown" and name not in DURABLE):
@@ -166,24 +167,48 @@ def test_what_is_used_on_an_h(name: str, cases: dict[str, Things]) -> None:
         ON_H[name](h, cases[case])
     with pytest.raises(cl.MismatchError, match="other weights"):
         ON_H[name](h, cases["foreign"])
-    ON_H[name](h, cases["foreign"], other_weights=True)
+    ON_H[name](h, cases["allowed"])
 
 
-def test_what_was_allowed_is_repeated(model: Any, cases: dict[str, Things], tmp_path: Path) -> None:
-    plan, own = cases["foreign"].plan, {"other_weights": True}
+def test_what_is_allowed_is_so_in_memory_alone(
+    model: Any, cases: dict[str, Things], tmp_path: Path
+) -> None:
+    of, third = cases["allowed"], tiny_model(seed=2)
     found = cl.search_plan(
-        *(model, plan, MORE), held_out=HELD_OUT, evaluations=8, progress=False, **own
+        model, of.plan, MORE, held_out=HELD_OUT, evaluations=8, progress=False
     ).selection
-    mark = known_record(model)["checkpoint"][EXACT]
-    again = cl.Selection.from_json(found.to_json())
-    assert again.origin is not None
-    assert mark in again.origin["also"]
-    assert cl.pruning_risk(model, again, TEXT) >= 0  # allowed on this model from now on
-    with pytest.raises(cl.MismatchError):
-        cl.pruning_risk(tiny_model(seed=2), again, TEXT)
-    folder = cl.prune(model, plan, out=tmp_path / "out", **own)
+    solved = cl.solve_greedy(of.curvature, 0.2)
+    for plan in (found, solved, of.plan.with_gains({})):  # what is made of it is allowed, too
+        assert cl.pruning_risk(model, plan, TEXT) >= 0
+        with pytest.raises(cl.MismatchError, match="other weights"):
+            cl.pruning_risk(third, plan, TEXT)
+        text = plan.to_json()
+        assert ALLOWED not in text
+        with pytest.raises(cl.MismatchError, match="other weights"):
+            cl.pruning_risk(model, cl.Selection.from_json(text), TEXT)
+    both = cl.allow_other_weights(of.plan, third)
+    assert cl.pruning_risk(third, both, TEXT) + cl.pruning_risk(model, both, TEXT) >= 0
+    for suffix in ("npz", "pkl"):
+        again = cl.Curvature.load(of.curvature.save(tmp_path / f"H.{suffix}"))
+        assert again.fingerprint == of.curvature.fingerprint
+        with pytest.raises(cl.MismatchError, match="other weights"):
+            TABLE["choose_interaction_strength"](model, of._replace(curvature=again))
+    folder = cl.prune(model, of.plan, out=tmp_path / "out")
     manifest = cl.load_pruned(folder, device="cpu").cocurve_manifest
     assert "other weights were allowed" in manifest["origin"]["told"].lower()
+    with pytest.raises(cl.InputError, match="Give a Selection or a Curvature"):
+        cl.allow_other_weights(of.plan.pruned, model)
+
+
+def test_a_file_cannot_allow_other_weights(cases: dict[str, Things], model: Any) -> None:
+    plan, mark = cases["foreign"].plan, known_record(model)["checkpoint"][EXACT]
+    content = json.loads(plan.to_json())
+    content["origin"][ALLOWED] = [mark]
+    with pytest.raises(cl.FileFormatError, match=f"no field is called 'origin.{ALLOWED}'"):
+        cl.Selection.from_json(sealed(content))
+    h = cases["foreign"].curvature.with_provenance(allowed=[mark])
+    with pytest.raises(cl.MismatchError, match="other weights"):
+        cl.choose_interaction_strength(model, h, 0.3, HELD_OUT, **CHOICE)
 
 
 def test_weights_in_another_dtype_in_memory_are_the_same_checkpoint(tmp_path: Path) -> None:
@@ -205,7 +230,7 @@ def test_weights_in_another_dtype_in_memory_are_the_same_checkpoint(tmp_path: Pa
         require_dense(tiny_model(seed=1), once)
 
 
-def test_an_older_file_is_known_by_its_loaded_bits_alone(model: Any) -> None:
+def test_an_h_without_marks_of_the_numbers_is_known_by_its_loaded_bits(model: Any) -> None:
     of, foreign = things_of(model), tiny_model(seed=1)
     old = {k: v for k, v in of.curvature.provenance.items() if k != "checkpoint"}
     curvature = cl.Curvature(of.curvature.matrix, of.curvature.units, old)
@@ -237,10 +262,14 @@ def test_terms_of_a_plan_are_those_of_its_h(cases: dict[str, Things]) -> None:
 
 def test_no_code_of_the_library_allows_other_weights() -> None:
     folders = ("cocurve_lab", "notebooks/cocurve_studies", "widgets/cocurve_widgets", "data")
-    for path in (file for folder in folders for file in (ROOT / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.keyword) and node.arg == "other_weights":
-                assert not isinstance(node.value, ast.Constant), (path, node.lineno)
+    found = {
+        path.name
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and "allow_other_weights" in ast.unparse(node.func)
+    }
+    assert found == {"common.py"}  # the option --other-weights
 
 
 # Verbs ------------------------------------------------------------------------------------------
@@ -284,6 +313,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     ),
     "Evaluate": ("evaluate", "pruned_{}", "--against", "A", "--text", "text.txt", *ROWS_OF),
 }
+ALLOW = ("Prune", "Search")  # verbs that take a plan
 
 
 def test_every_verb_that_combines_two_has_a_row() -> None:
@@ -293,12 +323,13 @@ def test_every_verb_that_combines_two_has_a_row() -> None:
         names = {each.name for each in fields(verb)}
         if len(names & {"model", "against", "plan", "curvature", "folder"}) > 1:
             found.add(verb.__name__)
-            assert "other_weights" in names
     assert found - {"Lab"} == set(VERBS)
 
 
-@pytest.mark.parametrize("case", ["A", "B", "B allowed"])
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    ("verb", "case"),
+    [*((verb, case) for verb in VERBS for case in "AB"), *((verb, "B allowed") for verb in ALLOW)],
+)
 def test_verbs(
     verb: str,
     case: str,

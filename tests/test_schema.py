@@ -21,7 +21,7 @@ from cocurve_lab.measuring.plan_memory import FileKind, PlanMemory
 from cocurve_lab.methods.base import Evidence
 from cocurve_lab.solver.solve import longest
 from helpers.problems import make_units, random_curvature
-from helpers.seals import fields_of
+from helpers.seals import fields_of, reseal, sealed
 from helpers.tiny_models import tiny_model
 
 UNITS = make_units()
@@ -243,7 +243,7 @@ def test_plan_memory(values: Any, tmp_path: Path) -> None:
 def test_study_tables(rows: Any, tmp_path: Path) -> None:
     cached_table(tmp_path, "edges", {}, lambda: [{"a": 1}])
     (file,) = tmp_path.iterdir()
-    file.write_text(json.dumps(fields_of(file.read_text()) | {"rows": rows}))
+    file.write_text(sealed(fields_of(file.read_text()) | {"rows": rows}))
     with pytest.raises(FileFormatError, match=r"rows is .* not a list of rows"):
         cached_table(tmp_path, "edges", {}, list)
 
@@ -276,6 +276,7 @@ def test_manifest(change: dict[str, Any], said: str, tmp_path: Path) -> None:
     folder = cl.save_pruned(cl.prune(model, plan), tmp_path / "small")
     path = folder / "cocurve_manifest.json"
     path.write_text(json.dumps(fields_of(path.read_text()) | change))
+    reseal(folder)
     with pytest.raises(FileFormatError, match=f"cocurve_manifest.json: .*{said}"):
         cl.load_pruned(folder)
 
@@ -291,7 +292,7 @@ def test_evaluation_reports(change: dict[str, Any]) -> None:
     text = report.to_json()
     assert EvaluationReport.from_json(text) == report
     with pytest.raises(FileFormatError, match="not an evaluation report"):
-        EvaluationReport.from_json(json.dumps(fields_of(text) | change))
+        EvaluationReport.from_json(sealed(fields_of(text) | change))
 
 
 @pytest.mark.parametrize(

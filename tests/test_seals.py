@@ -8,23 +8,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import cocurve_lab as cl
 from cocurve_lab import cli
-from cocurve_lab.base.storage import SUM, seal_file
+from cocurve_lab.base.storage import SUM
 from cocurve_lab.base.tables import cached_table
 from cocurve_lab.evaluation.report import EvaluationReport
 from cocurve_lab.extensions.pretrained.kept import read_plans, write_plans
 from cocurve_lab.models.identity import MANIFEST
 from cocurve_lab.models.loading import load_tokenizer
-from cocurve_lab.pruner.saving import accept_changes
 from cocurve_lab.solver.plan_json import require_plan_of
-from helpers.seals import fields_of, unseal
+from helpers.seals import fields_of
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
 TEXT = tiny_text(3, 16, 4)
@@ -135,54 +132,31 @@ def test_a_flipped_weight_is_named(stored: dict[str, Stored], tmp_path: Path, ca
     assert "already holds" in capsys.readouterr().out
 
 
-def test_what_is_changed_on_purpose_has_one_way_in(tmp_path: Path) -> None:
+def test_what_was_changed_beside_the_weights_is_refused(tmp_path: Path) -> None:
     model = tiny_model()
     plan = cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), [1, 5])
     folder = cl.save_pruned(cl.prune(model, plan), tmp_path / "small", tokenizer=word_tokenizer())
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     for read in (cl.load_pruned, load_tokenizer):
-        with pytest.raises(cl.FileFormatError, match="cocurve seal"):
+        with pytest.raises(cl.FileFormatError, match="beside it was changed or added"):
             read(folder)
-    assert cli.main(["seal", str(folder)]) == 0
-    accepted: Any = cl.load_pruned(folder)
-    assert accepted.cocurve_manifest["accepted"] == ["chat_template.jinja"]
-    assert accepted.cocurve_manifest["weights_since_pruning"] == "unchanged"
-    assert load_tokenizer(folder).chat_template == "{{ messages }}"
-    with torch.no_grad():
-        accepted.lm_head.weight += 1
-    accepted.save_pretrained(tmp_path / "trained")
-    file = "model.safetensors"
-    (folder / file).write_bytes((tmp_path / "trained" / file).read_bytes())
-    with pytest.raises(cl.FileFormatError, match="checksum"):
-        cl.load_pruned(folder)
-    assert accept_changes(folder) == ["weights"]
-    trained: Any = cl.load_pruned(folder)
-    assert trained.cocurve_manifest["weights_since_pruning"] == "changed"
-    assert trained.cocurve_manifest["accepted"] == ["chat_template.jinja", "weights"]
-    assert torch.equal(trained.lm_head.weight, accepted.lm_head.weight)
-
-
-def test_files_of_earlier_releases_are_read_and_sealed(tmp_path: Path) -> None:
-    model = tiny_model()
-    h = cl.estimate_curvature(model, cl.enumerate_units(model, GROUPS), TEXT, progress=False)
-    plan = cl.solve_greedy(h, 0.3)
-    folder = unseal(cl.save_pruned(cl.prune(model, plan), tmp_path / "small"))
+    (folder / "chat_template.jinja").unlink()
     assert cl.load_pruned(folder).num_parameters() < model.num_parameters()
-    old = tmp_path / "plan.json"
-    fields = {name: value for name, value in fields_of(plan.to_json()).items() if name != "origin"}
-    old.write_text(json.dumps(fields) + "\n")
-    before = old.read_text()
-    assert cli.main(["seal", str(folder), str(old)]) == 0
-    assert SUM in json.loads((folder / MANIFEST).read_text())
-    again = cl.Selection.from_json(old.read_text())
-    assert again.origin is None
-    assert again.node_terms is not None
-    assert np.array_equal(again.node_terms, plan.node_terms)
-    assert old.read_text().endswith(before[1:])  # every number as it was
-    assert not seal_file(old)
 
 
-def test_a_plan_changed_by_hand_loses_its_origin(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["report.json", "table", "kept.json", MANIFEST])
+def test_a_file_without_its_checksum_is_refused(name: str, stored: dict[str, Stored]) -> None:
+    file = stored[name]
+    sound = file.path.read_text()
+    file.path.write_text(json.dumps(fields_of(sound)))
+    try:
+        with pytest.raises(cl.FileFormatError, match="it has no checksum"):
+            file.load()
+    finally:
+        file.path.write_text(sound)
+
+
+def test_a_plan_changed_by_hand_loses_its_origin() -> None:
     model = tiny_model()
     h = cl.estimate_curvature(model, cl.enumerate_units(model, GROUPS), TEXT, progress=False)
     plan = cl.solve_greedy(h, 0.3)
@@ -195,7 +169,4 @@ def test_a_plan_changed_by_hand_loses_its_origin(tmp_path: Path) -> None:
     by_hand = cl.Selection.from_json(json.dumps(fields_of(json.dumps(content))))
     assert by_hand.origin is None
     with pytest.raises(cl.FileFormatError, match="terms of the plan"):
-        require_plan_of(by_hand, h, False)
-    (tmp_path / "plan.json").write_text(json.dumps(fields_of(plan.to_json())))
-    with pytest.raises(cl.FileFormatError, match="no file of an earlier release"):
-        seal_file(tmp_path / "plan.json")
+        require_plan_of(by_hand, h)

@@ -6,12 +6,10 @@ wraps at 2^63 silently. Python ints are unbounded, and Python floats are float64
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
 import operator
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -89,49 +87,6 @@ def require_choice(value: Any, choices: Any, name: str) -> None:
         raise InputError(f"{name} is {shown(value)}. Give one of {', '.join(get_args(choices))}.")
 
 
-def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a public function check its arguments by their annotations before it does anything.
-
-    Checked are classes, numbers, texts, paths, bools, None, and unions of these.
-    """
-    signature = inspect.signature(function)
-    single = {x.name for x in signature.parameters.values() if x.kind not in _SEVERAL}
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        for name, value in signature.bind(*args, **kwargs).arguments.items():
-            wanted = str(signature.parameters[name].annotation) if name in single else "Any"
-            if not any(_fits(value, kind, function) for kind in wanted.split(" | ")):
-                found = f"a {type(value).__name__}" if wanted[:1].isupper() else shown(value)
-                wanted = wanted.replace("os.PathLike[str]", "path").replace(" | ", " or ")
-                raise InputError(f"{name} is {found}. Give a {wanted}.")
-        return function(*args, **kwargs)
-
-    return run
-
-
-def _fits(value: Any, kind: str, function: Any) -> bool:
-    """Whether a value is of a kind that an annotation names; True where that is not known."""
-    if kind in _KINDS:
-        return _KINDS[kind](value)
-    named = function.__globals__.get(kind)
-    if isinstance(named, type) and not getattr(named, "_is_protocol", False):
-        return isinstance(value, named)
-    # imported for type checkers only
-    return kind not in _NOUNS or kind in {each.__name__ for each in type(value).__mro__}
-
-
-_SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_NOUNS = {"CalibrationSet", "Curvature", "Guards", "Selection", "UnitSet"}
-_KINDS: dict[str, Callable[[Any], bool]] = {
-    "Any": lambda _: True,
-    "None": lambda value: value is None,
-    "bool": lambda value: isinstance(value, (bool, np.bool_)),
-    "int": lambda value: hasattr(value, "__index__") and not isinstance(value, bool),
-    "float": lambda value: hasattr(value, "__float__") and not getattr(value, "ndim", 0),
-    "str": lambda value: isinstance(value, str),
-    "os.PathLike[str]": lambda value: isinstance(value, os.PathLike),
-}
 MOST_THREADS = 1024
 
 

@@ -8,8 +8,10 @@ of `RECORD`:
                 the numbers rounded to each narrow dtype, and "loaded" as they were in memory
     dtype       in which the model ran
     tokenizer, text, H, plan    their fingerprints
-    also        "exact" marks of further checkpoints, which other_weights=True allowed
     told        what a reader must know of it
+
+In memory a record may also have `ALLOWED`: the "exact" marks of other checkpoints that the thing
+may be used on, as `allow_other_weights` (models/identity.py) said. No file has it.
 """
 
 from __future__ import annotations
@@ -18,15 +20,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .errors import MismatchError
-from .schema import TEXT, TEXTS, Field, dict_of, is_text, nullable, optional
+from .schema import TEXT, Field, dict_of, is_text, nullable, optional
 
 Record = Mapping[str, Any]
 EXACT, LOADED, NARROW = "exact", "loaded", ("bfloat16", "float16")
+ALLOWED = "allowed"
 _TEXTS = ("name", "dtype", "tokenizer", "text", "H", "plan", "told")
 _CHECKPOINT = nullable(Field("texts by dtype", dict_of(is_text)))
-RECORD = optional(
-    {**dict.fromkeys(_TEXTS, nullable(TEXT)), "checkpoint": _CHECKPOINT, "also": TEXTS}
-)
+RECORD = optional({**dict.fromkeys(_TEXTS, nullable(TEXT)), "checkpoint": _CHECKPOINT})
 
 
 class Verdict(NamedTuple):
@@ -37,21 +38,19 @@ class Verdict(NamedTuple):
 
 
 def record_in(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record in a provenance; older files have the mark of the loaded bits alone."""
+    """Return the record in a provenance; the H that ships has the mark of the loaded bits alone."""
     names = {"name": "model_name", "dtype": "model_dtype", "text": "calibration_fingerprint"}
-    found = {name: facts.get(key) for name, key in names.items()} | {"also": facts.get("also")}
+    found = {name: facts.get(key) for name, key in names.items()}
     mark = facts.get("model_fingerprint")
     found["checkpoint"] = facts.get("checkpoint") or (mark and {LOADED: mark})
     return {name: value for name, value in found.items() if value}
 
 
-def require_same_source(
-    mine: Record, *theirs: Record | None, between: tuple[str, str], other_weights: bool = False
-) -> Verdict:
+def require_same_source(mine: Record, *theirs: Record | None, between: tuple[str, str]) -> Verdict:
     """Decide whether two things are of the same stored weights; nothing else decides it.
 
     Of several records of the other thing, one must fit. `between` names the two in messages.
-    Raises MismatchError if the weights are others, unless that is allowed.
+    Raises MismatchError if the weights are others, unless they are `ALLOWED`.
     """
     one, other = between
     found = {_kind(mine, record or {}): record or {} for record in (theirs or (None,))}
@@ -65,11 +64,11 @@ def require_same_source(
         fact = f"Of which weights {other} is cannot be told"
         return Verdict(kind, f"{fact}, so it was not compared with {one}.")
     named = f"{other} is of {_named(found[kind])}, and {one} is {_named(mine)}"
-    if other_weights or mine["checkpoint"].get(EXACT) in found[kind].get("also", ()):
+    if mine["checkpoint"].get(EXACT) in found[kind].get(ALLOWED, ()):
         return Verdict(kind, f"Other weights were allowed: {named}.")
     raise MismatchError(
         f"{named}: these are other weights. Use things of one model; or, as for the plan of a base "
-        "model on its fine-tuned copy, pass other_weights=True."
+        "model on its fine-tuned copy, pass allow_other_weights(plan, model)."
     )
 
 

@@ -108,9 +108,9 @@ class Lines:
         self.said = time.monotonic()
         # the rate is that of this run: what an earlier run did (initial) took none of its time
         passed, new = self.said - self.begun, self.done - self.initial
-        left = "" if not new > 0 or self.done >= self.total else (
-            f", about {duration(passed / new * (self.total - self.done))} left"
-        )  # fmt: skip
+        left = ""
+        if new > 0 and self.done < self.total:
+            left = f", about {duration(passed / new * (self.total - self.done))} left"
         share = self.done / max(self.total, 1)
         self.write(
             f"{self.desc}: {self.done:,} of {self.total:,} {self.unit}s ({share:.0%}), "

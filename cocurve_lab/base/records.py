@@ -16,10 +16,10 @@ from .schema import parse_json
 
 TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 _OTHERS = (  # known not to be text, or to hold more than text
-    *(".arrow", ".feather", ".zst", ".bz2", ".xz", ".zip", ".tar", ".7z", ".pkl", ".npy", ".npz"),
-    *(".html", ".htm", ".xml", ".yaml", ".yml", ".toml", ".ipynb", ".pdf", ".docx", ".epub"),
-    *(".xls", ".xlsx", ".sqlite", ".db"),
-)
+    ".arrow", ".feather", ".zst", ".bz2", ".xz", ".zip", ".tar", ".7z", ".pkl", ".npy", ".npz",
+    ".html", ".htm", ".xml", ".yaml", ".yml", ".toml", ".ipynb", ".pdf", ".docx", ".epub", ".xls",
+    ".xlsx", ".sqlite", ".db",
+)  # fmt: skip
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:

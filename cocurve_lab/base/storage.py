@@ -28,10 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from .atomic import write_atomically
 from .errors import FileFormatError, MismatchError
 from .files import read_regular
-from .schema import parse_json, reading
+from .schema import parse_json
 
 _ARRAY = "__array__"  # marks the dict that stands for an array
 _DTYPES = {"float64", "float32", "float16", "int64", "int32", "uint8", "bool"}
@@ -88,13 +87,13 @@ def seal_json(content: dict[str, Any]) -> dict[str, Any]:
     return content | {SUM: fingerprint(json.loads(json.dumps(content)))}
 
 
-def unseal_json(content: Any, remedy: str) -> bool:
-    """Take the checksum off an object read from JSON; return False if there is none.
+def unseal_json(content: Any, remedy: str) -> None:
+    """Take the checksum off an object read from JSON; FileFormatError if it is not the right one.
 
-    An object without one was made by hand or by an earlier release.
+    The message is the fact and `remedy`, a next step without a full stop.
     """
     if not isinstance(content, dict) or SUM not in content:
-        return False
+        raise FileFormatError(f"it has no checksum ({SUM}), so this library did not write it")
     try:
         right = content.pop(SUM) == fingerprint(content)
     except RecursionError:  # nested too deeply to be one of ours
@@ -102,26 +101,6 @@ def unseal_json(content: Any, remedy: str) -> bool:
     if not right:
         fact = "it does not match its checksum: it was damaged or changed after it was written"
         raise FileFormatError(f"{fact}. {remedy}")
-    return True
-
-
-def seal_file(path: str | os.PathLike[str]) -> bool:
-    """Give a JSON file of an earlier release its checksum; return False if it has the right one.
-
-    All else stays, byte for byte. FileFormatError if the file is none of this lab, or was changed.
-    """
-    path = Path(path)
-    with reading(path, "Nothing was written."):
-        text = read_regular(path).decode()
-        content = parse_json(text, nan=True)
-        if unseal_json(content, "A changed file is not sealed again"):
-            return False
-        known = isinstance(content, dict) and str(content.get("format")).startswith("cocurve-")
-        if not known or content.get("origin"):  # nothing would vouch for that origin
-            raise FileFormatError("it is no file of an earlier release")
-        body = text.lstrip().removeprefix("{")
-        write_atomically(path, f'{{"{SUM}": "{fingerprint(content)}", {body}'.encode())
-    return True
 
 
 def _read(
@@ -166,12 +145,11 @@ def _read(
 # what protocol 4 needs for None, bools, numbers, text, bytes, lists and dicts; MEMOIZE numbers its
 # entries by itself, where PUT may ask for room for billions
 _INSTRUCTIONS = {
-    *("PROTO", "FRAME", "STOP", "MARK", "MEMOIZE", "BINGET", "LONG_BINGET"),
-    *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT"),
-    *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
-    *("SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
-    *("EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS"),
-}
+    "PROTO", "FRAME", "STOP", "MARK", "MEMOIZE", "BINGET", "LONG_BINGET", "NONE", "NEWTRUE",
+    "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "SHORT_BINUNICODE",
+    "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "EMPTY_LIST", "APPEND",
+    "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS",
+}  # fmt: skip
 _MOST_INSTRUCTIONS = 20_000_000  # each may make an object of some fifty bytes
 
 

@@ -11,13 +11,11 @@ In the order of the flow:
     recovering.py  `recover`: a little training
     evaluating.py  `evaluate`: perplexity, KL and tasks
     compressing.py `compress`: all of it in a given time
-    sealing.py     `seal`: accept what was changed on purpose
     fetching.py    `fetch`: a real language model
     opening.py     `lab`: the notebooks, in JupyterLab
     (`paper` is in cocurve_studies, and a verb where that is installed)
     common.py      options and checks that several verbs share
     options.py     flags from dataclasses
-    terminal.py    output that cannot end a verb
     demo.py        the whole flow in one command (`make demo`)
 
 Exit codes: 0 done, or the result was there already; 1 an error, described on stderr; 2 a wrong
@@ -31,6 +29,7 @@ import argparse
 import os
 import re
 import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -41,11 +40,9 @@ from typing import Any
 
 from ..base.atomic import clean
 from ..base.errors import CocurveError, one_line
-from ..base.interrupts import INTERRUPTED, interruptible
 from .options import Verb, add_verb, made
-from .terminal import steady_output
 
-DONE, FAILED, USAGE = 0, 1, 2
+DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 _IN_PYTHON = {  # what the library's messages name, and the option of a verb
     r"\bpositions_per_sequence\b": "--positions",
     r"\bnum_sequences\b": "--sequences",
@@ -64,7 +61,7 @@ _IN_PYTHON = {  # what the library's messages name, and the option of a verb
     r"\bdtype=['\"](\w+)['\"]": r"--dtype \1",
     r", or choose yourself: load_model\(.*\)": "",
     r"\b(uniform|stream)=True": r"--\1",
-    r"\bother_weights=True": "--other-weights",
+    r"allow_other_weights\(.*\)": "--other-weights",
     r"\bchat=False": "--no-chat",
     r", or text_file=": "",
     r"load_model\(\.\.\., (--stream)\)": r"\1",
@@ -102,8 +99,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments; None means those of the process.
     """
-    with steady_output():
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    try:
         return _run(sys.argv[1:] if argv is None else list(argv))
+    except KeyboardInterrupt as stop:
+        kept = str(stop) or "interrupted before anything was done; nothing is left behind."
+        print(f"cocurve: {kept}", file=sys.stderr)
+        return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(arguments: list[str]) -> int:
@@ -114,7 +118,7 @@ def _run(arguments: list[str]) -> int:
     options.again = shlex.join(["cocurve", *arguments])  # the command that resumes, to paste
     try:
         _quieten()
-        with interruptible(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.showwarning = partial(_say_warning, set())
             verb: Verb = made(options.verb_class, vars(options))
             for given in vars(verb).values():
@@ -123,10 +127,6 @@ def _run(arguments: list[str]) -> int:
                         clean(place)
                         clean(place.parent)
             return verb.run()
-    except KeyboardInterrupt as stop:
-        kept = str(stop) or "interrupted before anything was done; nothing is left behind."
-        print(f"cocurve: {kept}", file=sys.stderr)
-        return INTERRUPTED
     except Exception as error:
         if os.environ.get("COCURVE_DEBUG"):
             raise
@@ -158,7 +158,6 @@ def _parser() -> argparse.ArgumentParser:
     from .planning import Solve
     from .pruning import Export, Prune
     from .recovering import Recover
-    from .sealing import Seal
     from .searching import Search
 
     parser = argparse.ArgumentParser(
@@ -171,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"cocurve-lab {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     kinds: list[type[Verb]] = [Inventory, Build, Merge, Solve, Search, Prune, Export, Recover]
-    kinds += [Evaluate, Compress, Seal, Fetch, Lab]
+    kinds += [Evaluate, Compress, Fetch, Lab]
     if find_spec("cocurve_studies") is not None:
         from cocurve_studies.paper.command import Paper
 

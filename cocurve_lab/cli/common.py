@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from ..base.arguments import as_int
 from ..base.atomic import scratch, write_atomically
@@ -26,7 +26,7 @@ from ..calibration import (
 from ..curvature.matrix import Curvature
 from ..curvature.release import MASK, REGISTRY
 from ..estimator.files import files_in
-from ..models.identity import is_pruned
+from ..models.identity import allow_other_weights, is_pruned
 from ..models.loading import load_model, load_tokenizer, place_of
 from ..pruner.saving import load_pruned
 from ..solver.selection import Selection
@@ -35,6 +35,7 @@ from .options import argument, as_path, flag, part
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+T = TypeVar("T")
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
 
@@ -93,6 +94,17 @@ class StreamedModel(Model):
         "read each layer of a model from its files when it runs, for models larger than the "
         "device (needs pip install 'cocurve-lab[stream]')"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedModel(StreamedModel):
+    """The model of a verb that uses a plan or an H on it."""
+
+    other_weights: bool = flag("allow a plan and an H of other weights than the model's")
+
+    def allowing(self, thing: T, model: PreTrainedModel) -> T:
+        """Return a plan or an H that --other-weights allows on a model, if it is given."""
+        return allow_other_weights(thing, model) if self.other_weights else thing
 
 
 def read_tokenizer(place: str, otherwise: str | None = None) -> PreTrainedTokenizerBase | None:

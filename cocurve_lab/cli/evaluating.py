@@ -24,7 +24,7 @@ from .common import (
     rows_of,
     write_new,
 )
-from .options import Verb, flag, other_weights, part
+from .options import Verb, flag, part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,7 +50,6 @@ class Evaluate(Verb):
     text: Rows = rows_of("text", 16, "text to measure on", "none")
     tokenizer: str | None = flag("tokenizer of a pruned folder without one", metavar="MODEL")
     suite: Suite = part()
-    other_weights: bool = other_weights("a dense model")
     report: Path | None = flag("file for the suite's report", metavar="FILE")
     json: bool = flag("print JSON")
 
@@ -123,7 +122,7 @@ class Evaluate(Verb):
         dense, tokenizer = self.model.load_any(against)
         if tokenizer is None:
             raise InputError(f"{against} holds no tokenizer. Give --against a dense model.")
-        verdict = require_dense(dense, model, other_weights=self.other_weights)
+        verdict = require_dense(dense, model)
         rows = self.text.held_out(against, tokenizer)
         values = model_risk(dense, model, rows, progress=progress())
         return {

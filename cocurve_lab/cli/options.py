@@ -63,11 +63,6 @@ def part(**flags: Any) -> Any:
     return field(metadata={"part": flags})
 
 
-def other_weights(what: str) -> Any:
-    """Make the flag that allows things of other weights; see base/origin.py."""
-    return flag(f"allow {what} of other weights than the model's, and say so in the result")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Verb:
     """A verb: its flags, a docstring for --help with examples at its end, and `run`."""

@@ -14,7 +14,7 @@ from ..extensions.big_models.on_disk import open_model, prune_to_folder
 from ..extensions.gguf.gguf import export_gguf
 from ..extensions.gguf.quantizing import quantize_gguf, require_kind
 from ..extensions.repairing.repair import RepairOptions, refit, repair
-from ..models.identity import MANIFEST, belonging, model_dtype, weight_marks
+from ..models.identity import MANIFEST, model_dtype, weight_marks
 from ..models.loading import load_tokenizer
 from ..models.weights import PickledError
 from ..pruner import cutting
@@ -22,9 +22,9 @@ from ..pruner.equivalence import check_equivalence
 from ..pruner.manifest import read_manifest, require_dense
 from ..pruner.saving import load_pruned, open_pruned, save_pruned
 from .common import (
+    PlannedModel,
     Rows,
     ShareOfText,
-    StreamedModel,
     progress,
     read_plan,
     read_tokenizer,
@@ -32,7 +32,7 @@ from .common import (
     require_writable,
     rows_of,
 )
-from .options import Verb, argument, flag, other_weights, part
+from .options import Verb, argument, flag, part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,7 +62,7 @@ class Prune(Verb):
       cocurve prune MODEL plan.json --out smaller --refit --calibration c4.jsonl
     """
 
-    model: StreamedModel = part(
+    model: PlannedModel = part(
         dtype="dtype of the weights; default: as stored (the demo model and, on the CPU, --refit: "
         "float32)"
     )
@@ -78,7 +78,6 @@ class Prune(Verb):
         "text to refit on, as for `cocurve build`; cut like --text", metavar="FILE"
     )
     calibration_sequences: int = flag("its rows (%(default)s)", 128, metavar="N")
-    other_weights: bool = other_weights("a plan")
 
     def run(self) -> int:
         """Run `cocurve prune`."""
@@ -125,8 +124,7 @@ class Prune(Verb):
         cutting.require_prunable(model, selection, on_disk=True)
         if there is not None:
             return self._same(there, model, None)
-        if self.other_weights:  # else the weights are compared as they are read and cut
-            selection = self._belonging(model, selection)
+        selection = self.model.allowing(selection, model)
         prune_to_folder(model, selection, self.out, tokenizer=tokenizer, progress=progress())
         return self._done(selection, model.num_parameters())
 
@@ -137,7 +135,7 @@ class Prune(Verb):
         before = model.num_parameters()
         verified = self.text.held_out(place, tokenizer) if self.verify else None
         rows = text.calibration(place, tokenizer) if self.refit else None
-        selection = self._belonging(model, selection)
+        selection = self.model.allowing(selection, model)
         if there is not None:
             return self._same(there, model, rows, selection, verified)
         settings = RepairOptions(progress=progress())
@@ -155,11 +153,9 @@ class Prune(Verb):
             save_pruned(pruned, self.out, tokenizer=tokenizer)
         checked = "; computes what the masked model computes" if self.verify else ""
         if rows is not None:
-            checked += f"{' before the refit' * self.verify}; refitted on {len(rows)} rows"
+            checked += " before the refit" if self.verify else ""
+            checked += f"; refitted on {len(rows)} rows"
         return self._done(selection, before, checked)
-
-    def _belonging(self, model: PreTrainedModel, selection: Selection) -> Selection:
-        return belonging(model, selection, other_weights=self.other_weights)
 
     def _done(self, selection: Selection, before: int, checked: str = "") -> int:
         after = before - selection.pruned_cost

@@ -12,7 +12,7 @@ from ..extensions.repairing.recovery import RecoverOptions, recover
 from ..models.identity import is_pruned
 from ..pruner.saving import load_pruned, save_pruned
 from .common import Device, Rows, progress, require_counts, require_writable, rows_of
-from .options import Verb, argument, flag, other_weights, part
+from .options import Verb, argument, flag, part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,6 @@ class Recover(Verb):
         learning_rate="of AdamW, the largest (%(default)s)",
         epochs="times each row is read (4)",
     )
-    other_weights: bool = other_weights("a pruned model")
     out: Path = flag("a new folder", metavar="FOLDER")
 
     def run(self) -> int:
@@ -60,8 +59,7 @@ class Recover(Verb):
         texts = self.text.calibration_and_held_out(self.against, tokenizer, self.held_out)
         settings = replace(self.settings, progress=progress())
         try:
-            own: Any = {"checkpoint": state, "other_weights": self.other_weights}
-            trained: Any = recover(model, pruned, *texts, options=settings, **own)
+            trained: Any = recover(model, pruned, *texts, options=settings, checkpoint=state)
         except KeyboardInterrupt:  # `main` prints this and exits with 130
             raise KeyboardInterrupt(
                 f"interrupted; the state is in {state}. To go on: {self.again}"

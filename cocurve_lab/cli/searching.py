@@ -13,8 +13,8 @@ from ..extensions.repairing.repair import RepairOptions, repair
 from ..measuring.plan_memory import plans_file
 from ..solver.selection import Selection
 from .common import (
+    PlannedModel,
     Rows,
-    StreamedModel,
     progress,
     read_curvature,
     read_plan,
@@ -24,7 +24,7 @@ from .common import (
     rows_of,
     write_new,
 )
-from .options import Verb, argument, flag, other_weights, part
+from .options import Verb, argument, flag, part
 from .planning import Surrogate, solve_on
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Search(Verb):
       cocurve search demo H --sequences 64 --ratio 0.2 --evaluations 800 --refit --out found.json
     """
 
-    model: StreamedModel = part()
+    model: PlannedModel = part()
     curvature: str = argument("H", "the file of H, or its folder")
     ratio: float | None = flag("start from the plan of H for this share", one_of="start")
     plan: Path | None = flag("start from this plan", one_of="start", metavar="PLAN")
@@ -72,7 +72,6 @@ class Search(Verb):
     checkpoint: Path | None = flag(
         "keep what is measured here; the same command goes on from it", metavar="FOLDER"
     )
-    other_weights: bool = other_weights("a plan and an H")
     out: Path = flag("file for the plan found", metavar="FILE")
 
     def run(self) -> int:
@@ -85,6 +84,8 @@ class Search(Verb):
             ratio: Any = self.ratio  # one of the two is given
             start = solve_on(curvature, self.surrogate, ratio, self.strength)
         model, tokenizer = self.model.load(self.model.place)
+        curvature = self.model.allowing(curvature, model)
+        start = self.model.allowing(start, model)
         calibration, held_out = self.text.calibration_and_held_out(
             self.model.place, tokenizer, self.held_out
         )
@@ -103,7 +104,6 @@ class Search(Verb):
                 checkpoint=checkpoint,
                 progress=progress(),
                 options=settings,
-                other_weights=self.other_weights,
             )
         except KeyboardInterrupt:  # `main` prints this and exits with 130
             kept = "nothing is kept. With --checkpoint FOLDER what is measured stays."

@@ -10,7 +10,7 @@ import networkx as nx
 import numpy as np
 from scipy.stats import rankdata
 
-from ..base.arguments import as_float, as_int
+from ..base.arguments import as_float, as_int, require_type
 from ..base.errors import InputError
 from ..base.tables import Folded
 from .matrix import Curvature
@@ -37,6 +37,7 @@ def edge_graph(
         connectivity b_u (nats per token). Edges with `curvature` H_uv (nats per token) and
         `correlation` rho_uv, both signed. A pair with H_uv = 0 is never an edge.
     """
+    require_type(curvature, Curvature, "curvature")
     threshold = None if threshold is None else as_float(threshold, "threshold")
     top_k = None if top_k is None else as_int(top_k, "top_k")
     if threshold is not None and not 0 <= threshold <= 1:
@@ -148,6 +149,7 @@ def bridge_units(
             sqrt(H_uu) by construction; "relative" is the sum over v != u of |rho_uv|, which has no
             unit.
     """
+    require_type(curvature, Curvature, "curvature")
     for name, value in (
         ("saliency_quantile", saliency_quantile),
         ("connectivity_quantile", connectivity_quantile),

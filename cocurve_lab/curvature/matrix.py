@@ -18,7 +18,7 @@ import numpy as np
 from ..base.arguments import as_list, as_path, require_type
 from ..base.atomic import write_atomically
 from ..base.errors import InputError
-from ..base.origin import record_in
+from ..base.origin import ALLOWED, record_in
 from ..base.schema import reading
 from ..base.seams import extension
 from ..base.storage import dump_npz, dump_plain, fingerprint, load_npz, load_plain, require_settings
@@ -55,6 +55,7 @@ class Curvature(Folded):
         group_sure_positions: [G] int64, those of the scored positions where the teacher's first
             choice has more than 0.99 (`saturation.SURE`); None where the build did not count them.
         group_sure_risks: [G, M] float64, the part of `group_risks` at these positions, nats.
+        allowed: marks of checkpoints of other weights that it may be used on; no file has them.
     """
 
     matrix: np.ndarray
@@ -65,6 +66,7 @@ class Curvature(Folded):
     group_risks: np.ndarray | None = None
     group_sure_positions: np.ndarray | None = None
     group_sure_risks: np.ndarray | None = None
+    allowed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if np.asarray(self.matrix).dtype.kind not in "fiu":  # complex would lose its other half
@@ -334,12 +336,9 @@ class Curvature(Folded):
         content = read(path, format_name=FORMAT, version=VERSION)
         with reading(path, "Build it again, or use a copy."):
             require_stored(content)
-            curvature = cls(
-                content["matrix"],
-                UnitSet.from_plain(content["units"]),
-                content["provenance"],
-                **{name: content.get(name) for name in GROUPED},
-            )
+            units = UnitSet.from_plain(content["units"])
+            groups: dict[str, Any] = {name: content.get(name) for name in GROUPED}
+            curvature = cls(content["matrix"], units, content["provenance"], **groups)
             require_own_grams(curvature.matrix, curvature.group_grams, curvature.group_positions)
         require_settings(curvature.provenance, expected or {}, f"the curvature in {path}")
         find = extension("sketch beside")
@@ -398,7 +397,8 @@ class Curvature(Folded):
     @property
     def origin(self) -> dict[str, Any]:
         """The record of the model of which H is (base/origin.py)."""
-        return record_in(self.provenance) | {"H": self.fingerprint}
+        record = record_in(self.provenance) | {"H": self.fingerprint}
+        return record | {ALLOWED: self.allowed} if self.allowed else record
 
     def with_provenance(self, **changes: Any) -> Curvature:
         """Return the same curvature with some provenance fields changed."""

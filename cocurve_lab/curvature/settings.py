@@ -285,7 +285,6 @@ _PROVENANCE: Schema = optional(
         **STORED_SETTINGS,
         "model_name": TEXT,
         "checkpoint": RECORD["checkpoint"],
-        "also": TEXTS,
         "runtime": OBJECT,
         "events": TEXTS,
         "device": Field("text, or texts", lambda value: is_text(value) or list_of(is_text)(value)),

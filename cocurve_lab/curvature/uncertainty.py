@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
+from ..base.arguments import require_type
 from ..base.errors import InputError
 from ..base.tables import Folded
 from ..models.units import UnitSet
@@ -198,6 +199,7 @@ class Groups:
     @classmethod
     def of(cls, curvature: Curvature) -> Groups:
         """Take the groups of a curvature."""
+        require_type(curvature, Curvature, "curvature")
         grams, positions = curvature.group_grams, curvature.group_positions
         if grams is None or positions is None:
             raise InputError(

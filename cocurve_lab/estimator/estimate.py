@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from ..base.arguments import as_int
+from ..base.arguments import as_int, require_type
 from ..base.atomic import clean, previous
 from ..base.errors import InputError, shown
 from ..base.origin import LOADED
@@ -238,6 +238,8 @@ def build_settings(
     Reads all weights once (about 10 s for an 8B model), after checking that model, units and
     calibration fit together.
     """
+    require_type(units, UnitSet, "units")
+    require_type(calibration, CalibrationSet, "calibration")
     top_r = as_int(top_r, "top_r")
     require_units(model, units)
     if top_r < 1:

@@ -28,7 +28,7 @@ from ..base.tables import Row, Table
 from ..calibration import bare_ids
 from ..estimator.support import widen
 from ..models.architectures import Architecture, describe
-from ..models.identity import belonging, model_device
+from ..models.identity import model_device, require_source
 from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
 from ..models.runtime import measuring
 from ..solver.selection import Selection
@@ -186,7 +186,6 @@ def answer_accuracy(
     *,
     options: AnswerOptions = AnswerOptions(),
     progress: bool = True,
-    other_weights: bool = False,
 ) -> AnswerTable:
     """Judge each plan's greedy reply to each question, and measure how likely the answer is.
 
@@ -202,12 +201,12 @@ def answer_accuracy(
         questions: the questions; those whose `answer` is None are omitted and counted.
         options: reply length, batch size, checkpoint.
         progress: show a progress bar with ETA.
-        other_weights: allow plans of other weights.
     """
     if not selections:
         raise InputError("answer_accuracy got no plan. Give at least one Selection.")
-    own: Any = {"what": "a plan", "other_weights": other_weights}
-    selections = [s if s.origin is None else belonging(model, s, **own) for s in selections]
+    for selection in selections:
+        if selection.origin is not None:  # one made by hand is nobody's
+            require_source(model, selection, what="a plan")
     asker = Asker(model, tokenizer, questions, options)
     found = asker.ask(selections, progress=progress)
     return AnswerTable(

@@ -229,7 +229,6 @@ def split_risk(
     text: CalibrationSet,
     *,
     progress: Progress = True,
-    other_weights: bool = False,
 ) -> RiskSplit:
     """Measure why the predicted and the measured risk of a plan diverge (appendix "Surrogate").
 
@@ -243,7 +242,6 @@ def split_risk(
         text: rows and scored positions; held out, or the calibration's own to take the text out of
             the comparison.
         progress: show a bar over ablations; "lines" writes lines for a log file instead.
-        other_weights: allow a plan of other weights.
     """
     if selection.gains:
         raise InputError(
@@ -252,7 +250,7 @@ def split_risk(
         )
     architecture = describe(model)
     require_measurable(model, text)
-    units, _ = resolve(model, selection, other_weights=other_weights)
+    units, _ = resolve(model, selection)
     bar = open_bar(
         progress, total=len(text) * len(units), desc="Splitting the risk", unit="ablation"
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..base.arguments import as_int
+from ..base.arguments import as_int, require_type
 from ..base.errors import InputError
 from ..base.records import read_objects
 from ..base.seams import extension
@@ -140,6 +140,7 @@ def encode_prompt(
         chat: True asks it as the user's turn in the tokenizer's chat template, False continues it
             as it is; None asks where the tokenizer has a template.
     """
+    require_type(prompt, str, "the prompt")
     if not require_tokenizable(prompt).strip():
         raise InputError("the prompt is empty. Write a few words to continue.")
     if uses_chat(tokenizer, chat):

@@ -115,7 +115,6 @@ def compare_text(
     *,
     unit_set: UnitSet | None = None,
     chat: bool | None = None,
-    other_weights: bool = False,
 ) -> TextPair:
     """Continue a prompt with the dense model and under a plan, in lockstep.
 
@@ -123,8 +122,9 @@ def compare_text(
     """
     prompt_ids = encode_prompt(model, tokenizer, prompt, chat)
     texts = (GrowingText(tokenizer, prompt_ids), GrowingText(tokenizer, prompt_ids))
-    settings: dict[str, Any] = {"unit_set": unit_set, "chat": chat, "other_weights": other_weights}
-    pairs = generate_lockstep(model, tokenizer, prompt, selection, sampling, **settings)
+    pairs = generate_lockstep(
+        model, tokenizer, prompt, selection, sampling, unit_set=unit_set, chat=chat
+    )
     for pair in pairs:
         for text, token in zip(texts, pair, strict=True):
             if token is not None:
@@ -149,7 +149,6 @@ def generate_lockstep(
     *,
     unit_set: UnitSet | None = None,
     chat: bool | None = None,
-    other_weights: bool = False,
 ) -> Iterator[TokenPair]:
     """Yield the next token of both texts until both have ended.
 
@@ -164,10 +163,10 @@ def generate_lockstep(
         selection, unit_set: as for `pruning_risk`; the gains of a Selection apply.
         sampling: length, temperature and seed.
         chat: as for `continue_text`.
-        other_weights: allow a plan of other weights.
     """
-    settings: dict[str, Any] = {"unit_set": unit_set, "chat": chat, "other_weights": other_weights}
-    rows = generate_rows(model, tokenizer, prompt, ([], selection), sampling, **settings)
+    rows = generate_rows(
+        model, tokenizer, prompt, ([], selection), sampling, unit_set=unit_set, chat=chat
+    )
     return (TokenPair(*tokens) for tokens in rows)
 
 
@@ -180,14 +179,13 @@ def generate_rows(
     *,
     unit_set: UnitSet | None = None,
     chat: bool | None = None,
-    other_weights: bool = False,
 ) -> Iterator[tuple[int | None, ...]]:
     """Yield the next token of the text under each plan, None for a text that has ended.
 
     Arguments and errors are those of `generate_lockstep`; an empty plan is the dense model.
     """
     architecture = describe(model)
-    plans = [resolve(model, s, unit_set, other_weights=other_weights) for s in selections]
+    plans = [resolve(model, s, unit_set) for s in selections]
     masks = [column_scales(architecture, *plan) for plan in plans]
     ids = encode_prompt(model, tokenizer, prompt, chat)
     texts = [GrowingText(tokenizer, ids) for _ in masks] if sampling.line else None

@@ -27,7 +27,7 @@ from ..calibration import CalibrationSet
 from ..estimator.fisher import kl_divergence
 from ..estimator.support import widen
 from ..models.architectures import Architecture, describe
-from ..models.identity import belonging, model_device
+from ..models.identity import model_device, require_source
 from ..models.layer_calls import LayerCall, capture_calls, run_from
 from ..models.layers import source_of
 from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
@@ -141,7 +141,6 @@ def pruning_risk(
     calibration: CalibrationSet,
     *,
     unit_set: UnitSet | None = None,
-    other_weights: bool = False,
 ) -> float:
     """Measure KL(teacher || masked model) of one plan (eq. risk).
 
@@ -151,14 +150,14 @@ def pruning_risk(
         calibration: rows and scored positions to average over.
         unit_set: the units that names and indices refer to; by default the model's own units with
             16 FFN groups per layer.
-        other_weights: allow a plan of other weights.
 
     Returns:
         Nats per token over the full vocabulary, from logit shifts in float32 or better.
     """
     architecture = describe(model)
+    require_type(calibration, CalibrationSet, "calibration")
     require_measurable(model, calibration)
-    chosen = resolve(model, selection, unit_set, other_weights=other_weights)
+    chosen = resolve(model, selection, unit_set)
     scales = column_scales(architecture, *chosen)
     engine = _Engine(architecture, calibration, 1)
     with measuring(model, torch.get_num_threads()):
@@ -175,7 +174,6 @@ def measure_plans(
     progress: Progress = True,
     plans_per_batch: int | None = None,
     calibrated_on: CalibrationSet | Curvature | None = None,
-    other_weights: bool = False,
 ) -> PlanTable:
     """Measure the KL of many plans on the same text (eq. risk).
 
@@ -190,20 +188,20 @@ def measure_plans(
             It is halved when memory runs out. On a streamed model as many batches as memory holds
             advance together with the dense model, so that a row reads the weights once.
         calibrated_on: a calibration; if a row is in it too, that is an error.
-        other_weights: allow plans of other weights; those of the table say so.
 
     Returns:
         A PlanTable. Ctrl-C raises KeyboardInterrupt; with a checkpoint nothing is lost.
     """
+    require_type(held_out, CalibrationSet, "held_out")
     for selection in as_list(selections, "selections"):
         require_type(selection, Selection, "a plan")
     if not selections:
         raise InputError("measure_plans got no plan. Give at least one Selection.")
     if calibrated_on is not None:
         held_out = held_out.require_disjoint(calibrated_on)
-    own: Any = {"what": "a plan", "other_weights": other_weights}
-    # plans made by hand are nobody's
-    selections = [s if s.origin is None else belonging(model, s, **own) for s in selections]
+    for selection in selections:
+        if selection.origin is not None:  # one made by hand is nobody's
+            require_source(model, selection, what="a plan")
     meter = Meter(model, held_out, checkpoint=checkpoint, plans_per_batch=plans_per_batch)
     table = meter.measure(selections, progress=progress)
     dense = meter.memory.values[DENSE][:, 1]

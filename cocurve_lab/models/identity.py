@@ -17,7 +17,7 @@ import torch
 
 from ..base.errors import FileFormatError, InputError
 from ..base.files import read_regular
-from ..base.origin import EXACT, LOADED, NARROW, Record, Verdict, require_same_source
+from ..base.origin import ALLOWED, EXACT, LOADED, NARROW, Verdict, require_same_source
 from ..base.schema import read_json
 from ..base.storage import fingerprint, unseal_json
 from .architectures import is_packed
@@ -31,11 +31,11 @@ DEMO = "demo"  # the name of the embedded model
 EMBEDDED = (DEMO, "mixture")  # a mixture of experts that knows the same world
 MANIFEST = "cocurve_manifest.json"  # lies beside the weights of a pruned model
 READ = (  # what is read beside the weights and the manifest
-    *("modeling_cocurve.py", "config.json", "generation_config.json"),
-    *("model.safetensors.index.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json"),
-    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt"),
-    *("spiece.model", "chat_template.jinja"),
-)
+    "modeling_cocurve.py", "config.json", "generation_config.json",
+    "model.safetensors.index.json", "tokenizer.json", "tokenizer.model",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja",
+)  # fmt: skip
 # configuration keys that depend on how a model was loaded, not on what it computes
 _LOADER_KEYS = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 
@@ -80,18 +80,16 @@ def is_pruned(place: str | os.PathLike[str]) -> bool:
 def require_sealed(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the manifest of a pruned model's folder, after comparing the files with its checksums.
 
-    Weights are compared when they are read. The folders of earlier releases have no checksums. The
-    message of the FileFormatError is the fact alone.
+    Weights are compared when they are read. The message of the FileFormatError is the fact alone.
     """
-    manifest = read_json(Path(folder) / MANIFEST)
-    if not unseal_json(manifest, f"To accept it, run `cocurve seal {folder}`"):
-        return manifest
+    manifest: dict[str, Any] = read_json(Path(folder) / MANIFEST)
+    unseal_json(manifest, "Use a copy")
     sums = manifest.get("files", {})
     changed = [name for name, mark in file_sums(folder).items() if sums.get(name) != mark]
     if changed:
         raise FileFormatError(
-            f"{', '.join(changed)} beside it was changed or added after the model was saved. To "
-            f"accept that, as for a chat template, run `cocurve seal {folder}`."
+            f"{', '.join(changed)} beside it was changed or added after the model was saved. Undo "
+            "that; to change a chat template, set it before save_pruned."
         )
     return manifest
 
@@ -209,13 +207,21 @@ def known_record(
     return record
 
 
-def require_source(
-    model: PreTrainedModel, *records: Record | None, what: str, other_weights: bool = False
-) -> Verdict:
-    """Require that `what` is used on a model is of its weights; logs once what must be told."""
+def require_source(model: PreTrainedModel, *things: Any, what: str = "the plan") -> Verdict:
+    """Require that `what` is used on a model is of its weights; logs once what must be told.
+
+    Args:
+        model: the model.
+        things: a plan or an H, or the records of one thing, of which one must fit.
+        what: names them in messages.
+
+    Raises:
+        MismatchError: it is of other weights, and `allow_other_weights` did not allow them.
+    """
+    records = [t if isinstance(t, Mapping) else getattr(t, "origin", None) for t in things]
     known = any(record and record.get("checkpoint") for record in records)
-    mine, between = known_record(model) if known else {}, ("the model", what)
-    verdict = require_same_source(mine, *records, between=between, other_weights=other_weights)
+    mine = known_record(model) if known else {}
+    verdict = require_same_source(mine, *records, between=("the model", what))
     told = getattr(model, "__dict__", {}).setdefault("cocurve_told", {""})
     if verdict.note not in told:
         log.warning("%s", verdict.note)
@@ -223,21 +229,21 @@ def require_source(
     return verdict
 
 
-def belonging(
-    model: PreTrainedModel, thing: T, *, what: str = "the plan", other_weights: bool = False
-) -> T:
-    """Return a plan or an H that is of this model's weights, or is allowed on it from here on.
+def allow_other_weights(thing: T, model: PreTrainedModel) -> T:
+    """Return a copy of a plan or an H that may be used on a model of other weights.
 
-    Raises MismatchError if it is of other weights, unless they are allowed.
+    As the plan of a base model on its fine-tuned copy. What is solved on the copy may be, too; the
+    log and a pruned model's manifest say so. Files hold no such mark: allow what they hold again.
     """
     own: Any = thing
-    origin: Any = getattr(thing, "origin", None)  # other types are refused later
-    if require_source(model, origin, what=what, other_weights=other_weights).kind != "other":
+    if not hasattr(own, "origin"):
+        raise InputError(f"{type(own).__name__} has no weights. Give a Selection or a Curvature.")
+    mark = known_record(model)["checkpoint"].get(EXACT)
+    if own.origin is None:  # made by hand, and so nobody's
         return thing
-    also = sorted({*origin.get("also", ()), known_record(model)["checkpoint"][EXACT]})
-    if hasattr(thing, "with_provenance"):  # an H
-        return own.with_provenance(also=also)
-    return replace(own, origin={**origin, "also": also})
+    if hasattr(own, "allowed"):  # an H
+        return replace(own, allowed=(*own.allowed, mark))
+    return replace(own, origin={**own.origin, ALLOWED: (*own.origin.get(ALLOWED, ()), mark)})
 
 
 def tokenizer_mark(tokenizer: Any) -> str:

@@ -386,7 +386,7 @@ def load_tokenizer(
         return read
     options = {"trust_remote_code": False} | _picked(options, _HUB_OPTIONS)
     if (Path(place) / MANIFEST).is_file():
-        with reading(Path(place) / MANIFEST, "Or save the model again."):
+        with reading(Path(place) / MANIFEST, "Save the model again."):
             require_sealed(place)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(place), **options)

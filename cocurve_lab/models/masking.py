@@ -50,7 +50,6 @@ def ablate(
     units: Plan | Iterable[Unit | str | int],
     *,
     unit_set: UnitSet | None = None,
-    other_weights: bool = False,
 ) -> Iterator[PreTrainedModel]:
     """Run the model without some units inside a `with` block; leaving it always restores them.
 
@@ -59,10 +58,9 @@ def ablate(
         units: a Selection (its gains are applied), or units, names or indices.
         unit_set: the set that names and indices refer to; by default the model's own units with
             16 FFN groups per layer.
-        other_weights: allow a plan of other weights.
     """
     architecture = describe(model)
-    chosen = resolve(model, units, unit_set, other_weights=other_weights)
+    chosen = resolve(model, units, unit_set)
     scales = column_scales(architecture, *chosen)
     with exclusive(model), scaled(architecture, scales):
         yield model
@@ -72,14 +70,12 @@ def resolve(
     model: PreTrainedModel,
     units: Plan | Iterable[Unit | str | int],
     unit_set: UnitSet | None = None,
-    *,
-    other_weights: bool = False,
 ) -> tuple[list[Unit], dict[Unit, float]]:
     """Return the removed units and the gains of kept ones, after checking them as `ablate`."""
     if _is_plan(units):
         units.require_units(units_like(model, units.units))
         if units.origin is not None:  # one made by hand is nobody's
-            require_source(model, units.origin, what="the plan", other_weights=other_weights)
+            require_source(model, units)
         gains = {units.units[i]: gain for i, gain in units.gains.items()}
         return [units.units[i] for i in units.pruned], gains
     chosen: list[Any] = as_list(units, "the list of units")  # type: ignore[arg-type]

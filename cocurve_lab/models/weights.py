@@ -226,7 +226,7 @@ class Watch:
         if name in self._sealed and mark != self._sealed[name]:
             raise FileFormatError(
                 f"{name} in {self.file} does not match its checksum: it is damaged or changed. Use "
-                f"a copy; or, to accept the change, run `cocurve seal {self.file.parent}`."
+                "a copy, or save the model again."
             )
         unchanged = self._opened == before == state
         if self._sums.get(name, mark if unchanged else "") != mark:

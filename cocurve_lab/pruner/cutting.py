@@ -13,7 +13,7 @@ from ..base.errors import InputError
 from ..base.seams import require_extension
 from ..calibration import CalibrationSet
 from ..models.architectures import describe
-from ..models.identity import belonging, model_device
+from ..models.identity import model_device, require_source
 from ..models.layers import source_of
 from ..models.runtime import require_one_device
 from ..models.units import units_like
@@ -35,7 +35,6 @@ def prune(
     *,
     inplace: bool = False,
     verify: CalibrationSet | None = None,
-    other_weights: bool = False,
 ) -> PreTrainedModel: ...
 @overload
 def prune(
@@ -45,7 +44,6 @@ def prune(
     verify: CalibrationSet | None = None,
     out: str | os.PathLike[str],
     tokenizer: PreTrainedTokenizerBase | None = None,
-    other_weights: bool = False,
 ) -> Path: ...
 def prune(
     model: PreTrainedModel,
@@ -55,7 +53,6 @@ def prune(
     verify: CalibrationSet | None = None,
     out: str | os.PathLike[str] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    other_weights: bool = False,
 ) -> PreTrainedModel | Path:
     """Delete the weights of a plan's units (appendix "Structured Units").
 
@@ -68,7 +65,6 @@ def prune(
         out: a new folder. The pruned model is written there as `save_pruned` would, weight by
             weight. `model` may be streamed, or all on disk.
         tokenizer: with `out`: the dense model's, to save in the folder too.
-        other_weights: allow a plan of other weights, as of the base of a fine-tuned model.
 
     Returns:
         The pruned model, whose `cocurve_manifest` records widths, plan and fingerprints of the
@@ -85,8 +81,6 @@ def prune(
         raise InputError(
             "out= is given with inplace=True, which changes the model in memory. Leave one out."
         )
-    if other_weights:
-        selection = belonging(model, selection, other_weights=other_weights)
     # recorded before the cut, because inplace leaves no dense model to compare with
     reference = None
     if verify is not None:
@@ -127,5 +121,6 @@ def require_prunable(
 
 def cut(model: PreTrainedModel, selection: Selection, *, inplace: bool = False) -> PreTrainedModel:
     """Prune without a manifest and its fingerprints, for a model that is not saved."""
-    require_prunable(model, belonging(model, selection))
+    require_prunable(model, selection)
+    require_source(model, selection)
     return cut_model(model, selection, inplace=inplace)

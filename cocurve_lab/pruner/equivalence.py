@@ -17,7 +17,12 @@ from ..base.errors import EquivalenceError, InputError
 from ..calibration import CalibrationSet
 from ..estimator.support import widen
 from ..models.architectures import Architecture, describe
-from ..models.identity import belonging, embedding_weight, fingerprint_tensor, model_device
+from ..models.identity import (
+    embedding_weight,
+    fingerprint_tensor,
+    model_device,
+    require_source,
+)
 from ..models.layer_calls import LayerCall, capture_calls
 from ..models.layers import held
 from ..models.masking import ablate
@@ -69,7 +74,6 @@ def check_equivalence(
     calibration: CalibrationSet,
     *,
     sequences: int = 2,
-    other_weights: bool = False,
 ) -> Equivalence:
     """Check that the pruned model computes what the masked model computes.
 
@@ -88,7 +92,7 @@ def check_equivalence(
             "a refitted model does not compute what the masked model computes. Check "
             "cl.prune(model, selection); measure the refitted model."
         )
-    selection = belonging(model, selection, other_weights=other_weights)
+    require_source(model, selection)
     text = calibration.rows(0, min(sequences, len(calibration)))
     return Reference.record(model, selection, text).require_equal(pruned)
 

@@ -124,7 +124,7 @@ class Origin:
         Reads all weights unless their `tensor_marks` are given.
         """
         record = known_record(model, marks, fresh=True)
-        verdict = require_source(model, selection.origin, what="the plan")
+        verdict = require_source(model, selection)
         earlier: Any = manifest_on(model)
         if earlier is not None:
             own = [[name, marks[name][LOADED]] for name in sorted(marks)] if marks else None
@@ -265,13 +265,11 @@ def manifest_elsewhere(model: PreTrainedModel) -> dict[str, Any]:
     return known | {"base_model": None, "weights_since_pruning": "trained elsewhere"}
 
 
-def require_dense(
-    model: PreTrainedModel, pruned: PreTrainedModel | dict[str, Any], *, other_weights: bool = False
-) -> Verdict:
+def require_dense(model: PreTrainedModel, pruned: PreTrainedModel | dict[str, Any]) -> Verdict:
     """Require that a pruned model, or one of that manifest, was cut from this one in some round.
 
-    Raises MismatchError if it was cut from other weights, unless they are allowed. A model that was
-    not pruned here is compared with nothing.
+    Raises MismatchError if it was cut from other weights. A model that was not pruned here is
+    compared with nothing.
     """
     manifest = pruned if isinstance(pruned, dict) else manifest_on(pruned)
     if manifest is None:
@@ -280,8 +278,7 @@ def require_dense(
         each.get("origin") or record_in({"model_fingerprint": each["dense_fingerprint"]})
         for each in (manifest, *manifest["earlier_rounds"])
     ]
-    what = "the model from which the pruned one was cut"
-    return require_source(model, *records, what=what, other_weights=other_weights)
+    return require_source(model, *records, what="the model from which the pruned one was cut")
 
 
 def weights_now(

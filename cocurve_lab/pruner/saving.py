@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..base.arguments import as_path
-from ..base.atomic import replacing_folder, write_atomically
+from ..base.atomic import replacing_folder
 from ..base.errors import FileFormatError, InputError
 from ..base.files import require_regular_files
-from ..base.schema import read_json, reading
 from ..base.seams import require_extension
-from ..base.storage import SUM, fingerprint, seal_json
+from ..base.storage import fingerprint, seal_json
 from ..models.architectures import Architecture, describe
 from ..models.families import MULTIMODAL
 from ..models.identity import (
@@ -172,35 +171,9 @@ def write_beside(
         "accepted": [],
     }
     card = model_card(manifest, evaluation or CardFacts(), has_tokenizer=tokenizer is not None)
-    _write_manifest(folder, manifest)
-    (folder / "README.md").write_text(card, encoding="utf-8")
-
-
-def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     content = seal_json(manifest | {"files": file_sums(folder)})
-    write_atomically(folder / MANIFEST, json.dumps(content, indent=1).encode())
-
-
-def accept_changes(folder: str | os.PathLike[str]) -> list[str]:
-    """Accept what was changed in a folder on purpose, and seal it again; return what changed.
-
-    The manifest keeps the list under "accepted", and says of weights whether they are changed.
-    """
-    folder = as_path(folder, "folder")
-    with reading(folder / MANIFEST, "Save the model again."):
-        old = read_json(folder / MANIFEST)
-        old.pop(SUM, None)
-        sums = file_sums(folder)
-        known = old.get("files", sums)
-        changed = [name for name in sums if known.get(name) != sums[name]]
-        _write_manifest(folder, old | {"weights": {}})  # so that all can be read
-        model = open_pruned(folder)
-        marks = weight_marks(model)
-        now = weights_now(model, old, marks)
-    changed += ["weights"] * (now["weights_fingerprint"] != old["weights_fingerprint"])
-    accepted = [*old.get("accepted", []), *changed]
-    _write_manifest(folder, old | now | {"weights": dict(marks), "accepted": accepted})
-    return changed
+    (folder / MANIFEST).write_bytes(json.dumps(content, indent=1).encode())
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 # Loading ------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..base.arguments import as_float
+from ..base.arguments import as_float, require_type
 from ..base.errors import InputError, NumericalError
 from ..curvature.matrix import Curvature
 from .plan_json import require_plan_of
@@ -23,8 +23,6 @@ def solve_gains(
     selection: Selection,
     ridge: float = 0.2,
     clip: float = 1.0,
-    *,
-    other_weights: bool = False,
 ) -> dict[int, float]:
     """Solve for gains of kept FFN groups that cancel the loss of the pruned units (eq. comp).
 
@@ -43,19 +41,20 @@ def solve_gains(
         ridge: gamma >= 0, in units of the mean diagonal of H_KK. At 0 the solution of least norm is
             taken, which has no part in directions where H_KK vanishes.
         clip: tau > 0; inf leaves the gains as solved. With tau > 1 a gain may be negative.
-        other_weights: allow a plan of other weights than H.
 
     Returns:
         {unit index: gain} for every unit of K, ascending: all 1 if nothing is pruned, empty if no
         FFN group is kept. Pass it to `selection.with_gains`.
     """
+    require_type(curvature, Curvature, "curvature")
+    require_type(selection, Selection, "selection")
     ridge, clip = as_float(ridge, "ridge"), as_float(clip, "clip")
     if not 0 <= ridge < np.inf:
         raise InputError(f"ridge is {ridge}. Give a finite number of at least 0, such as 0.2.")
     if not clip > 0:
         raise InputError(f"clip is {clip}. Give 1 or 2, as the paper does, or inf for no clipping.")
     curvature.require_gram("the gains of eq. (comp)")
-    require_plan_of(selection, curvature, other_weights)
+    require_plan_of(selection, curvature)
     kept = np.flatnonzero(np.isin(selection.units.kinds, GAINED) & ~selection.indicator)
     block = curvature.matrix[np.ix_(kept, kept)]
     lost = curvature.matrix[np.ix_(kept, np.flatnonzero(selection.indicator))].sum(axis=1)

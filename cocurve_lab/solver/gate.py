@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from ..base.arguments import require_type
 from ..base.errors import InputError
 from ..base.tables import spread
 from ..curvature.matrix import Curvature
@@ -171,6 +172,7 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
     The error of the redundancy comes from the jackknife, that of the balance from a bootstrap over
     groups (100 draws, S fixed).
     """
+    require_type(curvature, Curvature, "curvature")
     curvature.require_gram("the redundancy gate")
     redundancy = curvature.ffn_redundancy
     chosen = list(solve_greedy(curvature, ratio, 0.0).pruned)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import FileFormatError
-from ..base.origin import RECORD, require_same_source
+from ..base.origin import ALLOWED, RECORD, require_same_source
 from ..base.schema import (
     COUNT,
     FLAG,
@@ -105,6 +105,8 @@ def to_plain(plan: Any) -> dict[str, Any]:
         "target": plan.target and plan.target.to_plain(),
         "stages": list(plan.stages),
     }
+    if plan.origin is not None:
+        content["origin"] = {k: v for k, v in plan.origin.items() if k != ALLOWED}
     rare: dict[str, Any] = {"target": None, "uniform": False, "surrogate": "H", "stages": []}
     rare |= {"origin": None, "text_windows": None}
     return {k: v for k, v in content.items() if k not in rare or v != rare[k]}
@@ -119,7 +121,9 @@ def read_fields(text: str) -> dict[str, Any]:
         content = parse_json(text)
         if not isinstance(content, dict):
             raise FileFormatError(f"it is {told(content)}, not an object with fields")
-        if not unseal_json(content, _CHANGED):  # by hand: its origin is not known
+        if SUM in content:
+            unseal_json(content, _CHANGED)
+        else:  # by hand: its origin is not known
             content.pop("origin", None)
         found = (content.pop("format", None), content.pop("version", None))
         if found != (FORMAT, VERSION):
@@ -159,16 +163,14 @@ def require_consistent(plan: Any) -> None:
         raise FileFormatError(fault)
 
 
-def require_plan_of(plan: Any, curvature: Any, other_weights: bool, terms: bool = True) -> None:
+def require_plan_of(plan: Any, curvature: Any, terms: bool = True) -> None:
     """Raise MismatchError unless plan and H are of the same units and weights.
 
     Terms that this H gave to the plan must be its own, else FileFormatError.
     """
     plan.units.require_same(curvature.units, mine="the selection", theirs="the curvature")
     if plan.origin is not None:
-        require_same_source(
-            curvature.origin, plan.origin, between=("H", "the plan"), other_weights=other_weights
-        )
+        require_same_source(curvature.origin, plan.origin, between=("H", "the plan"))
     same = plan.surrogate == "H" and plan.curvature_fingerprint == curvature.fingerprint
     if not terms or not same or plan.node_terms is None or plan.edge_terms is None:
         return

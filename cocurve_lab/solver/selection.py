@@ -102,12 +102,12 @@ class Selection(Folded):
         plan = replace(plan, **({"requested_ratio": plan.realized_ratio} | fields))
         return plan if curvature is None else plan.predicted_by(curvature)
 
-    def predicted_by(self, curvature: Curvature, *, other_weights: bool = False) -> Selection:
+    def predicted_by(self, curvature: Curvature) -> Selection:
         """Return the same plan with the risk that this H [M, M] predicts, whatever made the plan.
 
         The terms are 1/2 H_uu of each unit, and the sum of H_uv over the units v before it.
         """
-        require_plan_of(self, curvature, other_weights, terms=False)
+        require_plan_of(self, curvature, terms=False)
         block = curvature.matrix[np.ix_(self.pruned, self.pruned)]
         return replace(
             self,

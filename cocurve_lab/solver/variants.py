@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..base.arguments import require_choice
+from ..base.arguments import require_choice, require_type
 from ..base.errors import InfeasibleError, InputError
 from ..curvature.matrix import BLOCKS, Curvature
 from ..models.kinds import KINDS
@@ -62,6 +62,7 @@ def edge_variant(
         A Curvature over the same units, which may be indefinite, without group Grams or risks. Its
         provenance lists the variants it went through and the fingerprint of the H before them.
     """
+    require_type(curvature, Curvature, "curvature")
     choices = {"structure": structure, "reach": reach, "sign": sign}
     for (name, value), known in zip(choices.items(), (Structure, Reach, Sign), strict=True):
         require_choice(value, known, name)

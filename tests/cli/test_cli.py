@@ -34,7 +34,7 @@ from cocurve_lab.models.identity import MANIFEST, demo_folder
 from cocurve_lab.solver.targets import flop_costs
 from helpers.problems import interrupt_at
 from helpers.release import Shape, write_release
-from helpers.seals import unseal
+from helpers.seals import reseal
 from helpers.tiny_models import CONTEXT, GROUPS, tiny_model, word_tokenizer
 from helpers.waiting import eventually
 
@@ -1015,9 +1015,10 @@ def test_a_tokenizer_that_cannot_be_read_is_refused_without_a_question(
 ) -> None:  # fmt: skip
     asked: list[Any] = []
     monkeypatch.setattr("builtins.input", lambda *text: asked.append(text) or "y")
-    smaller = unseal(tmp_path / "smaller")
+    smaller = tmp_path / "smaller"
     (smaller / "own.py").write_text("raise SystemExit('it was run')")
     (smaller / name).write_text(content)
+    reseal(smaller)
     for command in (
         ["evaluate", smaller, "--text", place / "held_out.jsonl", *CPU],
         ["export", smaller, "--gguf", tmp_path / "g"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from cocurve_lab.extensions.pretrained.kept import (
     write_plans,
 )
 from cocurve_lab.measuring.plan_memory import model_settings
-from helpers.seals import fields_of
+from helpers.seals import fields_of, sealed
 from helpers.tiny_models import tiny_model, tiny_text
 
 PLAN: dict[str, Any] = {
@@ -93,7 +92,7 @@ def test_a_damaged_plan_is_refused(short: cl.Curvature, tmp_path: Path, field: s
     write_plans(path, short.provenance["model_fingerprint"], {}, [], [PLAN])
     content = fields_of(path.read_text())
     content["plans"][0][field] = {"pruned": [999]}.get(field, 7)
-    path.write_text(json.dumps(content))
+    path.write_text(sealed(content))
     with pytest.raises(cl.FileFormatError):
         read_plans(path, short)
 

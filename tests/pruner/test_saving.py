@@ -24,7 +24,7 @@ from cocurve_lab.pruner.card import CardFacts, model_card
 from cocurve_lab.pruner.folder import MODELING_FILE
 from cocurve_lab.pruner.saving import load_pruned, save_pruned
 from helpers.bare_process import run_bare, save_expected
-from helpers.seals import unseal
+from helpers.seals import reseal
 from helpers.tiny_models import (
     GROUPS,
     LLAMA_3,
@@ -452,10 +452,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_our_loader_runs_nothing_of_the_folder(folder: Path) -> None:
-    (unseal(folder) / MODELING_FILE).write_text("raise SystemExit('the folder was run')")
+    (folder / MODELING_FILE).write_text("raise SystemExit('the folder was run')")
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"]["AutoConfig"] = "modeling_cocurve.Config"
     (folder / "config.json").write_text(json.dumps(config))
+    reseal(folder)
     assert load_pruned(folder).num_parameters() > 0
 
 
@@ -529,7 +530,8 @@ HOSTILE: list[tuple[Callable[[Path], Any], str]] = [
 @pytest.mark.parametrize("case", range(len(HOSTILE)))
 def test_hostile_folders_are_refused(folder: Path, case: int) -> None:
     spoil, named = HOSTILE[case]
-    spoil(unseal(folder))
+    spoil(folder)
+    reseal(folder)
     with pytest.raises(cl.FileFormatError, match=named):
         load_pruned(folder)
 

@@ -50,7 +50,7 @@ from cocurve_studies.trust import (
     redundancy,
 )
 from cocurve_studies.trust import findings as trusting
-from helpers.seals import fields_of
+from helpers.seals import fields_of, sealed
 from helpers.studies import forbidden
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
@@ -320,7 +320,7 @@ def test_a_study_is_kept_resumed_judged_and_drawn(name: str, tmp_path: Path) -> 
         file.unlink()
         with forbidden(MODEL):  # what was measured and built is enough
             assert str(study.run(tmp_path)) == str(first)
-    file.write_text(json.dumps(kept | {"rows": kept["rows"][:1]}))
+    file.write_text(sealed(kept | {"rows": kept["rows"][:1]}))
     with forbidden(MODEL):  # the file is read, whatever it says
         assert len(study.run(tmp_path)) == 1
 

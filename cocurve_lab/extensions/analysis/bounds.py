@@ -8,6 +8,7 @@ import numpy as np
 from scipy.linalg import eigvalsh, inv
 from scipy.optimize import linprog
 
+from ...base.arguments import require_type
 from ...base.errors import InputError, NumericalError
 from ...curvature.matrix import Curvature
 from ...solver.greedy import Greedy
@@ -40,6 +41,7 @@ def risk_lower_bound(
     The bound is close to the optimum where units are weakly coupled. It is little above 0 where H
     has low rank, because some combination of units then costs nothing. It is not in the paper.
     """
+    require_type(curvature, Curvature, "curvature")
     if not 0 <= interaction_strength <= 1:
         raise InputError(
             f"interaction_strength is {interaction_strength}. Give one in [0, 1]; outside, "

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ...base.arguments import require_type
 from ...base.errors import InputError
 from ...curvature.matrix import Curvature
 from ...solver.guards import Rules, UnitsLike
@@ -28,7 +29,6 @@ def refine(
     *,
     exclude: UnitsLike = (),
     max_rounds: int = 10_000,
-    other_weights: bool = False,
 ) -> Selection:
     """Improve a plan by local search, keeping its objective, budget and guards.
 
@@ -45,7 +45,6 @@ def refine(
         exclude: units that may not enter. Repeat those given to `solve_greedy`: a Selection does
             not record them.
         max_rounds: the most exchanges to make; at this limit the log warns.
-        other_weights: allow a plan of other weights than H.
 
     Returns:
         A Selection with the same requested ratio, guards and lambda, whose objective is never above
@@ -63,6 +62,8 @@ def refine(
         >>> plan.pruned, better.pruned, round(better.objective, 3)
         ((0, 1), (1, 2), 0.2)
     """
+    require_type(selection, Selection, "selection")
+    require_type(curvature, Curvature, "curvature")
     if selection.interaction_strength is None:
         raise InputError(
             f"{selection!r} has no interaction_strength, so no objective to improve. Set one with "
@@ -71,7 +72,7 @@ def refine(
     strength = require_strength(selection.interaction_strength)
     if max_rounds < 0:
         raise InputError(f"max_rounds is {max_rounds}. Give 0 or more.")
-    require_plan_of(selection, curvature, other_weights)
+    require_plan_of(selection, curvature)
     selection.require_by_ratio("a refined plan", machine=True)
     search = _Search(selection, curvature, strength, exclude)
     if not search.run(max_rounds):
@@ -83,7 +84,7 @@ def refine(
         # nothing changed: terms summed in another order could exceed the plan's own by rounding
         return replace(selection, ordered=False)
     found = replace(selection, pruned=pruned, ordered=False, gains={})
-    return found.predicted_by(curvature, other_weights=other_weights)
+    return found.predicted_by(curvature)
 
 
 @dataclass(frozen=True)

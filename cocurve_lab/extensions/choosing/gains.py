@@ -19,7 +19,7 @@ from ...base.tables import spread
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...measuring.risk import PlanTable
-from ...models.identity import belonging
+from ...models.identity import require_source
 from ...solver.gains import CLIPS, RIDGES, compensated_risk, solve_gains
 from ...solver.selection import Selection
 from .racing import TIE, ChoiceOptions, measure_stage, require_text
@@ -130,7 +130,6 @@ def choose_gains(
     report_on: CalibrationSet | None = None,
     *,
     options: ChoiceOptions = ChoiceOptions(),
-    other_weights: bool = False,
 ) -> GainsChoice:
     """Measure every (ridge, clip) and the plan without gains; apply gains only if they help.
 
@@ -143,7 +142,6 @@ def choose_gains(
         report_on: rows for `report`, disjoint from the others.
         options: `checkpoint`, `progress` and `plans_per_batch` as for `measure_plans`; its other
             fields are ignored.
-        other_weights: allow a plan and an H of other weights.
 
     Returns:
         A GainsChoice: `.best` is the plan. The rule is stated in its class.
@@ -154,10 +152,10 @@ def choose_gains(
             f"ridges {ridges!r} with clips {clips!r} gives nothing to try. Give at least one each."
         )
     held_out, report_on = require_text(curvature, held_out, report_on)
-    own: Any = {"other_weights": other_weights}
-    curvature = belonging(model, curvature, what="H", **own)
-    plain = belonging(model, selection.with_gains({}), **own)
-    found = (solve_gains(curvature, plain, *pair, **own) for pair in settings)
+    require_source(model, curvature, what="H")
+    require_source(model, selection)
+    plain = selection.with_gains({})
+    found = (solve_gains(curvature, plain, *pair) for pair in settings)
     plans = [plain, *map(plain.with_gains, found)]
     table = measure_stage(model, plans, held_out, options, "held_out")
     predicted = np.array([compensated_risk(curvature, plan) for plan in plans])

@@ -25,7 +25,7 @@ from ...base.text_windows import joined
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...measuring.risk import Meter, PlanTable
-from ...models.identity import belonging, require_source
+from ...models.identity import require_source
 from ...solver.guards import UnitsLike
 from ...solver.plan_json import require_plan_of
 from ...solver.selection import Selection
@@ -245,7 +245,6 @@ def search_plan(
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress = True,
     options: SearchOptions = SearchOptions(),
-    other_weights: bool = False,
 ) -> PlanSearch:
     """Search for a plan of lower measured KL near a plan; not in the paper.
 
@@ -276,14 +275,25 @@ def search_plan(
             file for another repair.
         progress: show the evaluations and the best KL so far; "lines" writes lines instead.
         options: a SearchOptions.
-        other_weights: allow a plan and an H of other weights; the plan found says so.
 
     Returns:
         A PlanSearch: `.selection`, `.kl`, `.standard_error`, `.evaluations`. Ctrl-C raises
         KeyboardInterrupt; with a checkpoint nothing is lost.
     """
-    judged = rows, held_out, evaluations, repair, surrogate, scales, checkpoint, progress, options
-    return _Search(model, [selection], *judged, other_weights).run().results[0]
+    search = _Search(
+        model,
+        [selection],
+        rows,
+        held_out,
+        evaluations,
+        repair,
+        surrogate,
+        scales,
+        checkpoint,
+        progress,
+        options,
+    )
+    return search.run().results[0]
 
 
 def search_front(
@@ -299,7 +309,6 @@ def search_front(
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress = True,
     options: SearchOptions = SearchOptions(),
-    other_weights: bool = False,
 ) -> SearchFront:
     """Search at several sizes in one run: the front between size and KL.
 
@@ -309,14 +318,26 @@ def search_front(
     Args:
         starts: plans of one model, one per size.
         evaluations: budget of all searches together.
-        model, rows, held_out, repair, surrogate, scales, checkpoint, progress, options,
-            other_weights: as for `search_plan`.
+        model, rows, held_out, repair, surrogate, scales, checkpoint, progress, options: as for
+            `search_plan`.
 
     Returns:
         A SearchFront: `.results` has a PlanSearch per start.
     """
-    judged = rows, held_out, evaluations, repair, surrogate, scales, checkpoint, progress, options
-    return _Search(model, starts, *judged, other_weights).run()
+    search = _Search(
+        model,
+        starts,
+        rows,
+        held_out,
+        evaluations,
+        repair,
+        surrogate,
+        scales,
+        checkpoint,
+        progress,
+        options,
+    )
+    return search.run()
 
 
 @dataclass
@@ -356,7 +377,6 @@ class _Search:
     checkpoint: str | os.PathLike[str] | None
     progress: Progress
     options: SearchOptions
-    other_weights: bool = False
     spent: int = 0  # row evaluations of all lines
     counted: dict[str, np.ndarray] = field(default_factory=dict)  # rows [N] bool by plan
 
@@ -367,22 +387,22 @@ class _Search:
             require_type(start, Selection, "a plan")
         if not self.starts:
             raise InputError("there is no plan to start from. Give at least one Selection.")
-        own: Any = {"other_weights": self.other_weights}
-        self.starts = [belonging(self.model, start, **own) for start in self.starts]
+        for start in self.starts:
+            require_source(self.model, start)
         for text, name in ((self.text, "rows"), (self.held_out, "held_out")):
             require_type(text, CalibrationSet, name)
             require_pairs(text, name)
         self.held_out.require_disjoint(self.text)
         if self.surrogate is not None:
             require_type(self.surrogate, Curvature, "surrogate")
-            self.surrogate = belonging(self.model, self.surrogate, what="H", **own)
+            require_source(self.model, self.surrogate, what="H")
             for start in self.starts:
-                require_plan_of(start, self.surrogate, self.other_weights)
+                require_plan_of(start, self.surrogate)
             self._compare(self.surrogate)
         self.scales = as_list(self.scales, "scales")
         for found in self.scales:
             require_type(found, Interactions, "a scale")
-            require_source(self.model, found.curvature.origin, what="a scale", **own)
+            require_source(self.model, found.curvature, what="a scale")
             self.starts[0].units.require_same(found.units, mine="the plan", theirs="a scale")
             self._compare(found.curvature)
         known = {self.surrogate.fingerprint} if self.surrogate is not None else set()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ...base.errors import InfeasibleError, InputError
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
-from ...models.identity import belonging
+from ...models.identity import require_source
 from ...models.units import UnitSet
 from ...solver.gate import Gate, redundancy_gate
 from ...solver.guards import FREE, Guards, reachable_ratio
@@ -168,7 +168,6 @@ def choose_interaction_strength(
     candidates: str | Sequence[float] = "path",
     report_on: CalibrationSet | None = None,
     options: ChoiceOptions = ChoiceOptions(),
-    other_weights: bool = False,
 ) -> InteractionChoice:
     """Choose the lambda whose plan costs least on held-out text; ties go to the smallest lambda.
 
@@ -182,7 +181,6 @@ def choose_interaction_strength(
             `options.max_candidates` of them), or the lambdas to try, each finite and >= 0.
         report_on: rows for `report`, which has the best plan and those of lambda 0 and 1.
         options: how to measure.
-        other_weights: allow an H of other weights; the plans say so.
 
     Returns:
         An InteractionChoice: `.best` is the plan, `.curve` all candidates (lambda, KL, paired
@@ -194,7 +192,7 @@ def choose_interaction_strength(
             `held_out` and `report_on`.
     """
     held_out, report_on = require_text(curvature, held_out, report_on)
-    curvature = belonging(model, curvature, what="H", other_weights=other_weights)
+    require_source(model, curvature, what="H")
     ends = {f"lambda {end}": _solve(curvature, ratio, float(end), guards) for end in (0, 1)}
     if isinstance(candidates, str):
         if candidates != "path":
@@ -226,7 +224,6 @@ def choose_guards(
     make: Callable[[Guards], Selection] | None = None,
     report_on: CalibrationSet | None = None,
     options: ChoiceOptions = ChoiceOptions(),
-    other_weights: bool = False,
 ) -> GuardsChoice:
     """Choose the cap and protection whose plan costs least on held-out text; ties to the loosest.
 
@@ -236,8 +233,7 @@ def choose_guards(
     allow everything that others do never come later.
 
     Args:
-        model, curvature, ratio, held_out, options, other_weights: as for
-            `choose_interaction_strength`.
+        model, curvature, ratio, held_out, options: as for `choose_interaction_strength`.
         layer_caps: shares of a layer's cost in (0, 1], None for no cap, or "1.5x" for 1.5 x ratio
             (`Guards.layer_cap_factor`, the release's rule).
         protections: (protect_first, protect_last) pairs, layers kept whole at either end.
@@ -251,7 +247,7 @@ def choose_guards(
         are listed in `.infeasible` with the reason.
     """
     held_out, report_on = require_text(curvature, held_out, report_on)
-    curvature = belonging(model, curvature, what="H", other_weights=other_weights)
+    require_source(model, curvature, what="H")
     make = make or partial(solve_greedy, curvature, ratio, float(interaction_strength))
     grid = guards_grid(layer_caps, protections)
     if not grid:

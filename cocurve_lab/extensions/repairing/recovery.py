@@ -66,7 +66,6 @@ def recover(
     *,
     options: RecoverOptions = RecoverOptions(),
     checkpoint: str | os.PathLike[str] | None = None,
-    other_weights: bool = False,
 ) -> PreTrainedModel:
     """Train a copy of a pruned (and refitted) model on the dense one's answers, at the same size.
 
@@ -76,7 +75,6 @@ def recover(
         held_out: other rows, whose KL chooses the epoch; 0 is the start. None takes the last epoch.
         options: rank, learning rate, epochs and progress.
         checkpoint: a folder for the state after each epoch, from which the same call goes on.
-        other_weights: allow a pruned model that was cut from other weights.
     """
     require_type(options, RecoverOptions, "options")
     require_one_device(pruned)
@@ -89,7 +87,7 @@ def recover(
         held_out.require_disjoint(calibration)
     describe(pruned).require_unpacked()
     require_one_vocabulary(describe(model), describe(pruned))
-    verdict = require_dense(model, pruned, other_weights=other_weights)
+    require_dense(model, pruned)
     student = loaded_copy(pruned)
     settings = {k: v for k, v in asdict(options).items() if k != "progress"}
     marks = [fingerprint_model(model), fingerprint_model(pruned)]
@@ -116,8 +114,6 @@ def recover(
     manifest: Any = getattr(student, "cocurve_manifest", None)
     if manifest is not None and epoch:
         record = {"method": "LoRA", **settings, "epoch": epoch, **text_record(calibration)}
-        if verdict.kind == "other":
-            manifest["origin"] = {**manifest.get("origin", {}), "told": verdict.note}
         manifest |= {"recovery": record, "weights_since_pruning": "trained"}
         manifest["weights_fingerprint"] = fingerprint(weight_marks(student))
     return student.eval()

@@ -48,7 +48,7 @@ from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...measuring.risk import model_risk
 from ...models.architectures import describe
-from ...models.identity import belonging, weight_marks
+from ...models.identity import require_source, weight_marks
 from ...models.kinds import KINDS
 from ...models.runtime import measuring, require_measurable, require_one_device
 from ...models.unit import Kind
@@ -102,7 +102,6 @@ def repair(
     sequential: bool = True,
     gains: tuple[Curvature, CalibrationSet] | None = None,
     options: RepairOptions = RepairOptions(),
-    other_weights: bool = False,
 ) -> PreTrainedModel: ...
 @overload
 def repair(
@@ -114,7 +113,6 @@ def repair(
     options: RepairOptions = RepairOptions(),
     out: str | os.PathLike[str],
     tokenizer: PreTrainedTokenizerBase | None = None,
-    other_weights: bool = False,
 ) -> Path: ...
 def repair(
     model: PreTrainedModel,
@@ -126,7 +124,6 @@ def repair(
     options: RepairOptions = RepairOptions(),
     out: str | os.PathLike[str] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    other_weights: bool = False,
 ) -> PreTrainedModel | Path:
     """Prune a model and refit the output projections that lost columns, by least squares on text.
 
@@ -149,7 +146,6 @@ def repair(
         out: a new folder. The refitted model is written there layer by layer, as `save_pruned`
             would. `model` may be a streamed one. Not with `gains`.
         tokenizer: with `out`: the dense model's, to save in the folder too.
-        other_weights: allow a plan, and an H of `gains`, of other weights.
 
     Returns:
         The pruned and refitted model, whose manifest records the refit under "repair". With `out`,
@@ -161,7 +157,7 @@ def repair(
     if out is None:
         require_one_device(model)  # before the check of the text, which runs the model
     _require_rows(model, calibration)
-    selection = belonging(model, selection, other_weights=other_weights)
+    require_source(model, selection)
     plain = _PlanRefit(model, selection, calibration, sequential, options)
     if out is not None:
         if gains is not None:
@@ -184,9 +180,8 @@ def repair(
     require_type(curvature, Curvature, "the first of gains")
     _require_rows(model, held_out)
     held_out.require_disjoint(calibration)
-    own: Any = {"other_weights": other_weights}
-    own["options"] = ChoiceOptions(progress=options.progress is True)
-    scaled = choose_gains(model, curvature, selection, held_out, **own).best
+    choice = ChoiceOptions(progress=options.progress is True)
+    scaled = choose_gains(model, curvature, selection, held_out, options=choice).best
     without = replace(plain, selection=selection.with_gains({})).repaired()
     if not scaled.gains:
         return without

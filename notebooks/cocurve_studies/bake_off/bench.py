@@ -70,8 +70,7 @@ class Seen(NamedTuple):
 
     def cost(self) -> Cost:
         """Sum what the evidence cost; H serves several methods and counts once."""
-        unknown = {"evaluations": np.nan, "seconds": np.nan}  # in files of earlier versions
-        known = {_source(e): e.provenance.get("cost", unknown) for e in self.evidence}
+        known = {_source(e): e.provenance["cost"] for e in self.evidence}
         return sum((Cost(**cost) for cost in known.values()), Cost())
 
 
