@@ -118,7 +118,7 @@ TABLE: dict[str, Callable[..., Any]] = {
 # plan and H: a model's dtype plays no part
 ON_H: dict[str, Callable[..., Any]] = {
     "solve_gains": lambda h, of: cl.solve_gains(h, of.plan),
-    "refine": lambda h, of: cl.refine(replace(of.plan, interaction_strength=1.0), h),
+    "refine": lambda h, of: cl.refine(of.plan.with_made(interaction_strength=1.0), h),
     "predicted_by": lambda h, of: of.plan.predicted_by(h),
 }
 DURABLE = {"search_plan", "choose_gains", "prune", "repair", "recover", "check_equivalence"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +155,7 @@ def test_a_search_knows_the_text_of_its_plan(tmp_path: Path) -> None:
     drawn_plan = found.held_out.selections[-1]
     if drawn_plan is not plan:  # it was chosen on the rows of the search too
         assert has_share(drawn_plan.text_windows, drawn(3, 24, 1))
-    lost = replace(plan, text_windows=None)
+    lost = plan.with_made(text_windows=None)
     with pytest.raises(cl.MismatchError, match="assume_unseen"):
         search(fresh, lost)
     assert "assumed to be unseen" in repr(search(fresh, lost, unseen=True))

@@ -148,7 +148,7 @@ def _swapped(plan: Selection, swapped: np.ndarray) -> Selection:
         if kind == "attention":
             pruned[ids] = swapped[int(pruned[ids].sum()), ids]
     chosen = tuple(np.flatnonzero(pruned).tolist())
-    return replace(plan, pruned=chosen, ordered=False)
+    return replace(plan.with_made(ordered=False), pruned=chosen)
 
 
 # Attention ----------------------------------------------------------------------------------------

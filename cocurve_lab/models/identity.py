@@ -243,7 +243,7 @@ def allow_other_weights(thing: T, model: PreTrainedModel) -> T:
         return thing
     if hasattr(own, "allowed"):  # an H
         return replace(own, allowed=(*own.allowed, mark))
-    return replace(own, origin={**own.origin, ALLOWED: (*own.origin.get(ALLOWED, ()), mark)})
+    return own.with_made(origin={**own.origin, ALLOWED: (*own.origin.get(ALLOWED, ()), mark)})
 
 
 def tokenizer_mark(tokenizer: Any) -> str:

@@ -197,7 +197,7 @@ def _masked_layers(
     # Gains are not applied by masks here but folded into the weight and rounded once, as the
     # pruner does. Otherwise the check would measure that rounding.
     masks = replace(selection, gains={})
-    gains_alone = replace(selection, pruned=(), node_terms=None, edge_terms=None)
+    gains_alone = replace(selection, pruned=(), terms=None)
     recorded = []
     for layer, call in enumerate(calls):
         wide = upcast(call)

@@ -191,11 +191,13 @@ _FIELDS: dict[str, tuple[Field, Callable[[_Cut], Any]]] = {
     "guards": (OBJECT, lambda cut: guards_to_plain(cut.plan.guards, cut.plan.units)),
     "removed_parameters": (COUNT, lambda cut: cut.plan.pruned_cost),
     "requested_ratio": (SHARE, lambda cut: cut.plan.requested_ratio),
-    "target": (nullable(TEXT), lambda cut: cut.plan.target and str(cut.plan.target)),
+    "target": (nullable(TEXT), lambda cut: cut.plan.made.target and str(cut.plan.made.target)),
     "uniform": (
         UNIFORM,
         lambda cut: (
-            list(cut.plan.uniform) if isinstance(cut.plan.uniform, tuple) else cut.plan.uniform
+            list(cut.plan.made.uniform)
+            if isinstance(cut.plan.made.uniform, tuple)
+            else cut.plan.made.uniform
         ),
     ),
     "realized_ratio": (SHARE, lambda cut: cut.plan.realized_ratio),

@@ -13,7 +13,6 @@ reaches the budget (with one unit per layer less it would not). The lowest objec
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -142,7 +141,7 @@ def solve_alike(greedy: Greedy, kinds: tuple[Kind, ...], strength: float) -> Sel
     if not fill(steps(), remove, lambda: greedy.enough() and not uneven()):
         greedy.stalled = True
         raise greedy.infeasible()
-    return replace(greedy.selection(strength), uniform=kinds)
+    return greedy.selection(strength).with_made(uniform=kinds)
 
 
 def _round(greedy: Greedy, ids: np.ndarray, strength: float) -> tuple[float, list[int]] | None:
@@ -182,7 +181,7 @@ def solve_uniform(greedy: Greedy, strength: float) -> Selection:
     plans = []
     for counts in slices.minimal():
         slices.run(counts, strength)
-        plans.append(replace(greedy.selection(strength), uniform=True))
+        plans.append(greedy.selection(strength).with_made(uniform=True))
     if not plans:
         most = max((slices.removed(counts) for counts in slices.allowed()), default=0)
         beyond, ask = greedy.budget.bounds(most)

@@ -8,7 +8,7 @@ why sliders re-solve instead of caching. Read `fill`, `Greedy.run`, `cheapest` a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from ..base.errors import InfeasibleError
 from ..curvature.matrix import Curvature
 from .guards import Guards, PartialPlan, Rules, UnitsLike
 from .protection import remedy
-from .selection import Selection
+from .selection import Made, Selection, Terms
 from .targets import Budget
 
 Step = TypeVar("Step")
@@ -101,7 +101,7 @@ class Greedy(PartialPlan):
         """Run once and return the plan, up to where it stalls."""
         self.run(strength)
         plan = self.selection(strength)
-        return replace(plan, requested_ratio=min(plan.requested_ratio, plan.realized_ratio))
+        return plan.with_made(requested_ratio=min(plan.requested_ratio, plan.realized_ratio))
 
     def run(self, strength: float, start: int = 0) -> int:
         """Algorithm 2 at this lambda, from step `start` on; the steps before it stay.
@@ -205,21 +205,20 @@ class Greedy(PartialPlan):
         units, target, ratio = self.curvature.units, self.budget.target, self.budget.share
         if target is not None and not target.in_parameters:
             ratio = int(units.costs[self.order].sum()) / units.total_cost if self.order else 0.0
-        return Selection(
-            units=units,
-            pruned=tuple(self.order),
+        terms = Terms(self.half[self.order] if self.order else np.zeros(0), np.array(self.edges))
+        made = Made(
             requested_ratio=float(ratio),
-            node_terms=self.half[self.order] if self.order else np.zeros(0),
-            edge_terms=np.array(self.edges),
             interaction_strength=float(strength),
             guards=self.guards,
+            target=target,
+            forced=len(self.rules.forced),
+            ordered=True,
+            matrix=self.curvature.provenance.get("surrogate", "H"),
             curvature_fingerprint=self.curvature.fingerprint,
             origin=self.curvature.origin,
             text_windows=self.curvature.provenance.get("text_windows"),
-            forced=len(self.rules.forced),
-            target=target,
-            surrogate=self.curvature.surrogate,
         )
+        return Selection(units, tuple(self.order), terms, made)
 
     def infeasible(self) -> InfeasibleError:
         """The error of a stalled run: no plan at all, or none that greedy finds at this lambda."""

@@ -37,12 +37,14 @@ from ..base.schema import (
 from ..base.storage import SUM, unseal_json
 from ..curvature.settings import WINDOWS
 from ..models.architectures import UNIT_KINDS
+from .guards import Guards
 from .targets import ratio_budget
 
 FORMAT, VERSION = "cocurve-selection", 1
 _CHANGED = f"To change a plan by hand, remove its {SUM}; its origin then counts as unknown"
 
 _TERMS = nullable(Field("a list of finite numbers", list_of(is_number)))
+_TERM_NAMES = ("node_terms", "edge_terms")
 _KINDS = list_of(lambda kind: kind in UNIT_KINDS)
 UNIFORM = Field(
     "true, false or a list of kinds", lambda value: isinstance(value, bool) or _KINDS(value)
@@ -67,7 +69,6 @@ _FIELDS: Schema = {
     "forced": COUNT,
     **optional({"target": OBJECT, "uniform": UNIFORM, "surrogate": _WORDS, "origin": OBJECT}),
     "text_windows": WINDOWS._replace(optional=True),
-    "stages": Field("a list of shares", list_of(SHARE.fits), True),
 }
 _GUARDS: Schema = optional(
     {
@@ -89,27 +90,42 @@ def guards_to_plain(guards: Any, units: Any) -> dict[str, Any]:
     return {**guards.to_plain(), "kinds": own}
 
 
+def guards_from_plain(content: dict[str, Any], units: Any) -> Guards:
+    """Make guards of such fields; if they allow every kind of the units, they allow all kinds."""
+    if set(content.get("kinds", ())) >= set(units.kinds.tolist()):
+        content = {name: value for name, value in content.items() if name != "kinds"}
+    return Guards(**content)
+
+
 def to_plain(plan: Any) -> dict[str, Any]:
     """Return the fields of a plan for JSON, the rare ones only where they are set."""
-    terms = (plan.node_terms, plan.edge_terms)
-    node, edge = (None if numbers is None else numbers.tolist() for numbers in terms)
-    content: dict[str, Any] = {"format": FORMAT, "version": VERSION}
-    content |= {name: getattr(plan, name) for name in _FIELDS}
-    content |= {
+    made, terms = plan.made, plan.terms
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
         "units": plan.units.to_plain(),
         "pruned": list(plan.pruned),
-        "node_terms": node,
-        "edge_terms": edge,
-        "guards": guards_to_plain(plan.guards, plan.units),
+        "requested_ratio": made.requested_ratio,
+        "ordered": made.ordered,
+        "node_terms": None if terms is None else terms.node.tolist(),
+        "edge_terms": None if terms is None else terms.edge.tolist(),
+        "interaction_strength": made.interaction_strength,
+        "guards": guards_to_plain(made.guards, plan.units),
         "gains": {str(index): gain for index, gain in plan.gains.items()},
-        "target": plan.target and plan.target.to_plain(),
-        "stages": list(plan.stages),
+        "curvature_fingerprint": made.curvature_fingerprint,
+        "forced": made.forced,
     }
-    if plan.origin is not None:
-        content["origin"] = {k: v for k, v in plan.origin.items() if k != ALLOWED}
-    rare: dict[str, Any] = {"target": None, "uniform": False, "surrogate": "H", "stages": []}
-    rare |= {"origin": None, "text_windows": None}
-    return {k: v for k, v in content.items() if k not in rare or v != rare[k]}
+    origin = made.origin
+    if origin is not None:  # the mark lives in memory only
+        origin = {name: value for name, value in origin.items() if name != ALLOWED}
+    rare = {
+        "target": None if made.target is None else made.target.to_plain(),
+        "uniform": made.uniform or None,
+        "surrogate": None if made.matrix == "H" else made.matrix,
+        "origin": origin,
+        "text_windows": made.text_windows,
+    }
+    return content | {name: value for name, value in rare.items() if value is not None}
 
 
 def read_fields(text: str) -> dict[str, Any]:
@@ -133,33 +149,34 @@ def read_fields(text: str) -> dict[str, Any]:
         require_fields(content.get("origin", {}), RECORD, inside="origin")
     except FileFormatError as error:
         raise no_plan(str(error)) from None
-    for name in ("node_terms", "edge_terms"):
-        numbers, units = content[name], len(content["pruned"])
-        if numbers is not None and len(numbers) != units:
-            raise no_plan(f"{name} has {len(numbers)} numbers for {units} pruned units")
+    counts = [None if content[name] is None else len(content[name]) for name in _TERM_NAMES]
+    if counts not in ([None, None], [len(content["pruned"])] * 2):
+        raise no_plan(
+            f"node_terms and edge_terms have {counts[0]} and {counts[1]} numbers for "
+            f"{len(content['pruned'])} pruned units"
+        )
     return content
 
 
 def require_consistent(plan: Any) -> None:
     """Raise FileFormatError if two fields of a plan contradict each other; names both."""
-    units, target = plan.units, plan.target
-    terms = np.zeros(0) if plan.node_terms is None else plan.node_terms
-    budget = ratio_budget(units, plan.requested_ratio) if target is None else target.budget(units)
-    lowest = terms.min(initial=0.0)
-    fault = None
-    if plan.surrogate == "H" and lowest < -1e-9 * np.abs(terms).max(initial=0.0):
-        fault = f"node_terms has {lowest:.3g}, but 1/2 H_uu is never negative"
-    elif plan.forced > len(plan):
-        fault = f"forced is {plan.forced}, but {len(plan)} units are pruned"
+    units, made = plan.units, plan.made
+    budget = made.target.budget(units) if made.target else ratio_budget(units, made.requested_ratio)
+    node = np.zeros(0) if plan.terms is None else plan.terms.node
+    fault = ""
+    if made.matrix == "H" and node.min(initial=0.0) < -1e-9 * np.abs(node).max(initial=0.0):
+        fault = f"node_terms has {node.min():.3g}, but 1/2 H_uu is never negative"
+    elif made.forced > len(plan):
+        fault = f"forced is {made.forced}, but {len(plan)} units are pruned"
     elif not budget.reached(plan.pruned):
         removed = budget.costs[list(plan.pruned)].sum().item()
-        asked = (
-            f"its target is {target}" if target else f"requested_ratio is {plan.requested_ratio}"
-        )
+        asked = f"requested_ratio is {made.requested_ratio}"
+        if made.target:
+            asked = f"its target is {made.target}"
         fault = f"{asked}, but its units come to {budget.shown(removed)}"
-    elif plan.uniform and not _is_uniform(plan):
-        fault = f"uniform is {told(plan.uniform)}, but its layers lose different counts"
-    if fault is not None:
+    elif made.uniform and not _is_uniform(plan):
+        fault = f"uniform is {told(made.uniform)}, but its layers lose different counts"
+    if fault:
         raise FileFormatError(fault)
 
 
@@ -171,12 +188,12 @@ def require_plan_of(plan: Any, curvature: Any, terms: bool = True) -> None:
     plan.units.require_same(curvature.units, mine="the selection", theirs="the curvature")
     if plan.origin is not None:
         require_same_source(curvature.origin, plan.origin, between=("H", "the plan"))
-    same = plan.surrogate == "H" and plan.curvature_fingerprint == curvature.fingerprint
-    if not terms or not same or plan.node_terms is None or plan.edge_terms is None:
+    same = plan.made.matrix == "H" and plan.curvature_fingerprint == curvature.fingerprint
+    if not terms or not same or plan.terms is None:
         return
     block = curvature.matrix[np.ix_(plan.pruned, plan.pruned)]
     own = np.array([np.diagonal(block) / 2, np.tril(block, -1).sum(axis=1)])
-    gap = np.abs(np.array([plan.node_terms, plan.edge_terms]) - own).max(initial=0.0)
+    gap = np.abs(np.array([plan.terms.node, plan.terms.edge]) - own).max(initial=0.0)
     if gap > 1e-9 * np.abs(block).sum():
         raise FileFormatError(
             f"the terms of the plan are {gap:.3g} from those of its H: it was changed after it was "
@@ -189,16 +206,16 @@ def _is_uniform(plan: Any) -> bool:
 
     Or, of some kinds, every layer that has them.
     """
-    kinds = tuple(UNIT_KINDS) if plan.uniform is True else plan.uniform
-    layers: dict[int, Counter[tuple[str, int]]] = {}
+    uniform = plan.made.uniform
+    kinds = tuple(UNIT_KINDS) if uniform is True else uniform
+    having = {unit.layer for unit in plan.units if unit.kind in kinds}
+    layers = range(plan.units.num_layers) if uniform is True else having
+    lost = {layer: Counter[tuple[str, int]]() for layer in layers}
     for unit in (plan.units[index] for index in plan.pruned):
-        if unit.kind in kinds:
-            layers.setdefault(unit.layer, Counter())[unit.kind, unit.stop - unit.start] += 1
-    # by width too: FFN groups of a layer may differ by one channel
-    first, *others = layers.values() or [Counter()]
-    every = {unit.layer for unit in plan.units if unit.kind in kinds}
-    every = set(range(plan.units.num_layers)) if plan.uniform is True else every
-    return set(layers) in (set(), every) and all(other == first for other in others)
+        if unit.kind in kinds:  # by width too: FFN groups of a layer may differ by one channel
+            lost[unit.layer][unit.kind, unit.stop - unit.start] += 1
+    first, *others = lost.values() or [Counter()]
+    return all(other == first for other in others)
 
 
 def no_plan(fact: str) -> FileFormatError:

@@ -1,11 +1,11 @@
-"""A plan: the units to prune, their removal order, the guards, and the predicted risk."""
+"""A plan: the units to prune, what H predicts for them, and how the plan was made."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,58 +21,89 @@ from ..models.architectures import UNIT_KINDS
 from ..models.kinds import KINDS
 from ..models.unit import Kind
 from ..models.units import Unit, UnitSet
-from .guards import Guards
-from .plan_json import no_plan, read_fields, require_consistent, require_plan_of, to_plain
+from .guards import FREE, Guards
+from .plan_json import (
+    guards_from_plain,
+    no_plan,
+    read_fields,
+    require_consistent,
+    require_plan_of,
+    to_plain,
+)
 from .targets import Target, ratio_budget
 
 GAINED = tuple(kind for kind in KINDS if UNIT_KINDS[kind].grouped)  # kinds that may have gains
 
 
 @dataclass(frozen=True, eq=False)
-class Selection(Folded):
-    """A plan: the pruned set S, how it was made, and what H predicts for it.
+class Terms:
+    """What H predicts for the k units of a plan, in their order (eq. decomp), nats per token.
 
     Attributes:
-        units: the whole UnitSet, M units.
-        pruned: indices of the k removed units, in removal order where `ordered`.
+        node: [k] float64, 1/2 H_uu of each unit.
+        edge: [k] float64, g_u of each unit: the sum of H_uv over the units v before it.
+    """
+
+    node: np.ndarray
+    edge: np.ndarray
+
+    @classmethod
+    def of(cls, curvature: Curvature, pruned: Iterable[int]) -> Terms:
+        """The terms that an H [M, M] gives to these units."""
+        block = curvature.matrix[np.ix_(list(pruned), list(pruned))]
+        return cls(np.diagonal(block) / 2, np.tril(block, -1).sum(axis=1))
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a plan was made, and from what.
+
+    Attributes:
         requested_ratio: the share of removable cost asked for, [0, 1).
-        ordered: whether `pruned` is a removal order (a published mask has none).
-        node_terms: [k] float64, 1/2 H_uu of each removed unit, nats per token; None without a
-            curvature.
-        edge_terms: [k] float64, for each removed unit the sum of H_uv over the units v removed
-            before it, nats per token; None without a curvature.
         interaction_strength: the lambda that made the plan; None where none did.
-        guards: the guards under which the plan was made.
-        gains: output gain of kept FFN units, by index; empty if there are none.
-        origin: the record of its model (base/origin.py); None where it is not known.
-        curvature_fingerprint, text_windows: those of the H on which the plan was solved.
-        forced: how many leading units were forced (`include`) rather than chosen.
+        guards: the guards under which it was made.
         target: the target, if one was given instead of a ratio. `requested_ratio` is then the share
             of parameters it implies, or the realized share for a target in other costs.
         uniform: whether every layer was required to lose the same number of units, or the kinds of
             which it was.
-        surrogate: the matrix the plan was solved on: "H", "pair KL", "additive KL", or "staged H",
-            the H of a model without some units.
-        stages: the ratios at which the surrogate was measured anew (`staged_plan`).
+        forced: how many leading units were forced (`include`) rather than chosen.
+        ordered: whether `pruned` is a removal order (a published mask has none).
+        matrix: what the plan was solved on: "H", or what an extension measured instead.
+        curvature_fingerprint: that of the H which predicts the terms.
+        origin: the record of the model (base/origin.py); None where it is not known.
+        text_windows: the record of the text that the plan has seen; None where it is not known.
+    """
+
+    requested_ratio: float
+    interaction_strength: float | None = None
+    guards: Guards = FREE
+    target: Target | None = None
+    uniform: bool | tuple[Kind, ...] = False
+    forced: int = 0
+    ordered: bool = False
+    matrix: str = "H"
+    curvature_fingerprint: str | None = None
+    origin: Mapping[str, Any] | None = None
+    text_windows: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Selection(Folded):
+    """A plan: the pruned set S, what H predicts for it, and how it was made.
+
+    Attributes:
+        units: the whole UnitSet, M units.
+        pruned: indices of the k removed units, in removal order where `ordered`.
+        terms: what H predicts, unit by unit; None without a curvature.
+        made: ratio, lambda, guards, and where the plan comes from.
+        gains: output gain of kept FFN units, by index; empty if there are none.
     """
 
     units: UnitSet
     pruned: tuple[int, ...]
-    requested_ratio: float
-    ordered: bool = True
-    node_terms: np.ndarray | None = None
-    edge_terms: np.ndarray | None = None
-    interaction_strength: float | None = None
-    guards: Guards = field(default_factory=Guards)
+    terms: Terms | None
+    made: Made
     gains: Mapping[int, float] = field(default_factory=dict)
-    curvature_fingerprint: str | None = None
-    origin: Mapping[str, Any] | None = None
-    text_windows: str | None = None
-    forced: int = 0
-    target: Target | None = None
-    uniform: bool | tuple[Kind, ...] = False
-    surrogate: str = "H"
-    stages: tuple[float, ...] = ()
 
     @classmethod
     def from_release(cls, folder: str | os.PathLike[str], ratio: float) -> Selection:
@@ -91,32 +122,64 @@ class Selection(Folded):
         units: UnitSet,
         pruned: Iterable[Unit | str | int],
         curvature: Curvature | None = None,
-        **fields: Any,
+        **made: Any,
     ) -> Selection:
         """Make a plan from any set of units: random, from a baseline, or chosen by hand.
 
-        With a curvature H [M, M] the plan has a predicted risk. `fields` are further fields of
-        Selection; `requested_ratio` defaults to the realized one.
+        With a curvature H [M, M] the plan has a predicted risk. `made` are fields of `Made`;
+        `requested_ratio` defaults to the realized one.
         """
-        plan = cls(units, units.indices(pruned), 0.0, ordered=False)
-        plan = replace(plan, **({"requested_ratio": plan.realized_ratio} | fields))
+        plan = cls(units, units.indices(pruned), None, Made(0.0))
+        plan = plan.with_made(**({"requested_ratio": plan.realized_ratio} | made))
         return plan if curvature is None else plan.predicted_by(curvature)
 
-    def predicted_by(self, curvature: Curvature) -> Selection:
-        """Return the same plan with the risk that this H [M, M] predicts, whatever made the plan.
+    def with_made(self, **changes: Any) -> Selection:
+        """Return the same plan with other facts of how it was made (fields of `Made`)."""
+        return replace(self, made=replace(self.made, **changes))
 
-        The terms are 1/2 H_uu of each unit, and the sum of H_uv over the units v before it.
-        """
+    def predicted_by(self, curvature: Curvature) -> Selection:
+        """Return the same plan with the risk that this H [M, M] predicts, whatever made it."""
         require_plan_of(self, curvature, terms=False)
-        block = curvature.matrix[np.ix_(self.pruned, self.pruned)]
-        return replace(
-            self,
-            node_terms=np.diagonal(block) / 2,
-            edge_terms=np.tril(block, -1).sum(axis=1),
+        plan = self.with_made(
             curvature_fingerprint=curvature.fingerprint,
             origin=curvature.origin,
             text_windows=curvature.provenance.get("text_windows"),
         )
+        return replace(plan, terms=Terms.of(curvature, self.pruned))
+
+    # Where it comes from ------------------------------------------------------------------------
+
+    @property
+    def requested_ratio(self) -> float:
+        return self.made.requested_ratio
+
+    @property
+    def interaction_strength(self) -> float | None:
+        return self.made.interaction_strength
+
+    @property
+    def guards(self) -> Guards:
+        return self.made.guards
+
+    @property
+    def forced(self) -> int:
+        return self.made.forced
+
+    @property
+    def ordered(self) -> bool:
+        return self.made.ordered
+
+    @property
+    def curvature_fingerprint(self) -> str | None:
+        return self.made.curvature_fingerprint
+
+    @property
+    def origin(self) -> Mapping[str, Any] | None:
+        return self.made.origin
+
+    @property
+    def text_windows(self) -> str | None:
+        return self.made.text_windows
 
     # Ratios -------------------------------------------------------------------------------------
 
@@ -138,20 +201,21 @@ class Selection(Folded):
 
     @property
     def realized_target(self) -> float | None:
-        """What is left in the unit of `target`, or the share gone; None for a plain ratio."""
-        return None if self.target is None else self.target.realized(self.units, self.pruned)
+        """What is left in the unit of the target, or the share gone; None for a plain ratio."""
+        target = self.made.target
+        return None if target is None else target.realized(self.units, self.pruned)
 
     # Risk ---------------------------------------------------------------------------------------
 
     @property
     def node_risk(self) -> float | None:
         """1/2 sum of H_uu over the plan (eq. decomp), nats per token."""
-        return None if self.node_terms is None else float(self.node_terms.sum())
+        return None if self.terms is None else float(self.terms.node.sum())
 
     @property
     def edge_risk(self) -> float | None:
         """Sum of H_uv over pairs of the plan (eq. decomp), nats per token."""
-        return None if self.edge_terms is None else float(self.edge_terms.sum())
+        return None if self.terms is None else float(self.terms.edge.sum())
 
     @property
     def predicted_risk(self) -> float | None:
@@ -163,9 +227,9 @@ class Selection(Folded):
     @property
     def marginals(self) -> np.ndarray | None:
         """Delta(u | S) = 1/2 H_uu + lambda g_u [k], nats per token (eq. marginal)."""
-        if self.node_terms is None or self.edge_terms is None or self.interaction_strength is None:
+        if self.terms is None or self.interaction_strength is None:
             return None
-        return self.node_terms + self.interaction_strength * self.edge_terms
+        return self.terms.node + self.interaction_strength * self.terms.edge
 
     @property
     def objective(self) -> float | None:
@@ -220,14 +284,11 @@ class Selection(Folded):
         # solve forces the included units at every ratio too
         length = max(int(np.searchsorted(running, budget.needed)), self.forced)
         budget.require_reached(self.pruned[:length])
-        return replace(
-            self,
-            pruned=self.pruned[:length],
-            requested_ratio=budget.share,
-            target=None,
-            node_terms=None if self.node_terms is None else self.node_terms[:length],
-            edge_terms=None if self.edge_terms is None else self.edge_terms[:length],
-        )
+        terms = self.terms
+        if terms is not None:
+            terms = Terms(terms.node[:length], terms.edge[:length])
+        plan = self.with_made(requested_ratio=budget.share, target=None)
+        return replace(plan, pruned=self.pruned[:length], terms=terms)
 
     def with_gains(self, gains: Mapping[int, float]) -> Selection:
         """Return the same plan with other output gains on kept FFN units, by index (eq. comp)."""
@@ -262,22 +323,21 @@ class Selection(Folded):
         """Read `to_json` output; a FileFormatError names the field that is wrong."""
         content = read_fields(text)
         try:
-            units = content["units"] = UnitSet.from_plain(content["units"])
-            content["pruned"] = units.indices(content["pruned"])
-            guards = content["guards"]
-            if set(guards.get("kinds", ())) >= set(units.kinds.tolist()):  # every kind of the model
-                guards.pop("kinds", None)
-            content["guards"] = Guards(**guards)
-            if "target" in content:
-                content["target"] = Target(**content["target"])
-            content["stages"] = tuple(content.get("stages", ()))
-            if isinstance(content.get("uniform"), list):
-                content["uniform"] = tuple(content["uniform"])
-            for name in ("node_terms", "edge_terms"):
-                if content[name] is not None:
-                    content[name] = np.array(content[name], np.float64)
-            gains = {units.index(int(index)): gain for index, gain in content.pop("gains").items()}
-            plan = cls(**content).with_gains(gains)
+            units = UnitSet.from_plain(content["units"])
+            made = {each.name: content[each.name] for each in fields(Made) if each.name in content}
+            made["guards"] = guards_from_plain(content["guards"], units)
+            made["matrix"] = content.get("surrogate", "H")
+            if "target" in made:
+                made["target"] = Target(**made["target"])
+            if isinstance(made.get("uniform"), list):
+                made["uniform"] = tuple(made["uniform"])
+            terms = None
+            if content["node_terms"] is not None:
+                node, edge = content["node_terms"], content["edge_terms"]
+                terms = Terms(np.array(node, np.float64), np.array(edge, np.float64))
+            gains = {units.index(int(index)): gain for index, gain in content["gains"].items()}
+            plan = cls(units, units.indices(content["pruned"]), terms, Made(**made))
+            plan = plan.with_gains(gains)
             require_consistent(plan)
         except (LookupError, TypeError, ValueError, FileFormatError) as error:
             raise no_plan(str(error).rstrip(".")) from None
@@ -290,17 +350,19 @@ class Selection(Folded):
     @property
     def by_ratio(self) -> bool:
         """Whether ratio, guards and lambda alone made the plan, in steps of single units."""
-        by_share = self.target is None or self.target.in_parameters
-        return by_share and not self.uniform and not self.guards.machine
+        target = self.made.target
+        by_share = target is None or target.in_parameters
+        return by_share and not self.made.uniform and not self.guards.machine
 
     def require_by_ratio(self, what: str, *, machine: bool = False) -> None:
         """Raise InputError, naming the wanted result, if more than a ratio constrains the plan.
 
         With `machine`, guards of the machine are allowed.
         """
-        plan = replace(self, guards=Guards()) if machine else self
+        plan = self.with_made(guards=Guards()) if machine else self
         if not plan.by_ratio:
-            kept = "equal counts in every layer" if self.uniform else f"a target, {self.target}"
+            made = self.made
+            kept = "equal counts in every layer" if made.uniform else f"a target, {made.target}"
             kept = plan.guards.machine or kept
             raise InputError(f"this plan keeps to {kept}; {what} would not. Solve again instead.")
 
@@ -308,21 +370,20 @@ class Selection(Folded):
         return len(self.pruned)
 
     def __repr__(self) -> str:
-        risk, strength = self.predicted_risk, self.interaction_strength
-        made = "" if strength is None else f" at lambda {strength:g}"
-        if self.uniform:
-            kinds = self.uniform if isinstance(self.uniform, tuple) else ()
-            words = " and ".join(UNIT_KINDS[kind].plural for kind in kinds)
-            made += f", the same counts{' of ' if words else ''}{words} in every layer"
-        made += "" if self.surrogate == "H" else f" on the {self.surrogate}"
-        if self.stages:
-            made += f", measured anew at {', '.join(f'{at:.0%}' for at in self.stages)}"
+        made, risk, strength = self.made, self.predicted_risk, self.interaction_strength
+        how = "" if strength is None else f" at lambda {strength:g}"
+        if made.uniform is True:
+            how += ", the same counts in every layer"
+        elif made.uniform:
+            words = " and ".join(UNIT_KINDS[kind].plural for kind in made.uniform)
+            how += f", the same counts of {words} in every layer"
+        how += "" if made.matrix == "H" else f" on the {made.matrix}"
         asked = f"{self.requested_ratio:.2%} asked"
-        if self.target is not None and self.realized_target is not None:
-            asked = f"{self.target} asked, {self.target.shown(self.realized_target)} realized"
+        if made.target is not None and self.realized_target is not None:
+            asked = f"{made.target} asked, {made.target.shown(self.realized_target)} realized"
         priced = "" if risk is None else f", predicted risk {risk:.4g} nats"
         priced += " (below 0: not a price)" if risk is not None and risk < 0 else ""
         return (
-            f"Selection of {len(self)} of {len(self.units)} units{made}: {self.realized_ratio:.2%} "
+            f"Selection of {len(self)} of {len(self.units)} units{how}: {self.realized_ratio:.2%} "
             f"of removable cost ({self.pruned_cost:,} parameters; {asked}){priced}"
         )

@@ -21,7 +21,7 @@ SHORT = EfficiencyOptions(batch_sizes=(1, 2), new_tokens=2, repeats=2, progress=
 def test_sizes_are_those_counted_by_hand() -> None:
     model = tiny_model(layers=2)
     units = cl.enumerate_units(model, 4)
-    plan = cl.Selection(units, (0, 2, 3), 0.3)  # one of two KV heads, two FFN groups
+    plan = cl.Selection.from_pruned(units, [0, 2, 3])  # one of two KV heads, two FFN groups
     pruned = cl.prune(model, plan)
     found = measure_efficiency(model, pruned, SHORT)
     gone = units[0].cost + units[2].cost + units[3].cost

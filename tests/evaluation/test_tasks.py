@@ -155,7 +155,7 @@ def test_pruned_and_streamed_models_go_through(harness: Any) -> None:
     model, tokenizer = cl.load_model("demo", device="cpu")
     units = cl.enumerate_units(model)
     whole_layer = tuple(n for n, unit in enumerate(units) if unit.layer == 0)
-    pruned = cl.prune(model, cl.Selection(units, whole_layer, 0.1))
+    pruned = cl.prune(model, cl.Selection.from_pruned(units, whole_layer))
     streamed, _ = cl.load_model("demo", device="cpu", stream=True)
     options = TaskOptions(tasks=("knowledge", "knowledge_choice"), progress=False)
     dense, narrow, same = (

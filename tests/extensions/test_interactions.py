@@ -78,7 +78,7 @@ def test_a_plan_is_of_whole_parts_and_as_good_as_the_best(strength: float) -> No
     reach = [s for s in every if found.costs[list(s)].sum() >= need]
     assert plan.objective == pytest.approx(min(map(objective, reach)))
     again = cl.Selection.from_json(plan.to_json())
-    assert (again.pruned, again.surrogate) == (plan.pruned, "measured KL")
+    assert (again.pruned, again.made.matrix) == (plan.pruned, "measured KL")
 
 
 def test_a_pool_measures_pairs_of_the_cheapest_parts_alone() -> None:

@@ -111,7 +111,7 @@ def test_a_pair_kl_and_its_plans_say_what_they_are(tmp_path: Path) -> None:
     assert "not the paper's H" in pair.note()
     assert pair.correlation()[0, 1] == pytest.approx(9.5, abs=0.1)
     plan = cl.solve_greedy(pair, 0.2)
-    assert cl.Selection.from_json(plan.to_json()).surrogate == plan.surrogate == "pair KL"
+    assert cl.Selection.from_json(plan.to_json()).made.matrix == plan.made.matrix == "pair KL"
     assert "surrogate" not in json.loads(cl.solve_greedy(random_curvature(UNITS), 0.2).to_json())
     pair = SKETCHED.pair_kl()
     assert np.isfinite(cl.jackknife(pair, "saliency").standard_error).all()
@@ -164,7 +164,7 @@ def test_the_plan_is_greedy_on_f_lambda(strength: float, guards: cl.Guards, surr
     plan = surrogate(SKETCHED).solve(0.3, strength, guards)
     assert list(plan.pruned) == chosen
     assert plan.predicted_risk == pytest.approx(SKETCHED.risk(chosen))  # what H predicts
-    assert cl.Selection.from_json(plan.to_json()).surrogate == plan.surrogate == "additive KL"
+    assert cl.Selection.from_json(plan.to_json()).made.matrix == plan.made.matrix == "additive KL"
 
 
 def test_targets_and_included_units_are_respected() -> None:
@@ -236,7 +236,7 @@ def test_the_path_has_the_plan_of_every_lambda(surrogate: Any) -> None:
         plan = path.at(strength).selection
         assert plan is not None
         assert set(plan.pruned) == set(additive.solve(0.4, strength, guards, part="fit").pruned)
-        assert plan.surrogate == "additive KL"
+        assert plan.made.matrix == "additive KL"
         assert plan.predicted_risk == pytest.approx(made.risk(plan.pruned))
 
 

@@ -357,7 +357,7 @@ def test_the_fitting_lambda_closes_the_gap(seed: int, strength: float, measured:
         gap = node + value * edges - measured
         assert gap == pytest.approx((value - 1) * fit.edge_mass - fit.remainder, abs=1e-9)
     assert node + fit.interaction_strength * edges == pytest.approx(measured, rel=1e-6, abs=1e-9)
-    assert replace(plan, interaction_strength=fit.interaction_strength).objective == pytest.approx(
+    assert plan.with_made(interaction_strength=fit.interaction_strength).objective == pytest.approx(
         measured, rel=1e-6, abs=1e-9
     )
     # the printed sign misses by twice the remainder

@@ -201,7 +201,7 @@ def test_the_plan_keeps_its_rules(monkeypatch: pytest.MonkeyPatch, guided: bool)
     assert not {7, 8} & set(plan.pruned)
     assert UNITS.layers[list(plan.pruned)].min() >= 1
     assert target.budget(UNITS).reached(plan.pruned)
-    assert cl.Selection.from_json(plan.to_json()).target == target
+    assert cl.Selection.from_json(plan.to_json()).made.target == target
     assert (plan.predicted_risk is not None) == guided
 
 

@@ -104,7 +104,11 @@ def test_drawn_plans_keep_every_rule(
         plan = around.selection(units)
         assert broken(plan, start, costs, ratio) == ""
         assert 15 not in plan.pruned
-        assert (plan.guards, plan.target, plan.forced) == (start.guards, start.target, len(include))
+        assert (plan.guards, plan.made.target, plan.forced) == (
+            start.guards,
+            start.made.target,
+            len(include),
+        )
         assert Selection.from_json(plan.to_json()).fingerprint == plan.fingerprint
 
 
@@ -116,7 +120,7 @@ def test_a_uniform_plan_stays_uniform(surrogate: Any) -> None:
     for _ in range(30):
         plan = around.selection(around.draw(start.pruned, rng) or start.pruned)
         seen.add(plan.fingerprint)
-        assert plan.uniform
+        assert plan.made.uniform
         assert plan.pruned_cost == start.pruned_cost
         Selection.from_json(plan.to_json())  # refuses counts that differ between layers
     assert len(seen) > 10
@@ -201,8 +205,10 @@ def test_the_marginals_of_guided_draws_are_those_of_the_surrogate() -> None:
     ],
 )
 def test_a_start_that_breaks_its_own_rules_is_refused(start: Any, exclude: Any) -> None:
+    gains = start.get("gains", {})
+    made = {name: value for name, value in start.items() if name != "gains"}
     with pytest.raises(InputError):
-        Neighbors(Selection.from_pruned(UNITS, [2, 3, 4], **start), exclude)
+        Neighbors(Selection.from_pruned(UNITS, [2, 3, 4], **made).with_gains(gains), exclude)
     with pytest.raises(MismatchError):
         Neighbors(
             Selection.from_pruned(UNITS, [2]), surrogate=random_curvature(make_units(5, 2, 4))

@@ -259,7 +259,7 @@ def test_cocurve_solves_on_each_surrogate(strength: float, tmp_path: Path) -> No
         evidence.save(tmp_path / "evidence.pkl")
         for known in (evidence, Evidence.load(tmp_path / "evidence.pkl")):
             found = method.select(known, units, 0.4)
-            assert (found.pruned, found.surrogate) == (plan.pruned, plan.surrogate)
+            assert (found.pruned, found.made.matrix) == (plan.pruned, plan.made.matrix)
 
 
 def test_compensation_carries_gains_into_the_weights() -> None:

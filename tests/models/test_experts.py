@@ -216,9 +216,11 @@ def test_equal_counts_are_the_default_for_experts() -> None:
         counts = left(plan)
         assert counts == [counts[0], 0, counts[0]], ratio
         assert plan.realized_ratio >= ratio
-        assert cl.Selection.from_json(plan.to_json()).uniform == plan.uniform == ("expert",)
+        assert (
+            cl.Selection.from_json(plan.to_json()).made.uniform == plan.made.uniform == ("expert",)
+        )
     free = cl.solve_greedy(curvature, 0.3, uniform=())
-    assert free.uniform is False
+    assert free.made.uniform is False
     assert len(set(left(free)) - {0}) == 2
     included = [i for i, u in enumerate(units) if (u.layer, u.kind) == (0, "expert")][:2]
     plan = cl.solve_greedy(curvature, 0.01, include=included)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -59,7 +57,7 @@ def test_equals_least_squares_on_the_features(
 def test_the_full_signed_matrix_is_used_whatever_lambda_made_the_plan() -> None:
     curvature = random_curvature(UNITS, 2)
     plan = solve_greedy(curvature, 0.3, 0.0)
-    same = replace(plan, interaction_strength=1.0)
+    same = plan.with_made(interaction_strength=1.0)
     assert solve_gains(curvature, plan) == solve_gains(curvature, same)
     diagonal = Curvature(np.diag(curvature.saliency), UNITS)
     assert set(solve_gains(diagonal, plan).values()) == {1.0}

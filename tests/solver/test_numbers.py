@@ -125,7 +125,7 @@ def test_a_plan_in_any_costs_reaches_its_target_or_raises(
         assert kept <= left + sum(exact) * Fraction(1, 10**9)
     assert len(set(plan.pruned)) == len(plan)
     again = Selection.from_json(plan.to_json())
-    assert again.target == plan.target
+    assert again.made.target == plan.made.target
 
 
 # Units --------------------------------------------------------------------------------------------

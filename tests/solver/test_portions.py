@@ -198,7 +198,7 @@ def test_uniform_plans_keep_them() -> None:
     curvature, guards = random_curvature(SMALL, 3), Guards(tensor_parallel=2, align=16)
     for ratio in (0.2, 0.4):
         plan = solve_greedy(curvature, ratio, 1.0, guards, uniform=True)
-        assert plan.uniform
+        assert plan.made.uniform
         assert keeps(SMALL, plan.pruned, guards)
 
 

@@ -75,7 +75,7 @@ def test_a_target_of_parameters_is_a_ratio_in_other_words(seed: int, left: int) 
     refined = cl.refine(plan, curvature)
     assert refined.realized_target is not None
     assert refined.realized_target <= left
-    assert solve_greedy(curvature, Target(parameters=left)).prefix(0.0).target is None
+    assert solve_greedy(curvature, Target(parameters=left)).prefix(0.0).made.target is None
 
 
 def test_bytes_are_parameters_times_their_width() -> None:
@@ -264,6 +264,6 @@ def test_other_budgets_are_not_silently_dropped() -> None:
 def test_a_targeted_plan_survives_json(target: Target) -> None:
     plan = solve_greedy(random_curvature(WHOLE), target)
     again = Selection.from_json(plan.to_json())
-    assert again.target == plan.target == target
+    assert again.made.target == plan.made.target == target
     assert again.realized_target == plan.realized_target
     assert repr(again) == repr(plan)

@@ -82,7 +82,7 @@ def test_the_diagonal_plan_is_the_best_of_all_uniform_ones(
         return
     plan = solve_greedy(curvature, ratio, 0.0, guards, uniform=True)
     assert is_uniform(SMALL, plan.pruned)
-    assert plan.uniform
+    assert plan.made.uniform
     best = min(curvature.saliency[list(s)].sum() / 2 for s in fits)
     assert plan.objective == pytest.approx(best)
 
@@ -167,7 +167,7 @@ def test_the_most_that_uniform_plans_reach_is_named() -> None:
     assert solve_greedy(curvature, 0.7288, uniform=True).pruned_cost == 86
     plan = solve_greedy(curvature, 0.4, uniform=True)
     assert "the same counts in every layer" in repr(plan)
-    assert Selection.from_json(plan.to_json()).uniform
+    assert Selection.from_json(plan.to_json()).made.uniform
 
 
 # The model ----------------------------------------------------------------------------------------

@@ -126,8 +126,9 @@ def test_a_variant_changes_the_plan_never_its_predicted_risk(
     assert plan.curvature_fingerprint == curvature.fingerprint
     node = [curvature.matrix[u, u] / 2 for u in plan.pruned]
     edge = [sum(curvature.matrix[u, v] for v in plan.pruned[:k]) for k, u in enumerate(plan.pruned)]
-    assert plan.node_terms == pytest.approx(node)
-    assert plan.edge_terms == pytest.approx(edge, abs=1e-15)
+    assert plan.terms is not None
+    assert plan.terms.node == pytest.approx(node)
+    assert plan.terms.edge == pytest.approx(edge, abs=1e-15)
 
 
 def test_without_its_diagonal_a_block_prunes_by_index() -> None:

@@ -345,7 +345,7 @@ def test_code_makes_the_plan_on_the_surrogate(additive: LambdaExplorer, surrogat
     exec(additive.code(), names)
     plan, made = additive.selection, names["selection"]
     assert plan is not None
-    assert (made.pruned, made.surrogate) == (plan.pruned, plan.surrogate)
+    assert (made.pruned, made.made.matrix) == (plan.pruned, plan.made.matrix)
     assert ("additive()" in additive.code()) == (surrogate == "additive KL")
 
 
@@ -378,7 +378,7 @@ def test_the_additive_kl_is_solved_on_one_half_and_priced_on_the_other(
         plan = additive.selection
         assert plan is not None
         assert plan.pruned == expected.pruned
-        assert (plan.surrogate, plan.guards) == ("additive KL", guards)
+        assert (plan.made.matrix, plan.guards) == ("additive KL", guards)
         assert additive.session.selection is plan
         price = surrogate.predict(expected, "price")
         assert price != pytest.approx(surrogate.predict(expected, "fit"), rel=1e-3)
@@ -449,7 +449,7 @@ def test_a_pair_kl_is_solved_without_a_gate() -> None:
     pair = WITH_SHIFTS.pair_kl()
     explorer = LambdaExplorer(pair, session=Session(pair))
     assert explorer.selection is not None
-    assert explorer.selection.surrogate == explorer.surrogate == "pair KL"
+    assert explorer.selection.made.matrix == explorer.surrogate == "pair KL"
     assert "not of pair KL" in explorer._marks["gate"]["reason"]
     assert "preview" not in explorer.status
     assert (explorer._marks["trusted"], explorer.matrix_name) == (None, "pair KL")

@@ -315,13 +315,12 @@ def _end(sizes: np.ndarray) -> float:
 def _steps(plan: cl.Selection, curvature: cl.Curvature) -> dict[str, Any]:
     """The plan as the page plays it; its terms are of this H, whatever made it."""
     priced = cl.Selection.from_pruned(curvature.units, plan.pruned, curvature)
-    assert priced.node_terms is not None
-    assert priced.edge_terms is not None
+    assert priced.terms is not None
     costs = plan.units.costs
     return {
         "order": list(plan.pruned),
-        "node": priced.node_terms.tolist(),
-        "edge": priced.edge_terms.tolist(),
+        "node": priced.terms.node.tolist(),
+        "edge": priced.terms.edge.tolist(),
         "gone": (np.cumsum(costs[list(plan.pruned)]) / max(plan.units.total_cost, 1)).tolist(),
         "strength": plan.interaction_strength,
         "ordered": plan.ordered,

@@ -398,7 +398,7 @@ class LambdaExplorer(ByHand, Explorer):
     def _plan_of(self, run: cl.Selection) -> cl.Selection | None:
         """The plan of the present ratio, the beginning of a long run; None if that is shorter."""
         try:
-            return replace(run.prefix(self.ratio), guards=self.guards)
+            return run.prefix(self.ratio).with_made(guards=self.guards)
         except cl.CocurveError:
             return None
 
@@ -464,13 +464,13 @@ class LambdaExplorer(ByHand, Explorer):
         """The values of CONTROLS that make a plan; None where none do."""
         strength, guards = plan.interaction_strength, plan.guards
         made = strength is not None and plan.ordered and plan.by_ratio and 0 <= strength <= 1
-        made = made and plan.surrogate in surrogates_of(self.curvature)
+        made = made and plan.made.matrix in surrogates_of(self.curvature)
         if not made or plan.requested_ratio > MOST_RATIO:
             return None
         caps = guards.layer_cap, guards.layer_cap_factor
         ends = guards.protect_first, guards.protect_last
         kinds = [kind for kind in guards.kinds if kind in cl.KINDS]
-        return strength, plan.requested_ratio, *caps, *ends, kinds, plan.surrogate
+        return strength, plan.requested_ratio, *caps, *ends, kinds, plan.made.matrix
 
     def _take(self, plan: cl.Selection) -> None:
         """Set the controls that make a plan."""

@@ -67,7 +67,7 @@ def refine(
     if selection.interaction_strength is None:
         raise InputError(
             f"{selection!r} has no interaction_strength, so no objective to improve. Set one with "
-            "dataclasses.replace(selection, interaction_strength=...)."
+            "selection.with_made(interaction_strength=...)."
         )
     strength = require_strength(selection.interaction_strength)
     if max_rounds < 0:
@@ -82,8 +82,8 @@ def refine(
     pruned, same_h = (*forced, *rest), selection.curvature_fingerprint == curvature.fingerprint
     if set(selection.pruned) == set(pruned) and same_h and not selection.gains:
         # nothing changed: terms summed in another order could exceed the plan's own by rounding
-        return replace(selection, ordered=False)
-    found = replace(selection, pruned=pruned, ordered=False, gains={})
+        return selection.with_made(ordered=False)
+    found = replace(selection.with_made(ordered=False), pruned=pruned, gains={})
     return found.predicted_by(curvature)
 
 

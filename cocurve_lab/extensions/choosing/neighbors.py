@@ -67,7 +67,7 @@ class Neighbors:
         scales: Sequence[Interactions] = (),
         seen: str | None = None,
     ) -> None:
-        units, target = start.units, start.target
+        units, target = start.units, start.made.target
         self.start, self.most, self.random_share, self.seen = start, most, random_share, seen
         budget = (
             ratio_budget(units, start.requested_ratio) if target is None else target.budget(units)
@@ -101,7 +101,7 @@ class Neighbors:
         """
         guided = self.unit_scale.half is not None and rng.random() >= self.random_share
         draw = _Draw(self, set(pruned) | self.forced, rng, guided)
-        if self.start.uniform or self.rules.portions is not None:
+        if self.start.made.uniform or self.rules.portions is not None:
             return draw.swap(int(rng.integers(1, self.most + 1)))
         if self.part_scales and (at := int(rng.integers(len(self.part_scales) + 1))):
             draw.guided, scale = rng.random() >= self.random_share, self.part_scales[at - 1]
@@ -124,13 +124,13 @@ class Neighbors:
             curvature,
             guards=start.guards,
             forced=start.forced,
-            target=start.target,
-            uniform=start.uniform,
+            target=start.made.target,
+            uniform=start.made.uniform,
             text_windows=self.seen,
             **own,
         )
-        if start.target is None or start.target.in_parameters:
-            return replace(plan, requested_ratio=start.requested_ratio)
+        if start.made.target is None or start.made.target.in_parameters:
+            return plan.with_made(requested_ratio=start.requested_ratio)
         return plan  # its target implies no share of parameters, so the realized one stays
 
     def room(self, chosen: Collection[int]) -> np.ndarray:

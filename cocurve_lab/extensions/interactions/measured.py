@@ -52,7 +52,7 @@ from ...models.identity import known_record, model_name
 from ...models.unit import Unit
 from ...models.units import UnitSet, enumerate_units
 from ...solver.guards import FREE, Guards
-from ...solver.selection import Selection
+from ...solver.selection import Selection, Terms
 from ...solver.solve import solve_greedy
 from ..analysis.refinement import refine
 
@@ -228,7 +228,7 @@ class Interactions:
                 f"parameters, and ratio is {ratio:.0%}. Measure more parts, or ask for less."
             )
         found = solve_greedy(self.curvature, own, interaction_strength, guards)
-        return replace(self.expand(refine(found, self.curvature)), requested_ratio=ratio)
+        return self.expand(refine(found, self.curvature)).with_made(requested_ratio=ratio)
 
     def expand(self, selection: Selection) -> Selection:
         """Turn a plan of stand-ins (a solve or path of `curvature`) into one of the model's units.
@@ -238,25 +238,22 @@ class Interactions:
         selection.units.require_same(self._stand_ins, mine="the plan", theirs="the stand-ins")
         pruned: list[int] = []
         node, edge = [], []
-        terms = selection.predicted_by(self.curvature)
-        assert terms.node_terms is not None
-        assert terms.edge_terms is not None
+        terms = Terms.of(self.curvature, selection.pruned)
         for at, place in enumerate(selection.pruned):
             part = self.parts[self._ordered[place]]
             pruned += part
-            node += [terms.node_terms[at], *[0.0] * (len(part) - 1)]
-            edge += [terms.edge_terms[at], *[0.0] * (len(part) - 1)]
-        plan = Selection.from_pruned(self.units, pruned)
-        return replace(
-            plan,
-            node_terms=np.array(node),
-            edge_terms=np.array(edge),
+            node += [terms.node[at], *[0.0] * (len(part) - 1)]
+            edge += [terms.edge[at], *[0.0] * (len(part) - 1)]
+        plan = Selection.from_pruned(
+            self.units,
+            pruned,
             interaction_strength=selection.interaction_strength,
+            matrix=MEASURED,
             curvature_fingerprint=self.curvature.fingerprint,
             origin=self.curvature.origin,
             text_windows=self.provenance.get("text_windows"),
-            surrogate=MEASURED,
         )
+        return replace(plan, terms=Terms(np.array(node), np.array(edge)))
 
     # Files --------------------------------------------------------------------------------------
 

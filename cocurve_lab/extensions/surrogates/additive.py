@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from copy import copy
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -268,4 +267,4 @@ class _AdditiveGreedy(Greedy):
     def selection(self, strength: float) -> Selection:
         """The plan of the last run, whose predicted risk is that of H."""
         plan = super().selection(strength).predicted_by(self.curvature)
-        return replace(plan, surrogate=ADDITIVE_KL)
+        return plan.with_made(matrix=ADDITIVE_KL)

@@ -123,8 +123,7 @@ def staged_plan(
         interaction_strength=done.interaction_strength,
         ordered=True,
         guards=guards,
-        surrogate=surrogate,
-        stages=tuple(measured),
+        matrix=surrogate,
     )
 
 
