@@ -50,6 +50,8 @@ _HOMES = {
     "Selection": "solver.selection",
     "allow_other_weights": "models.identity",
     "solve_greedy": "solver.solve",
+    "solve_aligned": "extensions.machine",
+    "Machine": "extensions.machine",
     "redundancy_gate": "solver.gate",
     "lambda_path": "solver.path",
     "refine": "extensions.analysis.refinement",

@@ -25,6 +25,8 @@ from .solver.protection import opening_guards as opening_guards
 from .solver.selection import Selection as Selection
 from .models.identity import allow_other_weights as allow_other_weights
 from .solver.solve import solve_greedy as solve_greedy
+from .extensions.machine import solve_aligned as solve_aligned
+from .extensions.machine import Machine as Machine
 from .solver.gate import redundancy_gate as redundancy_gate
 from .solver.path import lambda_path as lambda_path
 from .extensions.analysis.refinement import refine as refine

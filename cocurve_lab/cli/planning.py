@@ -9,6 +9,7 @@ from typing import Literal
 from ..base.errors import FileFormatError, InputError
 from ..base.tables import spread
 from ..curvature.matrix import Curvature
+from ..extensions.machine import Machine, solve_aligned
 from ..solver.gate import redundancy_gate
 from ..solver.guards import FREE, Guards
 from ..solver.selection import Selection
@@ -65,6 +66,8 @@ class Solve(Verb):
         layer_cap="largest share removed from a layer",
         protect_first="number of first layers kept whole (0)",
         protect_last="number of last layers kept whole (0)",
+    )
+    machine: Machine = part(
         tensor_parallel=flag(
             "KV heads and FFN channels left in a layer are multiples of it (1)",
             1,
@@ -82,7 +85,19 @@ class Solve(Verb):
         if self.cost == "flops":
             budget = Target(ratio=self.ratio, costs=flop_costs(curvature.units, self.context))
         strength = _by_gate(curvature) if self.gate else self.strength
-        selection = solve_on(curvature, self.surrogate, budget, strength, self.guards, self.uniform)
+        if self.machine == Machine():
+            selection = solve_on(
+                curvature, self.surrogate, budget, strength, self.guards, self.uniform
+            )
+        else:
+            selection = solve_aligned(
+                curvature,
+                budget,
+                strength,
+                self.guards,
+                machine=self.machine,
+                uniform=self.uniform,
+            )
         said = f"{self.out} already holds this plan (nothing was written)."
         if write_new(self.out, selection.to_json()):
             said = f"Saved to {self.out}."

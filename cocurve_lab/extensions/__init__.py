@@ -5,6 +5,7 @@ big_models/   weights that stay on disk, pruning to a folder, Ray, forecasts, bf
 choosing/     lambda, guards and gains chosen by measured KL; search; `best_plan`
 repairing/    least-squares refit of what remains, and training after it
 interactions/ edges measured between blocks, layers or given parts, and plans of whole parts
+machine/      plans whose widths suit the machine: tensor parallelism, alignment, whole blocks
 analysis/     stability of plans, bounds, local refinement, infinitesimal and preview H
 experts/      the experts of a mixture as units
 gguf/         one file for llama.cpp, and one as input

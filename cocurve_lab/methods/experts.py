@@ -85,7 +85,8 @@ class ExpertScored(Scored):
         self.require_own(evidence, units)
         rules = Rules(units, guards, ratio)
         plan = PartialPlan(rules)
-        ranked = [int(u) for u in np.argsort(evidence.scores, kind="stable") if rules.routed[u]]
+        order = np.argsort(evidence.scores, kind="stable").tolist()
+        ranked = [u for u in order if units[u].kind == "expert"]
         layers = sorted(set(units.layers[ranked].tolist()))
 
         def rounds() -> Iterator[list[int]]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..base.arguments import require_type
 from ..base.errors import InputError
 from ..base.progress import Bar
 from ..curvature.matrix import Curvature
-from .greedy import Greedy
-from .guards import FREE, Guards, UnitsLike
+from .greedy import Greedy, fill
+from .guards import FREE, Guards, Rules, UnitsLike
 from .selection import Selection
 from .targets import require_strength
 
@@ -133,14 +134,10 @@ def lambda_path(
         0.0 to 0.2: (0, 1)
         0.2 to 1.0: (0, 2)
     """
-    greedy = Greedy(curvature, ratio, guards, include, exclude, keep_history=True)
-    return path_of(greedy, maximum, progress)
-
-
-def path_of(greedy: Greedy, maximum: float, progress: bool = False) -> LambdaPath:
-    """`lambda_path` for a loop that keeps its history, whatever its interactions are."""
+    require_type(curvature, Curvature, "curvature")
+    rules = Rules(curvature.units, guards, ratio, include, exclude)
     maximum = require_strength(maximum)
-    sweep = _Sweep(greedy)
+    sweep = _Sweep(_Resumable(curvature, rules))
     form = "{desc} {n:.3f}/{total:.3f} [{elapsed}]"
     with Bar(total=maximum, desc="lambda", bar_format=form, disable=not progress) as bar:
         while (event := sweep.next_event()) < maximum:
@@ -148,7 +145,73 @@ def path_of(greedy: Greedy, maximum: float, progress: bool = False) -> LambdaPat
             sweep.advance(event)
             bar.update(sweep.now - done)
         sweep.close(maximum)
-    return LambdaPath(tuple(sweep.segments), sweep.orders, greedy.budget.share)
+    return LambdaPath(tuple(sweep.segments), sweep.orders, rules.budget.share)
+
+
+class _Resumable(Greedy):
+    """Algorithm 2 that keeps each of its steps, so that it can resume from any of them.
+
+    Attributes:
+        history: [M + 1, M], g before each step.
+        until: [M] int, the first step at which a unit is no longer admissible.
+    """
+
+    def __init__(self, curvature: Curvature, rules: Rules) -> None:
+        super().__init__(curvature, rules)
+        self.size = len(self.half)
+        self.history = np.zeros((self.size + 1, self.size))
+        self.until = np.where(rules.admissible, self.size + 1, 0)
+
+    def remove(self, u: int) -> None:
+        super().remove(u)
+        step = len(self.order)
+        self.history[step] = self.g
+        self.until[(self.until > step) & np.isinf(self.open)] = step
+
+    def resume(self, strength: float, start: int) -> int:
+        """Run at this lambda from step `start` on; the steps before it stay.
+
+        Once the new order has removed the same set as the last run's order at that step, the rest
+        of that order is kept too: g, caps and cost depend on the set alone. That holds only if no
+        later step of it changes its winner at this lambda, which the caller must know.
+
+        Returns:
+            The step from which on the last run was kept.
+        """
+        order, edges, until = self.order[start:], self.edges[start:], self.until.copy()
+        stalled, rejoined = self.stalled, False
+        differs: set[int] = set()  # units that only one of the two runs has removed
+        self._rewind(start)
+        self.strength = strength
+
+        def enough() -> bool:
+            nonlocal rejoined
+            step = len(self.order) - start  # steps of the new order
+            if start > 0 and 0 < step <= len(order):
+                differs.symmetric_difference_update({self.order[-1]} ^ {order[step - 1]})
+                rejoined = not differs
+            return rejoined or self.enough()
+
+        self.stalled = not fill(self.cheapest(), self.remove, enough)
+        kept = len(self.order)
+        if rejoined:
+            self.order += order[kept - start :]
+            self.edges += edges[kept - start :]
+            self.until[until > kept] = until[until > kept]
+            self.stalled = stalled
+        return kept
+
+    def _rewind(self, start: int) -> None:
+        """Go back to before step `start`, or to after the included units."""
+        del self.order[start:], self.edges[start:]
+        self.until[self.until > start] = self.size + 1
+        self.open = np.where(self.until > start, self.half, np.inf)
+        self.g = self.history[start].copy()
+        self.spent = self.pruned_cost
+        self.room = self.rules.room_after(self.order)
+        self.spare = self.rules.spare_after(self.order)
+        for u in self.rules.forced[len(self.order) :]:
+            self.remove(u)
 
 
 class _Sweep:
@@ -163,7 +226,7 @@ class _Sweep:
         base: [M] a_u, the score of each unit at lambda = 0.
     """
 
-    def __init__(self, greedy: Greedy) -> None:
+    def __init__(self, greedy: _Resumable) -> None:
         self.greedy = greedy
         self.now = self.since = 0.0
         self.orders = 1
@@ -225,9 +288,9 @@ class _Sweep:
         """Solve again at `now` from step `start` on, and find the events of the new steps."""
         greedy = self.greedy
         # from `stop` on the new order removes the same units as the old one, so the old steps and
-        # their events are kept. `run` requires that none of them changes its winner at this lambda:
-        # the event was the earliest of all steps
-        stop = greedy.run(self.now, start)
+        # their events are kept. None of them changes its winner at this lambda: the event was the
+        # earliest of all steps
+        stop = greedy.resume(self.now, start)
         if greedy.stalled and not self.may_stall:
             error = greedy.infeasible()  # expensive, so asked once: can any plan reach the ratio?
             if error.stalled_ratio is None:
@@ -249,7 +312,6 @@ class _Sweep:
     def _winner(self, step: int) -> int:
         """The unit that greedy would remove at this step at the current lambda."""
         greedy = self.greedy
-        assert greedy.history is not None
         # the same operations in the same order as in the loop of greedy, so the same rounding
         half = np.where(greedy.until > step, greedy.half, np.inf)
         return int(((greedy.history[step] * self.now + half) / greedy.divisors).argmin())
@@ -257,7 +319,6 @@ class _Sweep:
     def _crossings(self, start: int, stop: int) -> np.ndarray:
         """Lambda [stop - start, M] at which each unit overtakes the winner of each step, or inf."""
         greedy = self.greedy
-        assert greedy.history is not None
         # per step: b_w - b_v and a_v - a_w of the docstring of `lambda_path`. Only a unit whose
         # score grows more slowly than the winner's can overtake it (the winner itself does not),
         # and only one that is still admissible at that step

@@ -38,7 +38,7 @@ from ..base.storage import SUM, unseal_json
 from ..curvature.settings import WINDOWS
 from ..models.architectures import UNIT_KINDS
 from .guards import Guards
-from .targets import ratio_budget
+from .targets import Target, ratio_budget
 
 FORMAT, VERSION = "cocurve-selection", 1
 _CHANGED = f"To change a plan by hand, remove its {SUM}; its origin then counts as unknown"
@@ -50,25 +50,28 @@ UNIFORM = Field(
     "true, false or a list of kinds", lambda value: isinstance(value, bool) or _KINDS(value)
 )
 _WORDS = Field("words", lambda value: is_text(value) and bool(re.fullmatch(r"[\w ]+", value)))
-_FIELDS: Schema = {
-    "units": OBJECT,
-    "pruned": Field("a list of unit indices", list_of(is_count)),
+_MADE: Schema = {
     "requested_ratio": SHARE,
     "ordered": FLAG,
-    "node_terms": _TERMS,
-    "edge_terms": _TERMS,
     "interaction_strength": nullable(
         Field("a finite number from 0", lambda value: is_number(value) and value >= 0)
     ),
     "guards": OBJECT,
+    "curvature_fingerprint": nullable(TEXT),
+    "forced": COUNT,
+    **optional({"target": OBJECT, "uniform": UNIFORM, "rule": TEXT, "origin": OBJECT}),
+    "text_windows": WINDOWS._replace(optional=True),
+}
+_FIELDS: Schema = _MADE | {
+    "units": OBJECT,
+    "pruned": Field("a list of unit indices", list_of(is_count)),
+    "node_terms": _TERMS,
+    "edge_terms": _TERMS,
     "gains": Field(
         "finite numbers by unit index",
         lambda value: dict_of(is_number)(value) and all(map(str.isdecimal, value)),
     ),
-    "curvature_fingerprint": nullable(TEXT),
-    "forced": COUNT,
-    **optional({"target": OBJECT, "uniform": UNIFORM, "surrogate": _WORDS, "origin": OBJECT}),
-    "text_windows": WINDOWS._replace(optional=True),
+    "surrogate": _WORDS._replace(optional=True),  # `Made.matrix`
 }
 _GUARDS: Schema = optional(
     {
@@ -76,9 +79,6 @@ _GUARDS: Schema = optional(
         "layer_cap_factor": nullable(NUMBER),
         "protect_first": COUNT,
         "protect_last": COUNT,
-        "tensor_parallel": COUNT,
-        "align": COUNT,
-        "depth": Field("block or layer", lambda value: value in ("block", "layer")),
         "kinds": Field("a list of kinds", _KINDS),
     }
 )
@@ -87,14 +87,7 @@ _GUARDS: Schema = optional(
 def guards_to_plain(guards: Any, units: Any) -> dict[str, Any]:
     """Return the fields of guards for JSON, without kinds of unit that only other models have."""
     own = [kind for kind in guards.kinds if UNIT_KINDS[kind].columns or kind in units.kinds]
-    return {**guards.to_plain(), "kinds": own}
-
-
-def guards_from_plain(content: dict[str, Any], units: Any) -> Guards:
-    """Make guards of such fields; if they allow every kind of the units, they allow all kinds."""
-    if set(content.get("kinds", ())) >= set(units.kinds.tolist()):
-        content = {name: value for name, value in content.items() if name != "kinds"}
-    return Guards(**content)
+    return vars(guards) | {"kinds": own}
 
 
 def to_plain(plan: Any) -> dict[str, Any]:
@@ -121,11 +114,26 @@ def to_plain(plan: Any) -> dict[str, Any]:
     rare = {
         "target": None if made.target is None else made.target.to_plain(),
         "uniform": made.uniform or None,
+        "rule": made.rule or None,
         "surrogate": None if made.matrix == "H" else made.matrix,
         "origin": origin,
         "text_windows": made.text_windows,
     }
     return content | {name: value for name, value in rare.items() if value is not None}
+
+
+def made_from_plain(content: dict[str, Any], units: Any) -> dict[str, Any]:
+    """Return the fields of `Made` in the fields of a plan."""
+    made = {name: content[name] for name in _MADE if name in content}
+    guards = dict(content["guards"])
+    if set(guards.get("kinds", ())) >= set(units.kinds.tolist()):  # every kind of the model
+        guards.pop("kinds", None)
+    made["guards"] = Guards(**guards)
+    if "target" in content:
+        made["target"] = Target(**content["target"])
+    if isinstance(content.get("uniform"), list):
+        made["uniform"] = tuple(content["uniform"])
+    return made | {"matrix": content.get("surrogate", "H")}
 
 
 def read_fields(text: str) -> dict[str, Any]:

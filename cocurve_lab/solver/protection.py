@@ -1,16 +1,11 @@
-"""The guards that a lab opens with, and which of them to loosen where a target is out of reach."""
+"""Default guards, and advice on which to relax where a target cannot be reached."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
-
-from ..models.architectures import UNIT_KINDS
 from ..models.units import UnitSet
-from .guards import Guards, Rules
+from .guards import FREE, Guards, Rules
 
 PROTECTED = ((12, 2), (5, 1))  # from so many layers on, so many stay whole at either end
 
@@ -36,8 +31,7 @@ def remedy(rules: Rules, ask: str) -> str:
     Where looser guards of one sort are not enough, all that are set are named. `ask` is the largest
     reachable target.
     """
-    named = " or ".join(in_the_way(rules))
-    named = named or " and ".join(dict(_without(rules.guards))) or "the guards"
+    named = " or ".join(in_the_way(rules)) or " and ".join(_given(rules.guards)) or "the guards"
     factor = rules.guards.layer_cap_factor
     if factor is None or rules.cap == 1:
         return f"Ask for {ask}, or loosen {named}."
@@ -46,25 +40,21 @@ def remedy(rules: Rules, ask: str) -> str:
 
 def in_the_way(rules: Rules) -> list[str]:
     """Name each guard without which alone some plan reaches the target; else both ends together."""
-    looser, guards = dict(_without(rules.guards)), rules.guards
-    found = [name for name, free in looser.items() if _reaches(rules, free)]
-    if not found and guards.protect_first and guards.protect_last:
-        both = replace(guards, protect_first=0, protect_last=0)
-        found = ["protect_first and protect_last"] * _reaches(rules, both)
+    given = _given(rules.guards)
+    found = [name for name in given if _reaches(rules, name)]
+    ends = ["protect_first", "protect_last"]
+    if not found and set(ends) <= set(given) and _reaches(rules, *ends):
+        found = [" and ".join(ends)]
     return found
 
 
-def _without(guards: Guards) -> Iterator[tuple[str, Guards]]:
-    """Guards with one of them dropped, by its name."""
-    free: dict[str, Any] = {"layer_cap": None, "layer_cap_factor": None}
-    free |= {"protect_first": 0, "protect_last": 0, "kinds": tuple(UNIT_KINDS)}
-    for name, value in free.items():
-        if getattr(guards, name) not in (value, None):
-            yield name, replace(guards, **{name: value})
+def _given(guards: Guards) -> list[str]:
+    """The names of the guards that are set."""
+    return [name for name, value in vars(FREE).items() if getattr(guards, name) != value]
 
 
-def _reaches(rules: Rules, guards: Guards) -> bool:
-    """Whether some plan reaches the target under other guards."""
-    excluded = np.flatnonzero(rules.excluded).tolist()
-    others = Rules(rules.units, guards, rules.budget, rules.forced, excluded, portions=True)
-    return bool(others.reachable()[0] >= rules.budget.needed)
+def _reaches(rules: Rules, *dropped: str) -> bool:
+    """Whether some plan reaches the target without these guards."""
+    free = {name: getattr(FREE, name) for name in dropped}
+    reachable, _ = rules.under(replace(rules.guards, **free)).reachable()
+    return bool(reachable >= rules.budget.needed)

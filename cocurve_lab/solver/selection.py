@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,7 @@ from ..models.unit import Kind
 from ..models.units import Unit, UnitSet
 from .guards import FREE, Guards
 from .plan_json import (
-    guards_from_plain,
+    made_from_plain,
     no_plan,
     read_fields,
     require_consistent,
@@ -66,6 +66,8 @@ class Made:
             of parameters it implies, or the realized share for a target in other costs.
         uniform: whether every layer was required to lose the same number of units, or the kinds of
             which it was.
+        rule: what else the plan keeps to, in words: an extension's rule on how many units a block
+            may lose.
         forced: how many leading units were forced (`include`) rather than chosen.
         ordered: whether `pruned` is a removal order (a published mask has none).
         matrix: what the plan was solved on: "H", or what an extension measured instead.
@@ -79,6 +81,7 @@ class Made:
     guards: Guards = FREE
     target: Target | None = None
     uniform: bool | tuple[Kind, ...] = False
+    rule: str = ""
     forced: int = 0
     ordered: bool = False
     matrix: str = "H"
@@ -266,19 +269,20 @@ class Selection(Folded):
         Raises InputError for a plan that is not greedy's under fixed guards and a ratio alone.
         """
         self.require_by_ratio("its prefixes")
-        budget = ratio_budget(self.units, ratio)
-        if not self.ordered:
-            why = "it has no removal order"
-        elif self.guards.layer_cap_factor is not None:
-            why = f"its cap is {self.guards.layer_cap_factor} x ratio"
-        elif self.gains:
-            why = f"it has {len(self.gains)} gains, solved for its own pruned set"
-        elif budget.share > self.requested_ratio:
-            why = f"ratio {ratio} is above the {self.requested_ratio} that was solved"
-        else:
-            why = ""
-        if why:
-            raise InputError(f"this plan has no such prefix: {why}. Solve again at that ratio.")
+        budget, factor = ratio_budget(self.units, ratio), self.guards.layer_cap_factor
+        faults = {
+            "it has no removal order": not self.ordered,
+            f"its cap is {factor} x ratio": factor is not None,
+            f"it has {len(self.gains)} gains, solved for its own pruned set": bool(self.gains),
+            f"ratio {ratio} is above the {self.requested_ratio} that was solved": (
+                budget.share > self.requested_ratio
+            ),
+        }
+        for fault, holds in faults.items():
+            if holds:
+                raise InputError(
+                    f"this plan has no such prefix: {fault}. Solve again at that ratio."
+                )
         running = np.concatenate([[0], np.cumsum(self.units.costs[list(self.pruned)])])
         # the first length that reaches the target, as in the loop of greedy; 0 for ratio 0. A fresh
         # solve forces the included units at every ratio too
@@ -324,20 +328,13 @@ class Selection(Folded):
         content = read_fields(text)
         try:
             units = UnitSet.from_plain(content["units"])
-            made = {each.name: content[each.name] for each in fields(Made) if each.name in content}
-            made["guards"] = guards_from_plain(content["guards"], units)
-            made["matrix"] = content.get("surrogate", "H")
-            if "target" in made:
-                made["target"] = Target(**made["target"])
-            if isinstance(made.get("uniform"), list):
-                made["uniform"] = tuple(made["uniform"])
+            gains = {units.index(int(index)): gain for index, gain in content["gains"].items()}
             terms = None
             if content["node_terms"] is not None:
                 node, edge = content["node_terms"], content["edge_terms"]
                 terms = Terms(np.array(node, np.float64), np.array(edge, np.float64))
-            gains = {units.index(int(index)): gain for index, gain in content["gains"].items()}
-            plan = cls(units, units.indices(content["pruned"]), terms, Made(**made))
-            plan = plan.with_gains(gains)
+            made = Made(**made_from_plain(content, units))
+            plan = cls(units, units.indices(content["pruned"]), terms, made).with_gains(gains)
             require_consistent(plan)
         except (LookupError, TypeError, ValueError, FileFormatError) as error:
             raise no_plan(str(error).rstrip(".")) from None
@@ -351,39 +348,46 @@ class Selection(Folded):
     def by_ratio(self) -> bool:
         """Whether ratio, guards and lambda alone made the plan, in steps of single units."""
         target = self.made.target
-        by_share = target is None or target.in_parameters
-        return by_share and not self.made.uniform and not self.guards.machine
+        return not self.counted and (target is None or target.in_parameters)
 
-    def require_by_ratio(self, what: str, *, machine: bool = False) -> None:
-        """Raise InputError, naming the wanted result, if more than a ratio constrains the plan.
+    @property
+    def counted(self) -> bool:
+        """Whether only some counts of units were allowed in a layer or a block."""
+        return bool(self.made.uniform or self.made.rule)
 
-        With `machine`, guards of the machine are allowed.
-        """
-        plan = self.with_made(guards=Guards()) if machine else self
-        if not plan.by_ratio:
-            made = self.made
-            kept = "equal counts in every layer" if made.uniform else f"a target, {made.target}"
-            kept = plan.guards.machine or kept
+    def require_by_ratio(self, what: str) -> None:
+        """Raise InputError, naming the wanted result, if more than a ratio constrains the plan."""
+        if not self.by_ratio:
+            alike = "equal counts in every layer" if self.made.uniform else ""
+            kept = self.made.rule or alike or f"a target, {self.made.target}"
             raise InputError(f"this plan keeps to {kept}; {what} would not. Solve again instead.")
 
     def __len__(self) -> int:
         return len(self.pruned)
 
     def __repr__(self) -> str:
-        made, risk, strength = self.made, self.predicted_risk, self.interaction_strength
-        how = "" if strength is None else f" at lambda {strength:g}"
-        if made.uniform is True:
-            how += ", the same counts in every layer"
-        elif made.uniform:
-            words = " and ".join(UNIT_KINDS[kind].plural for kind in made.uniform)
-            how += f", the same counts of {words} in every layer"
-        how += "" if made.matrix == "H" else f" on the {made.matrix}"
+        made, risk = self.made, self.predicted_risk
+        words = [f"Selection of {len(self)} of {len(self.units)} units"]
+        if made.interaction_strength is not None:
+            words.append(f" at lambda {made.interaction_strength:g}")
+        if made.uniform:
+            alike = "counts"
+            if made.uniform is not True:
+                kinds = " and ".join(UNIT_KINDS[kind].plural for kind in made.uniform)
+                alike = f"counts of {kinds}"
+            words.append(f", the same {alike} in every layer")
+        if made.rule:
+            words.append(f", {made.rule}")
+        if made.matrix != "H":
+            words.append(f" on the {made.matrix}")
         asked = f"{self.requested_ratio:.2%} asked"
         if made.target is not None and self.realized_target is not None:
             asked = f"{made.target} asked, {made.target.shown(self.realized_target)} realized"
-        priced = "" if risk is None else f", predicted risk {risk:.4g} nats"
-        priced += " (below 0: not a price)" if risk is not None and risk < 0 else ""
-        return (
-            f"Selection of {len(self)} of {len(self.units)} units{how}: {self.realized_ratio:.2%} "
-            f"of removable cost ({self.pruned_cost:,} parameters; {asked}){priced}"
+        words.append(
+            f": {self.realized_ratio:.2%} of removable cost ({self.pruned_cost:,} parameters; "
+            f"{asked})"
         )
+        if risk is not None:
+            words.append(f", predicted risk {risk:.4g} nats")
+            words.append(" (below 0: not a price)" if risk < 0 else "")
+        return "".join(words)

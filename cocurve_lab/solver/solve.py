@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-from ..base.arguments import as_list
+from ..base.arguments import as_list, require_type
 from ..base.errors import InputError
 from ..curvature.matrix import Curvature
 from ..models.architectures import UNIT_KINDS
 from ..models.unit import Kind
-from .coarse import solve_alike, solve_in_portions, solve_uniform
 from .greedy import Greedy
-from .guards import FREE, Guards, UnitsLike
+from .guards import FREE, Guards, Rules, UnitsLike
 from .selection import Selection
 from .targets import Target, require_strength
+from .uniform import EqualCounts, solve_alike
 
 
 def solve_greedy(
@@ -42,17 +41,14 @@ def solve_greedy(
             most so many parameters, bytes, or bytes of KV cache left.
         interaction_strength: lambda >= 0; 0 is the diagonal (OBD) selector, 1 the full edge model.
         guards: where units may go. A unit that would push its layer above the cap is inadmissible.
-            Under guards of the machine units go in portions (coarse.py), and the ratio may be
-            exceeded by up to a portion.
         include: units pruned first, in this order, whatever they cost and even beyond the ratio.
         exclude: units never pruned.
         costs: [M] numbers that stand for parameters throughout (ratio, score, layer caps): short
             for `Target(ratio=ratio, costs=costs)`.
-        uniform: True removes the same number of KV groups, of FFN groups and of experts in each
-            layer, so that the pruned model is one of its stock class (coarse.py). Or the kinds of
-            which each layer loses as many; () or False for none. None is ("expert",), since stock
-            classes have one number of experts, and () under guards of the machine. The ratio may be
-            exceeded by up to a unit per layer.
+        uniform: True removes the same number of units of each kind and width in each layer, so that
+            the pruned model is one of its stock class (uniform.py). Or the kinds of which each
+            layer loses as many; () or False for none. None is the kinds of which a stock class has
+            one number (`UnitKind.even`). The ratio may be exceeded by up to a unit per layer.
 
     Raises:
         InfeasibleError: no plan reaches the ratio under the guards (`stalled_ratio` is None), or
@@ -73,37 +69,28 @@ def solve_greedy(
         >>> plan.pruned, plan.predicted_risk
         ((0, 2), 1.25)
     """
+    require_type(curvature, Curvature, "curvature")
     strength = require_strength(interaction_strength)
     if costs is not None:
         if isinstance(ratio, Target):
             raise InputError(f"costs and a Target ({ratio}): give the costs to the Target instead.")
         ratio = Target(ratio=ratio, costs=costs)
     goal = ratio.budget(curvature.units) if isinstance(ratio, Target) else ratio
-    greedy = Greedy(curvature, goal, guards, include, exclude, portions=True)
+    greedy = Greedy(curvature, Rules(curvature.units, guards, goal, include, exclude))
     if uniform is True:
-        return solve_uniform(greedy, strength)
-    alike = _alike(uniform, greedy)
-    if alike:
-        return solve_alike(greedy, alike, strength)
-    if greedy.rules.portions is not None:
-        return solve_in_portions(greedy, greedy.rules.portions, strength)
-    return greedy.solve(strength)
+        return EqualCounts(greedy).solve(strength)
+    alike = _alike(uniform, greedy.rules)
+    return solve_alike(greedy, alike, strength) if alike else greedy.solve(strength)
 
 
-def _alike(uniform: bool | Iterable[Kind] | None, greedy: Greedy) -> tuple[Kind, ...]:
+def _alike(uniform: bool | Iterable[Kind] | None, rules: Rules) -> tuple[Kind, ...]:
     """Return the kinds of which every layer loses as many, among those that may be pruned."""
-    machine = greedy.rules.portions is not None
-    even = [name for name, kind in UNIT_KINDS.items() if kind.even]
-    asked = list[Any](even if uniform is None and not machine else ())
-    if uniform is not None and not isinstance(uniform, bool):
-        asked = as_list(uniform, "uniform")
-    unknown = [kind for kind in asked if kind not in UNIT_KINDS]
-    if unknown or (asked and machine):
-        raise InputError(
-            f"uniform is {uniform!r} under the guards {greedy.guards}. Give True, or some of "
-            f"{tuple(UNIT_KINDS)}; and no guards of the machine with kinds."
-        )
-    may = set(greedy.curvature.units.kinds[greedy.rules.admissible].tolist())
+    if uniform is None:
+        uniform = [name for name, kind in UNIT_KINDS.items() if kind.even]
+    asked = as_list(uniform or (), "uniform")
+    if any(kind not in UNIT_KINDS for kind in asked):
+        raise InputError(f"uniform is {uniform!r}. Give True, or some of {tuple(UNIT_KINDS)}.")
+    may = set(rules.units.kinds[rules.admissible].tolist())
     return tuple(kind for kind in UNIT_KINDS if kind in asked and kind in may)
 
 
@@ -116,4 +103,8 @@ def longest(
     its own ratio (`Selection.prefix`). If greedy stalls, `requested_ratio` is the realized ratio. A
     `layer_cap_factor` refers to `upto`.
     """
-    return Greedy(curvature, upto, guards).longest(require_strength(interaction_strength))
+    require_type(curvature, Curvature, "curvature")
+    greedy = Greedy(curvature, Rules(curvature.units, guards, upto))
+    greedy.run(require_strength(interaction_strength))
+    plan = greedy.selection()
+    return plan.with_made(requested_ratio=min(plan.requested_ratio, plan.realized_ratio))

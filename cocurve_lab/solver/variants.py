@@ -18,7 +18,7 @@ from ..base.errors import InfeasibleError, InputError
 from ..curvature.matrix import BLOCKS, Curvature
 from ..models.kinds import KINDS
 from .greedy import Greedy
-from .guards import FREE, Guards
+from .guards import FREE, Guards, Rules
 from .selection import Selection
 from .solve import solve_greedy
 from .targets import require_strength
@@ -155,7 +155,7 @@ def plain_greedy(
     same. With equal costs the two agree.
     """
     strength = require_strength(interaction_strength)
-    return Greedy(curvature, ratio, guards, per_cost=False).solve(strength)
+    return Greedy(curvature, Rules(curvature.units, guards, ratio), per_cost=False).solve(strength)
 
 
 # The table of ablations ---------------------------------------------------------------------------

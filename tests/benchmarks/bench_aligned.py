@@ -26,13 +26,13 @@ from helpers.benchmarks import arguments, flag, head, in_turn, row, spread
 from helpers.problems import random_curvature
 from helpers.tiny_models import tiny_model
 
-GUARDS = {
-    "free": {},
-    "align=64": {"align": 64},
-    "align=128": {"align": 128},
-    "uniform": {},
-    'depth="block"': {"depth": "block"},
-    'depth="layer"': {"depth": "layer"},
+MACHINES = {
+    "free": cl.Machine(),
+    "align=64": cl.Machine(align=64),
+    "align=128": cl.Machine(align=128),
+    "uniform": cl.Machine(),
+    'depth="block"': cl.Machine(depth="block"),
+    'depth="layer"': cl.Machine(depth="layer"),
 }
 SPEEDS = ("prefill", "decode")
 
@@ -70,8 +70,8 @@ def main() -> None:
     settings = EfficiencyOptions((options.batch,), options.prompt, options.new, repeats=3)
     head("asked", "plan", "removed", *(f"{speed} / dense" for speed in SPEEDS))
     for ratio in options.ratios:
-        layers = cl.solve_greedy(curvature, ratio, guards=cl.Guards(depth="layer"))
-        plans = {name: nearest(curvature, layers.realized_ratio, name) for name in GUARDS}
+        layers = cl.solve_aligned(curvature, ratio, machine=cl.Machine(depth="layer"))
+        plans = {name: nearest(curvature, layers.realized_ratio, name) for name in MACHINES}
         ways = {
             name: partial(measure_efficiency, model, cl.prune(model, plan), settings)
             for name, plan in plans.items()
@@ -85,9 +85,9 @@ def main() -> None:
 
 def nearest(curvature: cl.Curvature, ratio: float, name: str) -> cl.Selection:
     """The plan whose ratio is nearest, because portions overshoot what is asked."""
-    guards, uniform = cl.Guards(**GUARDS[name]), name == "uniform"
+    machine, uniform = MACHINES[name], name == "uniform"
     found = [
-        cl.solve_greedy(curvature, ratio - less / 100, guards=guards, uniform=uniform)
+        cl.solve_aligned(curvature, ratio - less / 100, machine=machine, uniform=uniform)
         for less in range(11)
     ]
     return min(found, key=lambda plan: abs(plan.realized_ratio - ratio))

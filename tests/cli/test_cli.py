@@ -234,8 +234,8 @@ def test_budgets_of_solve_reach_the_solver(built: Path, tmp_path: Path, cocurve:
     gated = solved("--ratio", "0.2", "--gate").interaction_strength
     assert gated == cl.redundancy_gate(curvature).recommended
     machine = ["--tensor-parallel", "2", "--align", "2", "--depth", "block"]
-    guards = solved("--ratio", "0.2", *machine).guards
-    assert guards == cl.Guards(tensor_parallel=2, align=2, depth="block")
+    rule = solved("--ratio", "0.2", *machine).made.rule
+    assert rule == "aligned to tensor_parallel=2, align=2, depth='block'"
     flops = solved("--ratio", "0.2", "--cost", "flops", "--context", "7")
     costs = flop_costs(curvature.units, 7)
     assert flops.pruned == cl.solve_greedy(curvature, 0.2, costs=costs).pruned

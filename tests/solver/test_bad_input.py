@@ -43,7 +43,6 @@ BAD_GUARDS: list[dict[str, Any]] = [
     {"layer_cap": 0.5, "layer_cap_factor": 1.5},
     *({"protect_first": count} for count in (-1, 1.5)),
     *({"kinds": kinds} for kinds in ((), ("mlp",), 3)),
-    *({"depth": "head"}, {"align": 0}),
 ]
 CALLS: list[Callable[[], Any]] = [
     *(lambda r=r: solve_greedy(H, r) for r in (1, 1.5, -0.1, NAN, math.inf, "0.2", None, [0.2])),

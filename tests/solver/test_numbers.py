@@ -17,13 +17,13 @@ import cocurve_lab as cl
 from cocurve_lab.base.errors import CocurveError, FileFormatError, InputError, NumericalError
 from cocurve_lab.base.storage import dump_plain
 from cocurve_lab.models.units import Unit, UnitSet
-from cocurve_lab.solver.coarse import solve_uniform
 from cocurve_lab.solver.greedy import Greedy
-from cocurve_lab.solver.guards import FREE, Guards
+from cocurve_lab.solver.guards import FREE, Guards, Rules
 from cocurve_lab.solver.path import lambda_path
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import longest, solve_greedy
 from cocurve_lab.solver.targets import Budget, Target
+from cocurve_lab.solver.uniform import EqualCounts
 from helpers.problems import make_units, random_curvature
 
 SMALL = make_units()  # 15 units, layer cost 43, total 129
@@ -157,18 +157,18 @@ def test_a_file_with_such_costs_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("needed", [0.0, float("nan"), 1e-300])
 def test_a_wrong_budget_gives_no_plan(needed: float) -> None:
-    budget = Budget(LARGE.costs, needed, 0.2)
+    greedy = Greedy(CURVATURE, Rules(LARGE, FREE, Budget(LARGE.costs, needed, 0.2)))
     with pytest.raises(CocurveError):
-        solve_uniform(Greedy(CURVATURE, budget, FREE), 1.0)
-    greedy = Greedy(CURVATURE, budget, FREE)
+        EqualCounts(greedy).solve(1.0)
     greedy.run(1.0)
     with pytest.raises(NumericalError):
-        greedy.selection(1.0)
+        greedy.selection()
 
 
 def test_the_room_of_a_prefix_is_what_its_steps_left_to_the_bit() -> None:
     costs = np.random.default_rng(0).uniform(0.1, 9.0, len(LARGE))
-    greedy = Greedy(CURVATURE, Budget(costs, 0.6 * costs.sum(), 0.6), Guards(layer_cap=0.9))
+    budget = Budget(costs, 0.6 * costs.sum(), 0.6)
+    greedy = Greedy(CURVATURE, Rules(LARGE, Guards(layer_cap=0.9), budget))
     greedy.run(1.0)
     assert len(greedy.order) > len(LARGE) / 3
     assert greedy.rules.room_after(greedy.order) == greedy.room

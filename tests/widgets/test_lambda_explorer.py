@@ -218,7 +218,9 @@ def test_a_plan_chosen_elsewhere_sets_the_controls(explorer: LambdaExplorer) -> 
     explorer.session.selection = by_hand
     assert "cannot make" in explorer.status
     explorer.session.selection = plan
-    explorer.session.selection = cl.solve_greedy(CURVATURE, 0.3, 0.2, cl.Guards(depth="block"))
+    explorer.session.selection = cl.solve_aligned(
+        CURVATURE, 0.3, 0.2, machine=cl.Machine(depth="block")
+    )
     assert "cannot make" in explorer.status  # the page takes single units
     assert explorer.selection.pruned == plan.pruned
     assert explorer.selection.pruned == plan.pruned

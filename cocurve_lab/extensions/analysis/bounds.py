@@ -49,7 +49,7 @@ def risk_lower_bound(
         )
     rules = Rules(curvature.units, guards, ratio)
     if rules.reachable()[0] < rules.budget.needed:
-        raise Greedy(curvature, ratio, guards).infeasible()
+        raise Greedy(curvature, rules).infeasible()
     _require_semidefinite(curvature.matrix)
     may = np.flatnonzero(rules.admissible)
     if not len(may):  # feasible all the same: the ratio is 0, and the empty plan is the only one

@@ -37,7 +37,8 @@ def refine(
     the best exchange of the first unit that has one. Ties go to the lowest indices. The result is a
     local optimum: no such exchange improves it. Like a greedy plan, it reaches `target_cost` and
     overshoots by less than the most expensive admissible unit (Proposition "Overshoot bound").
-    Under guards of the machine units are swapped one for one within a group (portions.py).
+    In a plan that keeps to some counts (`solve_aligned`), units are swapped one for one with units
+    of their layer, kind and width.
 
     Args:
         selection: a plan with an interaction strength. Its `forced` units stay; its gains are
@@ -73,7 +74,7 @@ def refine(
     if max_rounds < 0:
         raise InputError(f"max_rounds is {max_rounds}. Give 0 or more.")
     require_plan_of(selection, curvature)
-    selection.require_by_ratio("a refined plan", machine=True)
+    selection.with_made(rule="").require_by_ratio("a refined plan")
     search = _Search(selection, curvature, strength, exclude)
     if not search.run(max_rounds):
         log.warning("refine stopped after %d exchanges, before a local optimum", max_rounds)
@@ -108,6 +109,7 @@ class _Search:
         marginal: m_u = 1/2 H_uu + lambda g_u [M], where g sums over the pruned units other than u
             (eq. marginal); updated with each exchange.
         free: [M] bool, units that may change sides: admissible and not forced.
+        shape: [M] int, equal for units of one layer, kind and width.
         spent: pruned cost, parameters; at least `target` and below `ceiling`.
         room: [layers] the cost each layer may still lose under its cap, parameters.
         win: an exchange must lower R_lambda by more than this.
@@ -119,8 +121,10 @@ class _Search:
         units = selection.units
         forced = list(selection.pruned[: selection.forced])
         ratio, guards = selection.requested_ratio, selection.guards
-        rules = Rules(units, guards, ratio, forced, exclude, portions=True)
-        self.portions = rules.portions
+        rules = Rules(units, guards, ratio, forced, exclude)
+        self.counted = selection.counted
+        shapes = [(unit.layer, unit.kind, unit.stop - unit.start) for unit in units]
+        self.shape = np.array([shapes.index(shape) for shape in shapes])
         self.costs, self.layers = units.costs, units.layers
         self.pruned = selection.indicator.copy()
         self.edges = strength * curvature.matrix
@@ -135,21 +139,21 @@ class _Search:
         largest = int(self.costs[rules.admissible].max(initial=0))
         # forced units may exceed the target by any amount, and the plan must still be admitted
         self.ceiling = max(self.target + largest, int(self.costs[forced].sum()) + 1)
-        if self.portions is not None:  # these overshoot by up to a portion
+        if self.counted:  # they may overshoot by more than a unit
             self.ceiling = max(self.ceiling, self.spent + 1)
         self._require_feasible(selection, rules)
 
     def _require_feasible(self, selection: Selection, rules: Rules) -> None:
-        if (rules.routed & self.free).any():
+        bounded = np.flatnonzero(self.free & (rules.fewest[rules.block] > 0))
+        if len(bounded):
+            kind = selection.units[int(bounded[0])].kind
             raise InputError(
-                "refine does not count the experts that a router needs. Use search_plan, or "
-                'guards with kinds=("attention", "ffn").'
+                f"refine does not count how many {kind} units a layer must keep. Use search_plan, "
+                f"or guards whose kinds are without {kind!r}."
             )
         strangers = np.flatnonzero(self.pruned & ~rules.admissible)
         full = np.flatnonzero(self.room < 0)
-        if self.portions is not None and self.portions.unfinished(selection.pruned):
-            why = f"breaks {selection.guards.machine}"
-        elif len(strangers):
+        if len(strangers):
             why = f"prunes {selection.units[int(strangers[0])]}, which is not admissible"
         elif len(full):
             why = f"takes layer {full[0]} above its cap of {rules.cap:.4g} of the layer's cost"
@@ -175,7 +179,7 @@ class _Search:
 
     def _best(self) -> _Exchange | None:
         """The exchange to make next; None at a local optimum."""
-        if self.portions is not None:
+        if self.counted:
             swap = self._swap()
             return swap if swap.change < -self.win else None
         simple = min(self._single(), self._swap(), key=lambda exchange: exchange.change)
@@ -219,8 +223,8 @@ class _Search:
         # the edge is in the marginal of the unit that enters, but the other one is leaving
         change = self.marginal[enter] - self.marginal[leave] - self.edges[leave, enter]
         allowed = self._in_budget(self.spent - self.costs[leave] + self.costs[enter])
-        if self.portions is not None:
-            allowed &= self.portions.of[leave] == self.portions.of[enter]
+        if self.counted:
+            allowed &= self.shape[leave] == self.shape[enter]
         freed = self.costs[leave] * (self.layers[leave] == self.layers[enter])
         allowed &= self.costs[enter] <= self.room[self.layers[enter]] + freed
         return _lowest(change, allowed, leave, enter)

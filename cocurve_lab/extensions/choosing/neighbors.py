@@ -73,7 +73,7 @@ class Neighbors:
             ratio_budget(units, start.requested_ratio) if target is None else target.budget(units)
         )
         forced = start.pruned[: start.forced]
-        self.rules = Rules(units, start.guards, budget, forced, tuple(exclude), portions=True)
+        self.rules = Rules(units, start.guards, budget, forced, tuple(exclude))
         self.costs, self.layers, self.forced = budget.costs, units.layers, frozenset(forced)
         self.unit_scale = _Scale(tuple(frozenset([u]) for u in range(len(units))), self.costs)
         if surrogate is not None:
@@ -101,7 +101,7 @@ class Neighbors:
         """
         guided = self.unit_scale.half is not None and rng.random() >= self.random_share
         draw = _Draw(self, set(pruned) | self.forced, rng, guided)
-        if self.start.made.uniform or self.rules.portions is not None:
+        if self.start.counted:
             return draw.swap(int(rng.integers(1, self.most + 1)))
         if self.part_scales and (at := int(rng.integers(len(self.part_scales) + 1))):
             draw.guided, scale = rng.random() >= self.random_share, self.part_scales[at - 1]
@@ -126,6 +126,7 @@ class Neighbors:
             forced=start.forced,
             target=start.made.target,
             uniform=start.made.uniform,
+            rule=start.made.rule,
             text_windows=self.seen,
             **own,
         )
@@ -212,7 +213,7 @@ class _Draw:
 
         def proposed() -> Units | None:
             fits = rules.admissible & (self.around.costs <= self._room[layers])
-            fits &= ~rules.routed | (np.array(rules.spare_after(self.chosen))[layers] > 0)
+            fits &= np.array(rules.spare_after(self.chosen))[rules.block] > 0
             free = frozenset(np.flatnonzero(fits).tolist()) - self.chosen - gone
             part = self._pick(scale.touching(free), 1.0, scale)
             return None if part is None else scale.parts[part] & free

@@ -557,7 +557,7 @@ class _Search:
         ranked = sorted(self.lines, key=lambda other: other.start.pruned_cost)
         place = next(n for n, other in enumerate(ranked) if other is line)
         beside = ranked[max(0, place - 1) : place] + ranked[place + 1 : place + 2]
-        if beside and not line.start.made.uniform and self.rng.random() < _NEIGHBOR_SHARE:
+        if beside and not line.start.counted and self.rng.random() < _NEIGHBOR_SHARE:
             other = beside[int(self.rng.integers(len(beside)))]
             return line.neighbors.draw(other.best.pruned, self.rng, least=0)
         return line.neighbors.draw(line.best.pruned, self.rng)

@@ -23,9 +23,9 @@ import numpy as np
 
 from ...curvature.matrix import Curvature
 from ...models.units import Unit
-from ...solver.greedy import FormerRun, Greedy
+from ...solver.greedy import Greedy
 from ...solver.guards import FREE, Guards, UnitsLike
-from ...solver.path import LambdaPath, path_of
+from ...solver.path import LambdaPath
 from ...solver.selection import Selection
 from ...solver.targets import Target, require_strength
 from .pair_kl import likelihood_ratios

@@ -1,9 +1,10 @@
-"""Guards of the machine: every plan keeps them, and small cases equal brute force."""
+"""Plans that suit a machine: every plan keeps its counts, and small cases equal brute force."""
 
 from __future__ import annotations
 
 import json
 from itertools import chain, combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ import cocurve_lab as cl
 from cocurve_lab.base.errors import InfeasibleError, InputError
 from cocurve_lab.extensions.analysis.refinement import refine
 from cocurve_lab.extensions.choosing.neighbors import Neighbors
-from cocurve_lab.methods.filling import take_in_order
+from cocurve_lab.extensions.machine import Machine, solve_aligned
+from cocurve_lab.extensions.machine.portions import MachineRules
 from cocurve_lab.models.units import UnitSet
-from cocurve_lab.solver.guards import Guards, reachable_ratio
+from cocurve_lab.solver.guards import FREE, Guards
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 from helpers.problems import make_units, random_curvature
@@ -24,18 +26,18 @@ from helpers.problems import make_units, random_curvature
 SETTINGS = settings(max_examples=60, derandomize=True, deadline=None)
 SMALL = make_units(2, 4, 4, attention_cost=5, ffn_cost=8)  # per layer 4 heads, 4 x 8 channels
 MACHINES = [
-    {"tensor_parallel": 2},
-    {"tensor_parallel": 4},
-    {"align": 16},
-    {"align": 32},
-    {"tensor_parallel": 2, "align": 16},
-    {"depth": "block"},
-    {"depth": "layer"},
-    {"depth": "block", "tensor_parallel": 2},
+    Machine(tensor_parallel=2),
+    Machine(tensor_parallel=4),
+    Machine(align=16),
+    Machine(align=32),
+    Machine(tensor_parallel=2, align=16),
+    Machine(depth="block"),
+    Machine(depth="layer"),
+    Machine(depth="block", tensor_parallel=2),
 ]
 
 
-def keeps(units: UnitSet, pruned: tuple[int, ...], guards: Guards) -> bool:
+def keeps(units: UnitSet, pruned: tuple[int, ...], machine: Machine) -> bool:
     """The definition, from the columns that are left."""
     for layer in range(units.num_layers):
         left, whole = {}, {}
@@ -45,13 +47,13 @@ def keeps(units: UnitSet, pruned: tuple[int, ...], guards: Guards) -> bool:
             whole[kind] = len(kept) in (0, len(mine))
             size = len(kept) if kind == "attention" else sum(units.costs[kept].tolist())
             left[kind] = size
-        if left["attention"] % guards.tensor_parallel or left["ffn"] % guards.tensor_parallel:
+        if left["attention"] % machine.tensor_parallel or left["ffn"] % machine.tensor_parallel:
             return False
-        if left["ffn"] % guards.align:
+        if left["ffn"] % machine.align:
             return False
-        if guards.depth is not None and not all(whole.values()):
+        if machine.depth is not None and not all(whole.values()):
             return False
-        if guards.depth == "layer" and (left["attention"] > 0) != (left["ffn"] > 0):
+        if machine.depth == "layer" and (left["attention"] > 0) != (left["ffn"] > 0):
             return False
     return True
 
@@ -64,8 +66,10 @@ def subsets(units: UnitSet) -> list[tuple[int, ...]]:
 EVERY = subsets(make_units(1, 4, 4, attention_cost=5, ffn_cost=8))  # of one layer
 
 
-def admissible(units: UnitSet, layer: int, guards: Guards) -> list[tuple[int, ...]]:
-    """All sets of a layer's units that the guards allow, by going through all."""
+def admissible(
+    units: UnitSet, layer: int, guards: Guards, machine: Machine
+) -> list[tuple[int, ...]]:
+    """All sets of a layer's units that guards and machine allow, by going through all."""
     low = layer * 8
     sets = [tuple(low + u for u in chosen) for chosen in EVERY]
     protected = layer < guards.protect_first
@@ -73,7 +77,7 @@ def admissible(units: UnitSet, layer: int, guards: Guards) -> list[tuple[int, ..
     return [
         chosen
         for chosen in sets
-        if keeps(units, chosen, guards)
+        if keeps(units, chosen, machine)
         and sum(units[u].cost for u in chosen) <= cap * (1 + 1e-12)
         and not (protected and chosen)
     ]
@@ -89,51 +93,55 @@ def admissible(units: UnitSet, layer: int, guards: Guards) -> list[tuple[int, ..
     strength=st.sampled_from([0.0, 0.3, 1.0]),
 )
 def test_every_plan_keeps_them_and_what_can_go_is_exact(
-    seed: int, machine: dict, cap: float | None, first: int, ratio: float, strength: float
+    seed: int, machine: Machine, cap: float | None, first: int, ratio: float, strength: float
 ) -> None:
-    guards = Guards(layer_cap=cap, protect_first=first, **machine)
+    guards = Guards(layer_cap=cap, protect_first=first)
     curvature = random_curvature(SMALL, seed, shared=0.8)
     most = sum(
-        max(sum(SMALL[u].cost for u in chosen) for chosen in admissible(SMALL, layer, guards))
+        max(
+            sum(SMALL[u].cost for u in chosen)
+            for chosen in admissible(SMALL, layer, guards, machine)
+        )
         for layer in range(2)
     )
-    assert reachable_ratio(SMALL, guards, ratio) == most / SMALL.total_cost
+    rules = MachineRules(SMALL, guards, ratio, machine=machine)
+    assert rules.reachable() == (most, True)
     if ratio > most / SMALL.total_cost * (1 + 1e-9):
         with pytest.raises(InfeasibleError) as raised:
-            solve_greedy(curvature, ratio, strength, guards)
+            solve_aligned(curvature, ratio, strength, guards, machine=machine)
         assert raised.value.stalled_ratio is None
         return
     try:
-        plan = solve_greedy(curvature, ratio, strength, guards)
+        plan = solve_aligned(curvature, ratio, strength, guards, machine=machine)
     except InfeasibleError:  # greedy stalls
         assert cap is not None
         return
     for layer in range(2):
         here = tuple(sorted(u for u in plan.pruned if SMALL[u].layer == layer))
-        assert here in admissible(SMALL, layer, guards)
+        assert here in admissible(SMALL, layer, guards, machine)
     assert plan.realized_ratio >= ratio * (1 - 1e-9)
     again = Selection.from_pruned(
         SMALL, plan.pruned, curvature, interaction_strength=strength, guards=guards
     )
     assert plan.predicted_risk == pytest.approx(again.predicted_risk)
     better = refine(plan, curvature)
-    assert keeps(SMALL, better.pruned, guards)
+    assert keeps(SMALL, better.pruned, machine)
     assert better.objective <= plan.objective + 1e-15
 
 
 def test_what_can_go_counts_what_must() -> None:
     """An included unit takes its portion, and so the room of others under the cap."""
-    guards = Guards(tensor_parallel=2, layer_cap=0.62)
+    guards, machine = Guards(layer_cap=0.62), Machine(tensor_parallel=2)
     with pytest.raises(InfeasibleError) as raised:
-        solve_greedy(random_curvature(SMALL), 0.6, guards=guards, include=[3])
+        solve_aligned(random_curvature(SMALL), 0.6, 1.0, guards, machine=machine, include=[3])
     most = [
         max(sum(SMALL[u].cost for u in chosen) for chosen in sets if layer or 3 in chosen)
-        for layer, sets in enumerate(admissible(SMALL, layer, guards) for layer in (0, 1))
+        for layer, sets in enumerate(admissible(SMALL, layer, guards, machine) for layer in (0, 1))
     ]
     assert raised.value.reachable_ratio == pytest.approx(sum(most) / SMALL.total_cost)
 
 
-def by_hand(curvature: cl.Curvature, guards: Guards, ratio: float, strength: float) -> list[int]:
+def by_hand(curvature: cl.Curvature, machine: Machine, ratio: float, strength: float) -> list[int]:
     """The greedy of portions from the objective alone, over all sets one portion larger."""
     H, units = curvature.matrix, curvature.units
 
@@ -158,9 +166,9 @@ def by_hand(curvature: cl.Curvature, guards: Guards, ratio: float, strength: flo
         for layer in range(units.num_layers):
             ids = [i for i, unit in enumerate(units) if unit.layer == layer]
             blocks = [[i for i in ids if units[i].kind == kind] for kind in ("attention", "ffn")]
-            for block in [ids] if guards.depth == "layer" else blocks:
+            for block in [ids] if machine.depth == "layer" else blocks:
                 next_one = next(
-                    (now for now in fill(order, block) if keeps(units, tuple(now), guards)), None
+                    (now for now in fill(order, block) if keeps(units, tuple(now), machine)), None
                 )
                 if next_one is None:
                     continue
@@ -175,67 +183,75 @@ def by_hand(curvature: cl.Curvature, guards: Guards, ratio: float, strength: flo
 
 @pytest.mark.parametrize("strength", [0.0, 1.0])
 @pytest.mark.parametrize("machine", MACHINES, ids=str)
-def test_it_is_greedy_over_portions(machine: dict, strength: float) -> None:
+def test_it_is_greedy_over_portions(machine: Machine, strength: float) -> None:
     units = make_units(3, 4, 4, attention_cost=5, ffn_cost=8)
-    guards = Guards(**machine)
     for seed in range(8):
         curvature = random_curvature(units, seed, shared=0.8)
-        plan = solve_greedy(curvature, 0.5, strength, guards)
-        assert list(plan.pruned) == by_hand(curvature, guards, 0.5, strength)
+        plan = solve_aligned(curvature, 0.5, strength, machine=machine)
+        assert list(plan.pruned) == by_hand(curvature, machine, 0.5, strength)
 
 
 def test_included_units_are_completed() -> None:
-    curvature, guards = random_curvature(SMALL, 2), Guards(tensor_parallel=2, align=16)
-    plan = solve_greedy(curvature, 0.0, 1.0, guards, include=["L0.attention[3]", "L1.ffn[0]"])
+    curvature, machine = random_curvature(SMALL, 2), Machine(tensor_parallel=2, align=16)
+    chosen = ["L0.attention[3]", "L1.ffn[0]"]
+    plan = solve_aligned(curvature, 0.0, machine=machine, include=chosen)
     assert len(plan) == 4
-    assert keeps(SMALL, plan.pruned, guards)
+    assert keeps(SMALL, plan.pruned, machine)
     others = [f"L0.attention[{i}]" for i in range(3)]
     with pytest.raises(InputError):
-        solve_greedy(curvature, 0.0, 1.0, guards, include=["L0.attention[3]"], exclude=others)
+        solve_aligned(curvature, 0.0, machine=machine, include=chosen[:1], exclude=others)
 
 
 def test_uniform_plans_keep_them() -> None:
-    curvature, guards = random_curvature(SMALL, 3), Guards(tensor_parallel=2, align=16)
+    curvature, machine = random_curvature(SMALL, 3), Machine(tensor_parallel=2, align=16)
     for ratio in (0.2, 0.4):
-        plan = solve_greedy(curvature, ratio, 1.0, guards, uniform=True)
+        plan = solve_aligned(curvature, ratio, machine=machine, uniform=True)
         assert plan.made.uniform
-        assert keeps(SMALL, plan.pruned, guards)
+        assert keeps(SMALL, plan.pruned, machine)
 
 
 def test_a_search_on_text_keeps_them() -> None:
-    curvature, guards = random_curvature(SMALL, 4), Guards(tensor_parallel=2)
-    plan = solve_greedy(curvature, 0.4, 1.0, guards)
+    curvature, machine = random_curvature(SMALL, 4), Machine(tensor_parallel=2)
+    plan = solve_aligned(curvature, 0.4, machine=machine)
     draws, rng = Neighbors(plan, surrogate=curvature), np.random.default_rng(0)
     found = {draws.draw(plan.pruned, rng) for _ in range(40)}
     assert len(found) > 3
     for pruned in found:
         assert pruned is not None
-        assert keeps(SMALL, tuple(pruned), guards)
+        assert keeps(SMALL, tuple(pruned), machine)
 
 
-def test_what_takes_single_units_refuses_them() -> None:
-    curvature, guards = random_curvature(SMALL), Guards(depth="layer")
-    plan = solve_greedy(curvature, 0.4, 1.0, guards)
-    for attempt in (
-        lambda: cl.lambda_path(curvature, 0.4, guards),
-        lambda: take_in_order(SMALL, range(len(SMALL)), 0.4, guards),
-        lambda: plan.prefix(0.2),
-    ):
-        with pytest.raises(InputError):
-            attempt()
+def test_its_prefixes_are_refused() -> None:
+    plan = solve_aligned(random_curvature(SMALL), 0.4, machine=Machine(depth="layer"))
+    with pytest.raises(InputError, match="depth='layer'"):
+        plan.prefix(0.2)
+
+
+@pytest.mark.parametrize("fields", [{"depth": "head"}, {"align": 0}, {"tensor_parallel": 1.5}])
+def test_a_machine_that_cannot_be_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        Machine(**fields)
 
 
 def test_units_that_do_not_divide_are_refused() -> None:
     curvature = random_curvature(make_units(2, 3, 4, ffn_cost=8))
     with pytest.raises(InputError):
-        solve_greedy(curvature, 0.2, guards=Guards(tensor_parallel=2))
+        solve_aligned(curvature, 0.2, machine=Machine(tensor_parallel=2))
     with pytest.raises(InputError):
-        solve_greedy(curvature, 0.2, guards=Guards(align=64))
+        solve_aligned(curvature, 0.2, machine=Machine(align=64))
 
 
-def test_files_hold_them_only_where_they_are_set() -> None:
+def test_any_machine_gives_the_plan_of_algorithm_2() -> None:
     curvature = random_curvature(SMALL)
-    plan = solve_greedy(curvature, 0.4, 1.0, Guards(tensor_parallel=2, depth="block"))
-    assert Selection.from_json(plan.to_json()).guards == plan.guards
-    assert "tensor_parallel" not in json.loads(solve_greedy(curvature, 0.4).to_json())["guards"]
-    assert str(plan.guards).endswith("tensor_parallel=2, depth='block'")
+    plan = solve_aligned(curvature, 0.4, 0.5, Guards(layer_cap=0.8), machine=Machine())
+    assert plan.pruned == solve_greedy(curvature, 0.4, 0.5, Guards(layer_cap=0.8)).pruned
+
+
+def test_files_name_it() -> None:
+    curvature, machine = random_curvature(SMALL), Machine(tensor_parallel=2, depth="block")
+    plan = solve_aligned(curvature, 0.4, machine=machine)
+    again = Selection.from_json(plan.to_json())
+    assert again.made == plan.made
+    assert again.guards == FREE
+    assert again.made.rule == "aligned to tensor_parallel=2, depth='block'"
+    assert "rule" not in json.loads(solve_greedy(curvature, 0.4).to_json())
