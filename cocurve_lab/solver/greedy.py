@@ -45,19 +45,15 @@ class Greedy(PartialPlan):
         edges: g_u at each removal, nats per token.
         g: [M], the sum of H_uv over the removed units v.
         open: [M], 1/2 H_uu of the admissible units A, +inf for all others.
+        divisors: [M], c_u of the score.
         stalled: the last run ended below the target for want of admissible units.
-
-    Args:
-        per_cost: False ranks by the marginal itself (`plain_greedy`).
     """
 
-    def __init__(self, curvature: Curvature, rules: Rules, *, per_cost: bool = True) -> None:
+    def __init__(self, curvature: Curvature, rules: Rules) -> None:
         super().__init__(rules)
         self.curvature, self.half = curvature, curvature.saliency / 2
         costs, layers = self.budget.costs, rules.units.layers
-        self.divisors = np.ones(len(costs))
-        if per_cost:
-            self.divisors = np.where(costs > 0, costs, 1).astype(np.float64)  # 0: never chosen
+        self.divisors = np.where(costs > 0, costs, 1).astype(np.float64)  # cost 0: never chosen
         self.strength, self.stalled = 0.0, False
         self.edges: list[float] = []
         # units are ordered by layer: those of layer l are bounds[l] : bounds[l + 1]

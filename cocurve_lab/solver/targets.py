@@ -87,15 +87,20 @@ class Target:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, read(getattr(self, name)))
         in_bytes = self.size is not None or (self.kv_cache is not None and self.costs is None)
-        fault = ""
-        if in_bytes and self.dtype is None:
-            fault = "is in bytes, but the number format is not given. Add dtype, such as bfloat16."
-        elif self.dtype is not None and not in_bytes:
-            fault = f"does not count bytes, but dtype is {self.dtype}. Remove dtype."
-        elif self.costs is not None and self.goal not in ("ratio", "kv_cache"):
-            fault = "does not go with costs. Use ratio or kv_cache."
-        if fault:
-            raise InputError(f"the target {self.goal}= {fault}")
+        faults = {
+            "is in bytes, but the number format is not given. Add dtype, such as bfloat16.": (
+                in_bytes and self.dtype is None
+            ),
+            f"does not count bytes, but dtype is {self.dtype}. Remove dtype.": (
+                self.dtype is not None and not in_bytes
+            ),
+            "does not go with costs. Use ratio or kv_cache.": (
+                self.costs is not None and self.goal not in ("ratio", "kv_cache")
+            ),
+        }
+        for fault, holds in faults.items():
+            if holds:
+                raise InputError(f"the target {self.goal}= {fault}")
         if self.ratio is None:
             _ = self.limit  # reads the quantity now, not at the first solve
 
@@ -236,13 +241,8 @@ class Budget:
 # Ratios and lambda ------------------------------------------------------------------------------
 
 
-def require_ratio(ratio: float | Target) -> float:
+def require_ratio(ratio: float) -> float:
     """Return a ratio of any number type as a Python float; raise InputError outside of [0, 1)."""
-    if isinstance(ratio, Target):
-        raise InputError(
-            f"ratio is a Target ({ratio}), which only solve_greedy takes. Give a ratio, such as "
-            "requested_ratio of the plan that solve_greedy returns for the target."
-        )
     share = as_float(ratio, "ratio")
     if not 0 <= share < 1:
         raise InputError(
@@ -314,10 +314,9 @@ def flop_costs(units: UnitSet, context: int) -> np.ndarray:
     attends to: the scores, and the sum of values (Kaplan et al., 2020). Norms, softmax and
     activations are left out. For `Target(ratio=..., costs=...)`.
     """
-    if as_int(context, "context") < 1:
-        raise InputError(f"context is {context}. Give at least 1 token.")
+    context = as_int(context, "context", 1)
     widths = [u.stop - u.start if u.kind == _CACHED else 0 for u in units]
-    return 2 * units.costs + 4 * int(context) * np.array(widths, np.int64)
+    return 2 * units.costs + 4 * context * np.array(widths, np.int64)
 
 
 def _hidden_sizes(channel: int) -> list[int]:
@@ -344,18 +343,16 @@ def _head_dim(unit: Unit, sizes: Iterable[int]) -> int:
 
 def _as_costs(costs: Iterable[float]) -> tuple[float, ...]:
     """Costs of any number type as Python ints, or as Python floats if one is not an integer."""
-    given = as_list(costs, "costs")
-    floats = [as_float(cost, f"costs[{place}]") for place, cost in enumerate(given)]
-    for place, cost in enumerate(floats):
-        if isinstance(given[place], (bool, np.bool_)) or not 0 <= cost < math.inf:
+    given, floats = as_list(costs, "costs"), list[float]()
+    for place, cost in enumerate(given):
+        number = as_float(cost, f"costs[{place}]")
+        possible = number == 0 or _SMALLEST_COST <= number <= _LARGEST_COST
+        if isinstance(cost, (bool, np.bool_)) or not possible:
             raise InputError(
-                f"costs[{place}] is {shown(given[place])}. Give a finite number of at least 0."
+                f"costs[{place}] is {shown(cost)}. Give 0, or a number from {_SMALLEST_COST:g} to "
+                f"{_LARGEST_COST:g}: beyond these, sums and scores leave float64."
             )
-        if cost and not _SMALLEST_COST <= cost <= _LARGEST_COST:
-            raise InputError(
-                f"costs[{place}] is {shown(given[place])}; beyond {_SMALLEST_COST:g} to "
-                f"{_LARGEST_COST:g} sums and scores leave float64. Scale all costs by one factor."
-            )
+        floats.append(number)
     if not any(floats):
         raise InputError("all costs are 0, so no removal counts. Give a positive one.")
     whole = all(isinstance(cost, (int, np.integer)) for cost in given)
@@ -371,7 +368,7 @@ _BYTES = {"": 1, "b": 1} | {
     for power, letter in enumerate("kmgt", start=1)
     for end, base in (("b", 1000), ("ib", 1024))
 }
-_NUMBER = re.compile(r"((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e\d{1,2})?)\s*([a-z]*)")
+_NUMBER = re.compile(r"((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e\+?\d{1,2})?)\s*([a-z]*)")
 
 
 class Quantity(NamedTuple):
@@ -417,17 +414,13 @@ def dtype_name(dtype: Any) -> str:
 
 
 def _read(value: Any, what: str, table: dict[str, int], units: str, gap: str) -> Quantity:
-    if isinstance(value, np.generic):
-        value = value.item()  # numpy spells float32(6e9) as 6e+09, too
+    # Python neither prints nor reads a number of thousands of digits
     huge = isinstance(value, int) and value.bit_length() > 1000
     text = "" if huge else str(value).strip()
-    if isinstance(value, float) and value.is_integer():
-        text = str(int(value))  # Python spells 1e20 as 1e+20, which the pattern does not take
-    # Python neither prints nor reads a number of thousands of digits
     found = _NUMBER.fullmatch(text.lower()) if len(text) < 400 else None
-    factor = table.get(found[2]) if found else None
-    amount = int(Fraction(found[1].replace(",", "")) * factor) if found and factor else 0
-    if not found or not factor or not 0 < amount < 1e300:  # beyond that no float could show it
+    factor = table.get(found[2], 0) if found else 0
+    amount = int(Fraction(found[1].replace(",", "")) * factor) if found else 0
+    if found is None or not 0 < amount < 1e300:  # beyond that no float could show it
         raise InputError(
             f"{what} is {shown(value)}, which is not a positive quantity. Write a number and one "
             f"of {units}."

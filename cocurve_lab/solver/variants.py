@@ -1,27 +1,21 @@
 """Edge variants of H: the paper's ablations of the edges, in one place.
 
-They are those of appendix "Extended Ablations" and of Table "Joint co-pruning vs. single-module
-pruning". A variant changes the matrix that is solved on. The predicted risk of the plan always
-comes from the full signed H.
+They are those of appendix "Extended Ablations". A variant changes the matrix that is solved on. The
+predicted risk of the plan always comes from the full signed H.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
 from ..base.arguments import require_choice, require_type
-from ..base.errors import InfeasibleError, InputError
+from ..base.errors import InputError
 from ..curvature.matrix import BLOCKS, Curvature
-from ..models.kinds import KINDS
-from .greedy import Greedy
-from .guards import FREE, Guards, Rules
+from .guards import FREE, Guards
 from .selection import Selection
 from .solve import solve_greedy
-from .targets import require_strength
 
 Structure = Literal["full", "diagonal", "within_module", "attention", "cross", "ffn"]
 Reach = Literal["all", "adjacent", "within_layer"]
@@ -63,13 +57,14 @@ def edge_variant(
         provenance lists the variants it went through and the fingerprint of the H before them.
     """
     require_type(curvature, Curvature, "curvature")
-    choices = {"structure": structure, "reach": reach, "sign": sign}
-    for (name, value), known in zip(choices.items(), (Structure, Reach, Sign), strict=True):
-        require_choice(value, known, name)
+    require_choice(structure, Structure, "structure")
+    require_choice(reach, Reach, "reach")
+    require_choice(sign, Sign, "sign")
     matrix = np.where(
         _kept_edges(curvature, structure, reach), _with_sign(curvature.matrix, sign), 0.0
     )
     np.fill_diagonal(matrix, curvature.saliency if keep_diagonal else 0.0)
+    choices = {"structure": structure, "reach": reach, "sign": sign}
     return _variant(curvature, matrix, choices | {"keep_diagonal": bool(keep_diagonal)})
 
 
@@ -141,83 +136,3 @@ def solve_variant(
     """
     curvature.units.require_same(variant.units, mine="the curvature", theirs="the variant")
     return solve_greedy(variant, ratio, interaction_strength, guards).predicted_by(curvature)
-
-
-def plain_greedy(
-    curvature: Curvature,
-    ratio: float,
-    interaction_strength: float = 1.0,
-    guards: Guards = FREE,
-) -> Selection:
-    """Solve by greedy on the marginal itself, not per parameter: Alg. 2 without dividing by c_u.
-
-    This is `solve_greedy` for the ablation of cost normalization; its arguments and errors are the
-    same. With equal costs the two agree.
-    """
-    strength = require_strength(interaction_strength)
-    return Greedy(curvature, Rules(curvature.units, guards, ratio), per_cost=False).solve(strength)
-
-
-# The table of ablations ---------------------------------------------------------------------------
-
-# axis, name of the row, arguments of edge_variant; the first row of an axis is the method itself
-_VARIANTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("structure", "full H", {}),
-    ("structure", "diagonal", {"structure": "diagonal"}),
-    ("structure", "within module", {"structure": "within_module"}),
-    *(("structure", f"{block} block", {"structure": block}) for block in BLOCKS),
-    *(
-        ("structure", f"{block} block, no diagonal", {"structure": block, "keep_diagonal": False})
-        for block in BLOCKS
-    ),
-    ("reach", "all layers", {}),
-    ("reach", "adjacent layers", {"reach": "adjacent"}),
-    ("reach", "within layer", {"reach": "within_layer"}),
-    ("sign", "signed", {}),
-    ("sign", "clipped", {"sign": "clipped"}),
-    ("sign", "absolute", {"sign": "absolute"}),
-    ("sign", "correlation clipped", {"sign": "correlation_clipped"}),
-)
-
-
-def structure_table(
-    curvature: Curvature,
-    ratio: float,
-    interaction_strength: float = 1.0,
-    guards: Guards = FREE,
-) -> list[dict[str, Any]]:
-    """Solve every row of the edge ablations, ready for `measure_plans` ("Extended Ablations").
-
-    The axes are edge structure, reach, sign, the kinds that may be pruned (joint, head-only,
-    FFN-only) and the greedy rule (per cost, plain). The first row of each axis is the same plan,
-    that of the method; `measure_plans` measures equal plans once.
-
-    The kinds axis restricts `guards.kinds`; it is omitted if they name only one kind.
-
-    Returns:
-        One dict per row: "axis", "name", "selection" (its predicted risk is under the full H) and
-        "note". If a row has no plan (head-only at a high ratio, say), "selection" is None and
-        "note" gives the reason; otherwise "note" is empty.
-    """
-    settings = (ratio, interaction_strength)
-    solve_greedy(curvature, *settings, guards)  # raises where even the method has no plan
-    rows = [
-        _row(axis, name, solve_variant, curvature, edge_variant(curvature, **v), *settings, guards)
-        for axis, name, v in _VARIANTS
-    ]
-    if set(guards.kinds) >= set(KINDS):
-        for name, kinds in (("joint", KINDS), ("head-only", KINDS[:1]), ("FFN-only", KINDS[1:])):
-            only = replace(guards, kinds=kinds)
-            rows.append(_row("kinds", name, solve_greedy, curvature, *settings, only))
-    rows.append(_row("rule", "per cost", solve_greedy, curvature, *settings, guards))
-    rows.append(_row("rule", "plain", plain_greedy, curvature, *settings, guards))
-    return rows
-
-
-def _row(axis: str, name: str, solve: Callable[..., Selection], *arguments: Any) -> dict[str, Any]:
-    """One row of the table; if no plan is reached, the reason becomes its note."""
-    try:
-        selection, note = solve(*arguments), ""
-    except InfeasibleError as error:
-        selection, note = None, str(error)
-    return {"axis": axis, "name": name, "selection": selection, "note": note}

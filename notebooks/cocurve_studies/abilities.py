@@ -23,11 +23,11 @@ from cocurve_lab.measuring.plan_memory import answers_file
 from cocurve_lab.measuring.risk import standard_error
 from cocurve_lab.solver.guards import FREE, Guards
 from cocurve_lab.solver.selection import Selection
-from cocurve_lab.solver.variants import structure_table
 
 from .chart import add, chart, empty, share_axis
 from .findings import ABOVE, Finding, Verdict, every, judged_column, percent
 from .shared import known, marks, solved
+from .structure.ablations import structure_table
 from .study import Study
 
 if TYPE_CHECKING:

@@ -21,12 +21,12 @@ from cocurve_lab.figures import look
 from cocurve_lab.measuring.risk import PlanTable, standard_error
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
-from cocurve_lab.solver.variants import structure_table
 
 from ..chart import add, chart, empty
 from ..draws import Plans, Redrawn
 from ..shared import known, marks, solved
 from ..study import Study
+from .ablations import structure_table
 from .activations import with_correlations
 
 if TYPE_CHECKING:
