@@ -16,8 +16,8 @@ from ..models import loading
 from ..models.architectures import UNIT_KINDS, describe
 from ..models.identity import demo_folder, is_pruned
 from ..models.kinds import KINDS
-from ..models.load_errors import require_place
 from ..models.loading import place_of
+from ..models.opening import OPENING
 from ..models.units import enumerate_units
 from ..pruner.saving import empty_pruned
 from .forecast import Forecast
@@ -79,7 +79,7 @@ class Inventory(Verb):
         if is_pruned(folder):
             return empty_pruned(folder)
         if not self.config:
-            require_place(source)
+            OPENING().require_place(source)
         model: PreTrainedModel = loading.shapes_only(source)
         return model
 

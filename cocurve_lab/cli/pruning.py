@@ -11,12 +11,12 @@ from ..base.atomic import scratch
 from ..base.errors import InputError
 from ..base.storage import fingerprint
 from ..extensions.big_models.on_disk import open_model, prune_to_folder
+from ..extensions.big_models.stored import PickledError
 from ..extensions.gguf.gguf import export_gguf
 from ..extensions.gguf.quantizing import quantize_gguf, require_kind
 from ..extensions.repairing.repair import RepairOptions, refit, repair
 from ..models.identity import MANIFEST, model_dtype, weight_marks
 from ..models.loading import load_tokenizer
-from ..models.weights import PickledError
 from ..pruner import cutting
 from ..pruner.equivalence import check_equivalence
 from ..pruner.manifest import read_manifest, require_dense

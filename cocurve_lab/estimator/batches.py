@@ -21,7 +21,7 @@ from ..base.errors import InputError
 from ..calibration import CalibrationSet
 from ..models.architectures import Architecture
 from ..models.identity import embedding_weight, model_device
-from ..models.layers import source_of
+from ..models.layers import weights_of
 from ..models.runtime import is_out_of_memory
 from ..models.units import Unit, UnitSet
 from .replay import TRACE_BYTES, Batched, trace_bytes
@@ -160,9 +160,8 @@ class Room:
     @classmethod
     def of(cls, model: PreTrainedModel) -> Room:
         """The room beside a model where it is."""
-        device, stream = model_device(model), source_of(model)
-        coming = 0 if stream is None else stream.bytes_present
-        return cls(free_memory(device), coming, device.type)
+        device = model_device(model)
+        return cls(free_memory(device), weights_of(model).bytes_present, device.type)
 
     def beside(self, fixed: float) -> float:
         """Bytes for ablations where `fixed` bytes are needed anyway, weights that come included."""
@@ -284,6 +283,5 @@ def memory_needed(
         head += 4 * vocabulary * hidden + 4 * LOGIT_BYTES
     states = block * length * hidden * size
     if coming is None:
-        stream = source_of(architecture.model)
-        coming = 0 if stream is None else stream.bytes_present
+        coming = weights_of(architecture.model).bytes_present
     return features + teacher + traces + head + grams + units_per_batch * row + states + coming

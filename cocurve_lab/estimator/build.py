@@ -51,7 +51,7 @@ from ..curvature.settings import (
 )
 from ..models.architectures import describe
 from ..models.identity import model_device
-from ..models.layers import bytes_of, source_of
+from ..models.layers import bytes_of, weights_of
 from ..models.runtime import device_name
 from ..models.units import UnitSet
 from .batches import SMALLER, memory_needed, sweeps
@@ -278,15 +278,15 @@ class Build:
 
     def _announcement(self, model: PreTrainedModel, pool: WorkerPool) -> str:
         """Time, memory and size of the build, in words."""
-        stream, batch = source_of(model), pool.units_per_batch
-        before = 0 if stream is None else stream.bytes_read
+        source, batch = weights_of(model), pool.units_per_batch
+        before = source.bytes_read
         seconds = pool.seconds()
         taking = "" if seconds is None else f"about {duration(seconds)} and "
         preparing = Preparation.of(describe(model), self.calibration, self.options)
         memory = memory_needed(
             *(describe(model), self.units, self.calibration, self.settings["top_r"], batch),
             full_vocabulary=self.options.full_vocabulary,
-            block=0 if stream is None else pool.block,
+            block=pool.block if source.devices else 0,
         )
         memory = max(memory + preparing.kept, preparing.peak)
         shard = self.settings.get("shard")
@@ -294,12 +294,12 @@ class Build:
         left = len(self.units) - len(self.removed)
         present = bytes_of(weight for weight in model.parameters() if not weight.is_meta)
         beside, reading = "of the model", ""
-        if stream is not None:
+        if source.devices:
             gone = set(self.removed)
             ablated = [unit for at, unit in enumerate(self.units) if at not in gone]
             passes = sweeps(ablated, batch, pool.block, bool(gone))
-            read, blocks = sum(map(stream.bytes_from, passes)), len(passes) - bool(gone)
-            first = stream.bytes_read - before + pool.workers * preparing.bytes_read
+            read, blocks = sum(map(source.bytes_from, passes)), len(passes) - bool(gone)
+            first = source.bytes_read - before + pool.workers * preparing.bytes_read
             everything = first + read * (self.total - self.done)
             beside = "that stay"
             reading = (

@@ -28,7 +28,7 @@ from ..base.errors import ArchitectureError
 from ..models.architectures import UNIT_KINDS, Architecture, is_packed, kind_number, weight_of
 from ..models.identity import embedding_weight
 from ..models.layer_calls import LayerCall, first_output, replaced_forward, run_decoder
-from ..models.layers import source_of
+from ..models.layers import weights_of
 from ..models.masking import column_scales, scaled, stack_rows
 from ..models.runtime import is_out_of_memory
 from ..models.unit import Kind
@@ -85,11 +85,11 @@ class Replay:
     ) -> None:
         self.architecture = architecture
         self.input_ids, self.positions, self.refit_scales = input_ids, positions, refit_scales
-        self.stream = source_of(architecture.model)
+        self.source = weights_of(architecture.model)
         self._traces: dict[int, dict[Kind | int, BlockTrace]] = {}
         # what rides along, and its states; None if nothing does, or if it did not fit
         self._riding: tuple[Batched, list[Tensor]] | None = None
-        if along and self.stream is not None:
+        if along and self.source.devices:
             self._riding = along, []
         self.calls: list[LayerCall] = []
         # a restart needs the activations inside its layer. They are kept for all layers if they
@@ -107,7 +107,7 @@ class Replay:
         if self._riding is None:
             return
         try:
-            with self.held(layer):
+            with self.source.present(layer):
                 self._advance(layer, *self._riding)
         except RuntimeError as error:
             if not is_out_of_memory(error):
@@ -142,7 +142,7 @@ class Replay:
         else:
             states = []
             for layer in range(batches[0][0].layer, len(self.architecture.layers)):
-                with self.held(layer):
+                with self.source.present(layer):
                     self._advance(layer, batches, states)
         del riding
         states.reverse()
@@ -172,10 +172,6 @@ class Replay:
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     # Layers -------------------------------------------------------------------------------------
-
-    def held(self, layer: int) -> AbstractContextManager[None]:
-        """Keep the weights of a layer present, where they come from elsewhere."""
-        return nullcontext() if self.stream is None else self.stream.held(layer)
 
     def run(self, layer: int, hidden: Tensor) -> Tensor:
         """Run a layer on [B, T, d] with the other arguments of the teacher pass."""

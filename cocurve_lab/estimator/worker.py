@@ -20,7 +20,7 @@ from ..calibration import CalibrationSet
 from ..curvature.settings import BuildOptions
 from ..models.architectures import Architecture, describe
 from ..models.identity import model_device
-from ..models.layers import source_of
+from ..models.layers import weights_of
 from ..models.runtime import device_name, is_out_of_memory, measuring
 from ..models.units import Unit, UnitSet
 from .algorithm1 import Listener, sequence_gram
@@ -241,8 +241,8 @@ class Worker:
         item, left = self.item, self.item.ablated
         layers = [units for _, units in by_layer(left)]
         ids, positions = row(self.architecture, item.calibration, 0)
-        streamed = source_of(self.architecture.model) is not None
-        for _ in range(1 if streamed else 2):  # the first one warms up
+        coming = bool(weights_of(self.architecture.model).devices)
+        for _ in range(1 if coming else 2):  # the first one warms up
             replay: Any = None
             teacher: Any = None  # else there would be two for a while
             begun = time.monotonic()
@@ -250,8 +250,8 @@ class Worker:
             teacher = Teacher(self.architecture, replay.scored_hidden, item.top_r, 0)
             teacher_seconds = time.monotonic() - begun
         per_ablation = []
-        # the first one warms up; of a streamed model all would be read for a batch of layer 0
-        first = [] if streamed else [layers[0]]
+        # the first one warms up; where weights come, all would be read for a batch of layer 0
+        first = [] if coming else [layers[0]]
         for units in (layers[-1], layers[-1], *first):
             batch = units[: self.units_per_batch]
             begun = time.monotonic()
@@ -266,12 +266,12 @@ class Worker:
                 return None  # the build will halve the batch and report it
             per_ablation.append((time.monotonic() - begun) / len(batch))
         preparing = teacher_seconds * len(item.calibration) if self.options.refit_ratio else 0.0
-        if replay.stream is not None:
+        if coming:
             # a unit runs half of the layers on average; a teacher pass takes as long as reading
             mean = per_ablation[-1] + self._layer_seconds(replay) * (len(layers) - 1) / 2
             starts = sweeps(left, self.units_per_batch, self.block, bool(self.options.removed))
-            whole = replay.stream.bytes_from(0)
-            passes = sum(map(replay.stream.bytes_from, starts)) / whole
+            whole = replay.source.bytes_from(0)
+            passes = sum(map(replay.source.bytes_from, starts)) / whole
             preparing = teacher_seconds * self.preparation.bytes_read / whole
             return preparing + item.sequences * (teacher_seconds * passes + len(left) * mean)
         # an ablation runs the layers above it, so its cost falls linearly with its layer: the mean
@@ -283,7 +283,7 @@ class Worker:
     def _layer_seconds(self, replay: Replay) -> float:
         last = len(replay.calls) - 1  # no other is fetched meanwhile
         hidden = replay.calls[last].hidden.expand(self.units_per_batch, -1, -1)
-        with replay.held(last):
+        with replay.source.present(last):
             begun = time.monotonic()
             replay.run(last, hidden)
             return (time.monotonic() - begun) / self.units_per_batch

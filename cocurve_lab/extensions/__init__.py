@@ -8,23 +8,22 @@ interactions/ edges measured between blocks, layers or given parts, and plans of
 machine/      plans whose widths suit the machine: tensor parallelism, alignment, whole blocks
 analysis/     stability of plans, bounds, local refinement, infinitesimal and preview H
 experts/      the experts of a mixture as units
+opening/      checks of models that anybody made, and words for what fails
+publishing/   the model card of a pruned model
 gguf/         one file for llama.cpp, and one as input
 pretrained/   a real language model under a short name, fetched by one command
 """
 
 from ..base.seams import offer
+from . import big_models as _big_models  # noqa: F401, these plug themselves in
 from . import experts as _experts  # noqa: F401, registers its kind and its families
+from . import opening as _opening  # noqa: F401
+from . import publishing as _publishing  # noqa: F401
 
-_STREAMING = f"{__name__}.big_models.streaming"
-offer("layer weights", f"{_STREAMING}:stream_of")
-offer("streamed load", f"{_STREAMING}:streamed_load")
-offer("layers in files", f"{_STREAMING}:leave_in_files")
-offer("layerwise passes", f"{__name__}.big_models.layerwise:LayerwisePasses")
 _PRODUCTS = f"{__name__}.big_models.products"
 offer("bfloat16 products", f"{_PRODUCTS}:ShiftProducts")
 offer("bytes of bfloat16 products", f"{_PRODUCTS}:products_bytes")
 offer("require products", f"{_PRODUCTS}:require_products")
-offer("prune to folder", f"{__name__}.big_models.on_disk:prune_to_folder")
 
 _SURROGATES, _ANALYSIS = f"{__name__}.surrogates", f"{__name__}.analysis"
 offer("sketch beside", f"{_SURROGATES}.sketched:beside")

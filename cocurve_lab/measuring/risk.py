@@ -21,7 +21,6 @@ from torch import Tensor
 from ..base.arguments import as_list, require_type
 from ..base.errors import InputError, MismatchError
 from ..base.progress import Progress, open_bar
-from ..base.seams import require_extension
 from ..base.tables import spread
 from ..calibration import CalibrationSet
 from ..estimator.fisher import kl_divergence
@@ -29,12 +28,13 @@ from ..estimator.support import widen
 from ..models.architectures import Architecture, describe
 from ..models.identity import model_device, require_source
 from ..models.layer_calls import LayerCall, capture_calls, run_from
-from ..models.layers import source_of
+from ..models.layers import weights_of
 from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
 from ..models.runtime import in_double, measuring, require_measurable, sums_on
 from ..models.units import Unit, UnitSet
 from ..solver.selection import Selection
 from .logits import log_likelihood, pieces, require_numbers, too_large, unless_too_large
+from .passes import PASSES, Passes
 from .plan_memory import FileKind, PlanMemory, model_settings
 
 if TYPE_CHECKING:
@@ -411,11 +411,10 @@ class _Engine:
     calls: list[LayerCall] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        source = source_of(self.architecture.model)
-        self.layerwise: Any = None  # measures many plans in one pass over streamed layers
-        if source is not None:
-            offered = require_extension("layerwise passes", "measuring a streamed model")
-            self.layerwise = offered(self.architecture, source, self.text)
+        source = weights_of(self.architecture.model)
+        self.passes: Passes | None = None  # for many plans, where weights come from elsewhere
+        if source.devices:
+            self.passes = PASSES()(self.architecture, source, self.text)
 
     def measure(self, number: int, plans: list[Scales]) -> np.ndarray:
         """Measure KL and nll [plans, 2] of one sequence, means over its scored positions."""
@@ -426,7 +425,7 @@ class _Engine:
             changed.sort(key=lambda at: -_first_layer(plans[at]))
         size, done = self._together(), list[Tensor]()
         # where weights come from elsewhere, the dense model runs along with the plans
-        teacher = self.teacher(number) if self.layerwise is None else None
+        teacher = self.teacher(number) if self.passes is None else None
         while teacher is None or len(done) < len(changed):
             rows = [plans[at] for at in changed[len(done) : len(done) + size]]
             found = unless_too_large(self._run, ids, positions, teacher, rows)
@@ -479,7 +478,7 @@ class _Engine:
             found, self.calls = self.kept[number]
             return found
         ids, positions = self._row(number)
-        if self.replay and self.layerwise is None:
+        if self.replay and self.passes is None:
             final, self.calls = capture_calls(self.architecture, ids)
             found = final[:, positions]
         else:
@@ -496,10 +495,9 @@ class _Engine:
 
     def _together(self) -> int:
         """Plans that advance together: a batch, or more where weights come from elsewhere."""
-        if self.layerwise is None:
+        if self.passes is None:
             return self.batch
-        together: int = self.layerwise.most_together(self.batch, self.most)
-        return together
+        return self.passes.most_together(self.batch, self.most)
 
     def announce(self, counts: Sequence[int]) -> None:
         """Print what measuring takes where weights come from elsewhere.
@@ -507,20 +505,21 @@ class _Engine:
         Args:
             counts: plans that change something, for each sequence to be measured.
         """
-        if self.layerwise is None:
+        if self.passes is None:
             return
         size = min(self._together(), max(counts))
         passes = sum(max(1, ceil(count / size)) for count in counts)
-        print(self.layerwise.announcement(self.batch, size, passes), flush=True)
+        print(self.passes.announcement(self.batch, size, passes), flush=True)
 
     def _run(
         self, ids: Tensor, positions: Tensor, teacher: Tensor | None, rows: list[Scales]
     ) -> tuple[Tensor, list[Tensor]]:
         """The teacher's final hidden states, and mean KL and nll [2] of each plan."""
-        if teacher is None or self.layerwise is not None:
+        if self.passes is not None:
             batches = [rows[at : at + self.batch] for at in range(0, len(rows), self.batch)]
-            teacher, *masked = self.layerwise.run(ids, positions, batches)
+            teacher, *masked = self.passes.run(ids, positions, batches)
         else:
+            assert teacher is not None  # only passes bring their own
             masked = [self._masked(ids, positions, rows)]
         pair, labels = (self.architecture, self.architecture), ids[0, positions + 1]
         found = [_mean_kl_and_nll(pair, (teacher, hidden), labels) for hidden in masked]

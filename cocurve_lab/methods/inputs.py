@@ -21,7 +21,7 @@ from ..calibration import CalibrationSet
 from ..extensions.repairing.least_squares import wide_product
 from ..extensions.repairing.projection_inputs import watch_inputs
 from ..models.architectures import Architecture
-from ..models.layers import held
+from ..models.layers import present
 from ..models.units import Unit
 from .filling import Block
 
@@ -114,7 +114,7 @@ def per_unit(
 
 def weight_columns(architecture: Architecture, block: Block) -> Tensor:
     """The output projection's weight [d, W] in float32 or better, detached, on its device."""
-    with held(architecture, block[0]):
+    with present(architecture, block[0]):
         weight = architecture.output_weight(*block).detach()
     return weight if weight.dtype == torch.float64 else weight.float()
 

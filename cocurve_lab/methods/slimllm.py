@@ -47,7 +47,7 @@ from ..base.errors import InputError, NumericalError
 from ..extensions.repairing.projection_inputs import present_blocks
 from ..models.architectures import Architecture
 from ..models.layer_calls import first_output
-from ..models.layers import held
+from ..models.layers import present
 from ..models.runtime import exclusive
 from ..models.units import Unit, UnitSet
 from ..solver.guards import FREE, Guards
@@ -288,7 +288,7 @@ def ffn_scores(architecture: Architecture, layer: int, sums: LayerSums, tokens: 
     """s_j of every channel of a layer's FFN [f] float64."""
     scores = torch.zeros_like(sums.columns)
     for rows in architecture.unit_rows(layer, "ffn", 0, architecture.width(layer, "ffn")):
-        with held(architecture, layer):
+        with present(architecture, layer):
             weight = architecture.weight(layer, "ffn", rows.projection)[rows.start : rows.stop]
         scores += (weight.detach().double().square() @ (sums.inputs / tokens)).sqrt()
     mean = sums.outputs / tokens

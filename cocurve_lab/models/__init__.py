@@ -8,12 +8,12 @@ In reading order:
     kinds.py          attention and FFN: their units, costs, masks and cuts
     units.py          the set of a model's units, and their order
     masking.py        running a model with some units ablated
-    layers.py         the seam for layers whose weights are loaded when they run
+    layers.py         where the weights are: in memory, or at a source; the plug for other sources
     layer_calls.py    how the decoder calls its layers
     identity.py       name, device, dtype and fingerprint of a model
     runtime.py        the state a model is measured in: lock, precision, interrupts
-    load_errors.py    checks before a model is loaded, and why one cannot be
-    weights.py        the weights of a model by name, in memory or in files
+    weights.py        the weights of a model by name, wherever they are
+    opening.py        the plug for checks of models that anybody made
     loading.py        loading a model and its tokenizer
 
 This room imports only `base`. README.md lists the families and how to add one.

@@ -2,72 +2,31 @@
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import shutil
 import warnings
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from ..base.errors import ArchitectureError, CocurveError, FileFormatError, InputError, shown
+from ..base.errors import ArchitectureError, InputError, shown
 from ..base.files import require_regular_files
-from ..base.schema import (
-    COUNT,
-    FLAG,
-    NUMBER,
-    SHARE,
-    Field,
-    Schema,
-    is_count,
-    is_number,
-    nullable,
-    reading,
-    require_fields,
-)
+from ..base.schema import reading
 from ..base.seams import extension, require_extension
 from .architectures import describe
 from .families import MULTIMODAL
 from .identity import DEMO, EMBEDDED, MANIFEST, demo_folder, is_demo, is_pruned, require_sealed
-from .layers import source_of
-from .load_errors import (
-    explain,
-    gguf_at,
-    gguf_in,
-    require_no_adapter,
-    require_own_files,
-    require_place,
-    require_usable,
-)
+from .layers import STORE, weights_of
+from .opening import OPENING
 from .runtime import device_name, sums_on, transient_bars
-from .weights import (
-    foreign_weight,
-    ignored_in,
-    is_wrapped,
-    may_ignore,
-    quantization,
-    require_finite,
-    require_floats,
-    require_sound_files,
-    require_used_scales,
-    tell_ignored,
-)
+from .weights import require_finite
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-# where rules that split text differ: numbers, contractions, spaces, lines, accents, other scripts
-_TRIAL = (
-    "Hello",
-    "In 2026 they'd 1234567 of them, it's DON'T.",
-    "  two  spaces,\ttabs\n\nx = y+1;  ",
-    "naïve 北京 Москва",
-)
 # the options of from_pretrained that a configuration or a tokenizer takes too
 _PLACE_OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
 _HUB_OPTIONS = (*_PLACE_OPTIONS, "trust_remote_code")
@@ -212,7 +171,7 @@ def load_model(
         )
     if stream or "device_map" in options:
         require_accelerate("stream=True" if stream else "a device_map")
-    require_place(place)
+    OPENING().require_place(place)
     file = gguf_in(place)
     if file is not None:
         if stream or options:
@@ -228,57 +187,38 @@ def load_model(
         keep_score_cap(model)
         return model.to(target).requires_grad_(False), load_tokenizer(file)
     options = {"trust_remote_code": False} | options  # if unset, transformers asks on stdin
-    require_no_adapter(source, **_picked(options, _PLACE_OPTIONS))
+    return _load_checkpoint(model_id, source, target, stream, options | {"dtype": chosen})
+
+
+def _load_checkpoint(
+    model_id: str | os.PathLike[str],
+    source: str,
+    target: torch.device,
+    stream: bool,
+    options: dict[str, Any],
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a model that transformers saved, in the order in which it may be refused.
+
+    `options` are all those of `from_pretrained`.
+    """
+    opening, where = OPENING(), _picked(options, _PLACE_OPTIONS)
+    opening.require_no_adapter(source, **where)
     # an unsupported family is rejected before gigabytes are downloaded
     shapes = shapes_only(source, **_picked(options, (*_HUB_OPTIONS, "attn_implementation")))
     tokenizer = load_tokenizer(model_id, **options)
-    require_own_files(source, **_picked(options, _PLACE_OPTIONS))
-    try:
-        require_used_scales(source, shapes, **_picked(options, _PLACE_OPTIONS))
-        if Path(source).is_dir() and quantization(shapes) is None:  # packed ones differ in shape
-            require_sound_files(source, {name: t.shape for name, t in shapes.state_dict().items()})
-    except FileFormatError as error:
-        raise InputError(str(error)) from error
-    placing: AbstractContextManager[dict[str, Any]] = nullcontext({})
-    if stream:
-        require_floats(source, shapes)
-        describe(shapes).require_columns(
-            "stream=True",
-            "Leave it out.",
-            "files keep each expert apart, and layers need them whole",
-        )
-        if "device_map" in options:
-            raise InputError(
-                f"device_map is {shown(options['device_map'])}, but stream=True decides where "
-                "weights are. Give one of the two."
+    opening.require_files(source, shapes, **where)
+    explained = opening.explaining(model_id, cache=options.get("cache_dir"))
+    with explained, transient_bars(hidden=is_demo(source)):  # it loads before a bar can be drawn
+        if stream:
+            model, report = STORE().load(source, shapes, target, options)
+        else:
+            model, report = auto_class(shapes.config).from_pretrained(
+                source, output_loading_info=True, **options
             )
-        placing = require_extension("streamed load", "stream=True")(describe(shapes), target)
-    try:
-        # the demo's 13 MB load before a bar can be drawn
-        with transient_bars(hidden=is_demo(source)), placing as places:
-            loaded: Any = auto_class(shapes.config).from_pretrained(
-                source, dtype=chosen, output_loading_info=True, **options | places
-            )
-    except Exception as error:  # a damaged file can raise nearly anything
-        raise explain(model_id, error, cache=options.get("cache_dir")) from error
-    model, missing = loaded[0], sorted(loaded[1]["missing_keys"])
-    ignored = may_ignore(model)
-    unexpected = sorted(name for name in loaded[1]["unexpected_keys"] if not ignored(name))
-    for name in filter(is_wrapped, unexpected):
-        raise InputError(str(foreign_weight(str(model_id), name)))
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise InputError(
-            f"the files of {str(model_id)!r} hold no {', '.join(missing[:3])}{more}, for which "
-            "transformers would draw random numbers. Get the whole model, and load it again."
-        )
-    require_used_scales(source, shapes, unexpected)
-    if unexpected:  # as when they are read from the disk
-        raise foreign_weight(str(model_id), unexpected[0])
-    tell_ignored(model, ignored_in(source, shapes, **_picked(options, _PLACE_OPTIONS)))
+    opening.require_loaded(model, report, source, shapes, **where)
     for name, weight in model.named_parameters():
         require_finite(weight, name, str(model_id))
-    require_generation(model.generation_config, source)
+    opening.require_generation(model.generation_config, source)
     if getattr(model, "hf_quantizer", None) is None:  # a mark on weights that are not quantized
         vars(model.config).pop("quantization_config", None)
     describe(model)
@@ -286,60 +226,32 @@ def load_model(
     model.cocurve_dtype = shapes.config.dtype
     if "device_map" not in options and not stream:
         torch.nn.Module.to(model, target)
-    if stream:
-        for weight in model.parameters():  # else each is a view that keeps its whole file mapped
-            weight.data = weight.data.clone()
-    source_of(model)  # what is wrong with offloaded weights is said now
+    weights_of(model)  # what is wrong with offloaded weights is said now
     return model.eval().requires_grad_(False), tokenizer
 
 
-def require_generation(config: Any, place: str | os.PathLike[str]) -> None:
-    """Raise FileFormatError unless a model's generation settings have their types and ranges."""
-    remedy = "Correct it in generation_config.json, or remove that file."
-    with reading(f"the generation configuration of {place}", remedy):
-        require_fields(config.to_dict(), _GENERATION, others=True)
-        for name, value in config.to_dict().items():
-            if name != "stop_strings" and not _is_setting(value):
-                raise FileFormatError(
-                    f"{name} is {shown(value)}, which is no setting. Give a number or a name"
-                )
+def gguf_in(place: str | os.PathLike[str]) -> Path | None:
+    """Return the GGUF file that a place is, or that a folder without config.json holds."""
+    path = Path(place)
+    if path.is_file():
+        return path if path.suffix.lower() == ".gguf" else None
+    if not path.is_dir() or (path / "config.json").exists():
+        return None
+    files = sorted(path.glob("*.gguf"))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise InputError(f"the folder {str(place)!r} holds {names}. Give the path of one of them.")
+    return files[0] if files else None
 
 
-def _is_setting(value: Any) -> bool:
-    """Whether a value is a number, a name without line ends or signs, or consists of such."""
-    if isinstance(value, str):
-        return re.fullmatch(r"[\w./ -]*", value) is not None and len(value.splitlines()) <= 1
-    if isinstance(value, (list, tuple, dict)):
-        return all(map(_is_setting, [*value, *(value.values() if isinstance(value, dict) else ())]))
-    return not isinstance(value, float) or math.isfinite(value)
+def gguf_at(place: str | os.PathLike[str], name: str, **options: Any) -> Path:
+    """Return a GGUF file of a folder, or of the hub; `options` say where the hub is asked."""
+    from transformers.utils import cached_file
 
-
-def _is_id(value: Any) -> bool:
-    return value == -1 or is_count(value)  # -1 stands for none
-
-
-_FACTOR = Field("a number above 0", lambda value: is_number(value) and value > 0)
-_IDS = Field("token ids", lambda value: all(map(_is_id, value if type(value) is list else [value])))
-_GENERATION: Schema = {
-    name: nullable(field)._replace(optional=True)
-    for field, names in {
-        Field("a number from 0", lambda value: is_number(value) and value >= 0): ("temperature",),
-        SHARE: ("top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "penalty_alpha"),
-        _FACTOR: ("repetition_penalty", "encoder_repetition_penalty"),
-        NUMBER: ("length_penalty", "diversity_penalty", "guidance_scale"),
-        COUNT: (
-            "top_k",
-            "max_length",
-            "max_new_tokens",
-            "min_length",
-            "min_new_tokens",
-            "num_beams",
-        ),
-        FLAG: ("do_sample", "use_cache"),
-        _IDS: ("bos_token_id", "eos_token_id", "pad_token_id"),
-    }.items()
-    for name in names
-}
+    if Path(place).is_dir():
+        return Path(place, name)
+    with OPENING().explaining(place, cache=options.get("cache_dir"), part=f"{name} of "):
+        return Path(str(cached_file(place, name, **options)))
 
 
 def require_accelerate(what: str) -> None:
@@ -378,8 +290,9 @@ def load_tokenizer(
 
     place = place_of(model_id)
     require_regular_files(Path(place))
+    opening = OPENING()
     if not Path(place).is_dir():  # a folder may hold a tokenizer alone, without config.json
-        require_place(place)
+        opening.require_place(place)
     file = gguf_in(place)
     if file is not None and not (Path(place) / "tokenizer.json").exists():
         read: PreTrainedTokenizerBase = require_extension("gguf tokenizer", str(file))(file)
@@ -388,41 +301,10 @@ def load_tokenizer(
     if (Path(place) / MANIFEST).is_file():
         with reading(Path(place) / MANIFEST, "Save the model again."):
             require_sealed(place)
-    try:
+    with opening.explaining(model_id, cache=options.get("cache_dir"), part="the tokenizer of "):
         tokenizer = AutoTokenizer.from_pretrained(str(place), **options)
-        difference = _difference_from_file(tokenizer, str(place), options)
-    except Exception as error:  # a damaged file can raise nearly anything
-        cache = options.get("cache_dir")
-        raise explain(model_id, error, cache=cache, part="the tokenizer of ") from error
-    if difference is not None:
-        warnings.warn(f"the tokenizer of {model_id} {difference}", UserWarning, stacklevel=2)
+        opening.require_tokenizer(tokenizer, model_id, str(place), **options)
     return tokenizer
-
-
-def _difference_from_file(
-    tokenizer: PreTrainedTokenizerBase, place: str, options: dict[str, Any]
-) -> str | None:
-    """Say what a tokenizer splits otherwise than its tokenizer.json; None if nothing or no file."""
-    from tokenizers import Tokenizer
-    from transformers.utils import cached_file
-
-    where = {name: value for name, value in options.items() if name != "trust_remote_code"}
-    try:
-        own = Tokenizer.from_file(str(cached_file(place, "tokenizer.json", **where)))
-    except OSError:  # there is none, as beside a tokenizer.model
-        return None
-    own.no_truncation()
-    own.no_padding()
-    for text in _TRIAL:
-        found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        wanted = own.encode(text, add_special_tokens=False).ids
-        if found != wanted:
-            return (
-                f"is a {type(tokenizer).__name__}, which turns {text!r} into the tokens {found}, "
-                f"but its tokenizer.json into {wanted}. If the model was trained with the file, "
-                'set "tokenizer_class" to "PreTrainedTokenizerFast" in tokenizer_config.json.'
-            )
-    return None
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
@@ -441,21 +323,20 @@ def shapes_only(source: str | os.PathLike[str] | PreTrainedConfig, **options: An
     """
     from transformers import PreTrainedConfig
 
-    try:
+    name = source if not isinstance(source, PreTrainedConfig) else source.model_type
+    cache = options.get("cache_dir")
+    with OPENING().explaining(name, cache=cache, part="the configuration of "):
         config = source if isinstance(source, PreTrainedConfig) else _read_config(source, options)
-        with torch.device("meta"):
-            model = auto_class(config).from_config(config)
-    except CocurveError:  # its message is already an explanation
-        raise
-    except Exception as error:  # each class has its own checks and errors
-        name = source if not isinstance(source, PreTrainedConfig) else config.model_type
-        if "Unrecognized configuration class" in str(error):
+        try:
+            with torch.device("meta"):
+                model = auto_class(config).from_config(config)
+        except ValueError as error:
+            if "Unrecognized configuration class" not in str(error):
+                raise
             raise ArchitectureError(
                 f"{str(name)!r} is a {config.model_type!r} model, which is not a causal language "
                 "model. Give a model that continues text."
             ) from None
-        cache = options.get("cache_dir")
-        raise explain(name, error, cache=cache, part="the configuration of ") from error
     describe(model)
     return model
 
@@ -470,7 +351,7 @@ def _read_config(source: str | os.PathLike[str], options: dict[str, Any]) -> Pre
         return found
     options = {"trust_remote_code": False} | options
     content, _ = PreTrainedConfig.get_config_dict(source, **options)
-    require_usable(content, source, attention="attn_implementation" not in options)
+    OPENING().require_settings(content, source, attention="attn_implementation" not in options)
     return AutoConfig.from_pretrained(source, **options)
 
 

@@ -19,7 +19,7 @@ from ..base.arguments import as_list
 from ..base.errors import InputError, MismatchError
 from .architectures import UNIT_KINDS, Architecture, describe, is_packed
 from .identity import embedding_weight, require_source
-from .layers import source_of
+from .layers import weights_of
 from .runtime import exclusive
 from .unit import Kind
 from .units import Unit, UnitSet, enumerate_units, units_like
@@ -139,13 +139,13 @@ def like_columns(architecture: Architecture, scale: Tensor, layer: int, kind: Ki
     weight = projection.weight
     device = weight.device
     if weight.is_meta:
-        stream = source_of(architecture.model)
-        if stream is None or layer not in stream.layers:
+        coming = weights_of(architecture.model).devices
+        if layer not in coming:
             raise InputError(
                 f"the {kind} weights of layer {layer} are on the meta device: never loaded. Load "
                 "the model with load_model."
             )
-        device = stream.layers[layer].device
+        device = coming[layer]
     # a packed weight is stored as bytes; the activations have the dtype of the embedding
     dtype = embedding_weight(architecture.model).dtype if is_packed(projection) else weight.dtype
     return scale.to(device=device, dtype=dtype)

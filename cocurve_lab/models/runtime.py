@@ -17,7 +17,7 @@ from ..base.errors import ArchitectureError, InputError
 from ..base.progress import Bar
 from .architectures import describe
 from .identity import embedding_weight, model_device
-from .layers import source_of
+from .layers import weights_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -107,7 +107,8 @@ def differentiable(model: PreTrainedModel) -> Iterator[None]:
 def require_measurable(model: PreTrainedModel, text: CalibrationSet) -> None:
     """Raise InputError or ArchitectureError unless the model can run on these rows."""
     input_ids = text.input_ids
-    if source_of(model) is None and any(weight.is_meta for weight in model.parameters()):
+    gone = any(weight.is_meta for weight in model.parameters())
+    if gone and not weights_of(model).devices:
         raise InputError(
             "the model's weights are on the meta device: they were never loaded. Load the model "
             "with load_model; stream=True reads each layer when it runs."

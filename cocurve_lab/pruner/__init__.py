@@ -8,6 +8,7 @@ In reading order:
     manifest.py          the record of widths and plan beside the weights
     saving.py            `save_pruned` and `load_pruned`
     folder.py            the configuration that lets transformers load the folder alone
-    card.py              the model card
+    card.py              the facts on a model card that no manifest records
+    plugs.py             the plugs for pruning weight by weight, and for the model card
     modeling_cocurve.py  copied beside the weights; builds layers of different widths
 """

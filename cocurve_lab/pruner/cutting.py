@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from ..base.errors import InputError
-from ..base.seams import require_extension
 from ..calibration import CalibrationSet
 from ..models.architectures import describe
 from ..models.identity import model_device, require_source
-from ..models.layers import source_of
+from ..models.layers import weights_of
 from ..models.runtime import require_one_device
 from ..models.units import units_like
 from ..models.weights import is_readable
 from ..solver.selection import Selection
 from .equivalence import Reference
 from .manifest import Origin, manifest_of
+from .plugs import FOLDERS
 from .saving import load_pruned
 from .slicing import cut_model
 
@@ -86,15 +86,13 @@ def prune(
     if verify is not None:
         reference = Reference.record(model, selection, verify.rows(0, min(2, len(verify))))
     if out is not None:
-        device, stream = model_device(model), source_of(model) is not None
+        device, stream = model_device(model), bool(weights_of(model).devices)
 
         def check(folder: Path) -> None:
             if reference is not None:
                 reference.require_equal(load_pruned(folder, device=device, stream=stream))
 
-        write = require_extension("prune to folder", "prune(out=)")
-        folder: Path = write(model, selection, out, tokenizer=tokenizer, check=check)
-        return folder
+        return FOLDERS()(model, selection, out, tokenizer=tokenizer, check=check)
     origin = Origin.of(model, selection)
     pruned: Any = cut_model(model, selection, inplace=inplace)
     pruned.cocurve_manifest = manifest_of(describe(pruned), selection, origin)

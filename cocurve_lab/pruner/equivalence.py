@@ -24,7 +24,7 @@ from ..models.identity import (
     require_source,
 )
 from ..models.layer_calls import LayerCall, capture_calls
-from ..models.layers import held
+from ..models.layers import present
 from ..models.masking import ablate
 from ..models.runtime import measuring, require_measurable
 from ..models.unit import fold_gains
@@ -227,7 +227,7 @@ def _expected_weights(architecture: Architecture, selection: Selection) -> dict[
 def float32_layer(architecture: Architecture, layer: int) -> Iterator[nn.Module]:
     """Convert one layer to float32 inside the block; its own weights then return bit for bit."""
     module = architecture.layers[layer]
-    with held(architecture, layer):
+    with present(architecture, layer):
         stored = {parameter: parameter.data for parameter in module.parameters()}
         try:
             for parameter in stored:

@@ -19,8 +19,8 @@ import torch
 from ..base.errors import FileFormatError, InputError, one_line
 from ..base.schema import read_json
 from ..models.architectures import UNIT_KINDS, describe
-from ..models.load_errors import require_usable
 from ..models.loading import auto_class
+from ..models.opening import OPENING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -69,7 +69,7 @@ def dense_configuration(folder: Path) -> PreTrainedConfig:
     path = folder / "config.json"
     with rejecting(f"{path} cannot be read"):
         content = read_json(path)
-        require_usable(content, folder)
+        OPENING().require_settings(content, folder)
         # otherwise the model's own, as in Gemma 4
         if "auto_map" in content or "Cocurve" in str(content.get("architectures")):
             content = _stock_keys(content)

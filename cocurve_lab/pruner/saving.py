@@ -16,7 +16,6 @@ from ..base.arguments import as_path
 from ..base.atomic import replacing_folder
 from ..base.errors import FileFormatError, InputError
 from ..base.files import require_regular_files
-from ..base.seams import require_extension
 from ..base.storage import fingerprint, seal_json
 from ..models.architectures import Architecture, describe
 from ..models.families import MULTIMODAL
@@ -29,18 +28,12 @@ from ..models.identity import (
     model_dtype,
     weight_marks,
 )
-from ..models.load_errors import require_no_adapter
-from ..models.loading import auto_class, keep_score_cap, pick_device, read_dtype, require_generation
+from ..models.layers import STORE, WeightSource, attach
+from ..models.loading import auto_class, keep_score_cap, pick_device, read_dtype
+from ..models.opening import OPENING
 from ..models.runtime import transient_bars
-from ..models.weights import (
-    StoredWeights,
-    settle_ties,
-    tied_names,
-    weight_files,
-    with_stored,
-    without_weights,
-)
-from .card import CardFacts, model_card
+from ..models.weights import tied_names, without_weights
+from .card import CardFacts
 from .folder import dense_configuration, rejecting, write_configuration
 from .manifest import (
     VERSION,
@@ -51,6 +44,7 @@ from .manifest import (
     widths_in,
     widths_of,
 )
+from .plugs import CARDS
 from .slicing import block_cuts, block_modules, settle_heads
 
 if TYPE_CHECKING:
@@ -170,10 +164,9 @@ def write_beside(
         "weights": dict(marks),
         "accepted": [],
     }
-    card = model_card(manifest, evaluation or CardFacts(), has_tokenizer=tokenizer is not None)
     content = seal_json(manifest | {"files": file_sums(folder)})
     (folder / MANIFEST).write_bytes(json.dumps(content, indent=1).encode())
-    (folder / "README.md").write_text(card, encoding="utf-8")
+    CARDS()(folder, manifest, evaluation or CardFacts(), has_tokenizer=tokenizer is not None)
 
 
 # Loading ------------------------------------------------------------------------------------------
@@ -199,8 +192,8 @@ def load_pruned(
     """
     folder, target = as_path(folder, "folder"), pick_device(device)
     wanted = None if dtype is None else read_dtype(dtype)
-    model: Any = open_pruned(folder, mapped=not stream)
-    stored, left = vars(model).pop("cocurve_stored"), []
+    model, stored = _open(folder, mapped=not stream)
+    left: list[str] = []
     if wanted is not None:  # only the weights; rotary frequencies stay in float32
         for weight in model.parameters():
             weight.data = weight.data.to(wanted)
@@ -208,13 +201,13 @@ def load_pruned(
     dtypes = {name: weight.dtype for name, weight in model.state_dict().items()}
 
     def read(name: str) -> torch.Tensor:
-        weight: torch.Tensor = stored.read(name).to(dtypes[name])
-        return weight
+        return stored.tensor(name).to(dtypes[name])
 
     if stream:
-        left = require_extension("layers in files", "stream=True")(model, read, target)
+        left = STORE().leave(model, read, target)
+    apart = {*tied_names(model), *left}
     # only these are moved, because a layer that is not there cannot be
-    weights = {name: read(name).to(target) for name in dtypes if name not in {*stored.tied, *left}}
+    weights = {name: read(name).to(target) for name in dtypes if name not in apart}
     # not strict, because a tied head is not in the files; all others are
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
@@ -226,41 +219,36 @@ def load_pruned(
     return model.eval().requires_grad_(False)
 
 
-def open_pruned(folder: str | os.PathLike[str], *, mapped: bool = False) -> PreTrainedModel:
+def open_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
     """Open what `save_pruned` wrote on the meta device, and leave its weights on disk.
 
-    `models.weights.reader_of` reads them; `mapped` is as for `StoredWeights`.
+    `models.weights.reader_of` reads them.
     """
+    model, source = _open(as_path(folder, "folder"))
+    attach(model, source)
+    return model
+
+
+def _open(folder: Path, *, mapped: bool = False) -> tuple[Any, WeightSource]:
+    """Return a saved model on the meta device, and its weights; as for `WeightStore.folder`."""
     from transformers import GenerationConfig
 
-    folder = as_path(folder, "folder")
     model = empty_pruned(folder)
     settle_heads(describe(model))
     settings = folder / "generation_config.json"
     if settings.exists():
         with rejecting(f"{settings} cannot be read"):
             model.generation_config = GenerationConfig.from_pretrained(folder)
-        require_generation(model.generation_config, folder)
-    manifest: Any = model.cocurve_manifest
-    sums = manifest.get("weights")
-    try:
-        files = weight_files(str(folder))
-        weights = StoredWeights(model, files, mapped=mapped, sums=sums)
-        if weights.separate():  # two weights that the configuration ties: transformers loads both
-            head: Any = model.get_output_embeddings()
-            head.weight = torch.nn.Parameter(torch.empty_like(head.weight), requires_grad=False)
-            settle_ties(model)
-            weights = StoredWeights(model, files, mapped=mapped, sums=sums)
-        return with_stored(model, weights)
-    except InputError as error:  # its index leads elsewhere
-        raise FileFormatError(str(error)) from None
+        OPENING().require_generation(model.generation_config, folder)
+    source = STORE().folder(model, folder, mapped=mapped)
+    return model.eval().requires_grad_(False), source
 
 
 def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
     """Make a saved pruned model on the meta device: its shapes, without reading its weights."""
     folder = as_path(folder, "folder")
     require_regular_files(folder)
-    require_no_adapter(folder)
+    OPENING().require_no_adapter(folder)
     known = (folder / MANIFEST).exists() or not is_pruned(folder)
     manifest, config = read_manifest(folder) if known else {}, dense_configuration(folder)
     dtype = read_dtype(manifest.get("dtype") or config.dtype or torch.float32)

@@ -35,7 +35,7 @@ from cocurve_lab.estimator.teacher import row
 from cocurve_lab.estimator.worker import LocalExecutor, WorkItem
 from cocurve_lab.extensions.big_models.forecast import row_operations
 from cocurve_lab.models.architectures import describe
-from cocurve_lab.models.layers import source_of
+from cocurve_lab.models.layers import weights_of
 from cocurve_lab.models.runtime import measuring, require_known_head
 from cocurve_lab.models.units import Unit
 from helpers.benchmarks import arguments, flag, head
@@ -290,7 +290,7 @@ def streamed(done: dict, options) -> list[str]:
         model.save_pretrained(folder)
         word_tokenizer().save_pretrained(folder)
         own, _ = cl.load_model(folder, device=model.device, dtype=options.dtype, stream=True)
-        stream = source_of(own)
+        stream = weights_of(own)
         require_known_head(own, rows.input_ids[:1, :8])
         before, held = stream.bytes_read, 0
         if model.device.type == "cuda":

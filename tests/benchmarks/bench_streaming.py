@@ -134,7 +134,7 @@ def child(way: str, folder: str) -> dict[str, float]:
     import psutil  # noqa: F401, imported now because a build would import it
 
     from cocurve_lab.models.architectures import describe
-    from cocurve_lab.models.layers import source_of
+    from cocurve_lab.models.layers import weights_of
     from cocurve_lab.models.runtime import require_known_head
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -146,7 +146,7 @@ def child(way: str, folder: str) -> dict[str, float]:
         model = accelerate.disk_offload(model, tempfile.mkdtemp(dir=folder), torch.device("cpu"))
     units = cl.enumerate_units(model, GROUPS)
     ids = torch.randint(0, 97, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0))
-    stream, layers = source_of(model), len(describe(model).layers)
+    stream, layers = weights_of(model), len(describe(model).layers)
     assert (stream is None) == (way == "resident")
     assert stream is None or len(stream.layers) == layers
     require_known_head(model, ids[:1, :8])

@@ -40,7 +40,7 @@ from cocurve_lab.extensions.big_models.cluster import (
 )
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import fingerprint_model
-from cocurve_lab.models.layers import source_of
+from cocurve_lab.models.layers import weights_of
 from cocurve_lab.models.runtime import measuring
 from helpers import builds
 from helpers.builds import require_same_bits, stop_after
@@ -348,9 +348,9 @@ def test_a_streamed_model_travels_by_its_place(tmp_path: Path) -> None:
     with pytest.raises(cl.InputError):
         parcel(streamed, None)
     sent = unpack(pickle.loads(pickle.dumps(parcel(streamed, str(tmp_path)))), "cpu")
-    assert source_of(sent) is not None
+    assert weights_of(sent).devices
     assert fingerprint_model(sent) == fingerprint_model(tiny_model())
-    assert source_of(unpack(parcel(tiny_model(), str(tmp_path)), "cpu")) is None
+    assert not weights_of(unpack(parcel(tiny_model(), str(tmp_path)), "cpu")).devices
 
 
 def test_workers_of_a_machine_share_its_memory(

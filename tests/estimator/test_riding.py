@@ -15,7 +15,7 @@ from cocurve_lab.estimator import batches, replay, worker
 from cocurve_lab.estimator.replay import Replay
 from cocurve_lab.extensions.repairing import projection_inputs as inputs
 from cocurve_lab.models.architectures import describe
-from cocurve_lab.models.layers import source_of
+from cocurve_lab.models.layers import weights_of
 from helpers import builds
 from helpers.tiny_models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text, word_tokenizer
 
@@ -157,7 +157,7 @@ def test_the_announced_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = streamed(tmp_path, tiny_model())
-    stream = source_of(model)
+    stream = weights_of(model)
     assert stream is not None
     monkeypatch.setattr(worker.Worker, "seconds", lambda self: None)
     layer = stream.bytes_from(2)
@@ -201,7 +201,7 @@ def test_what_is_read_beforehand_is_announced_too(
 ) -> None:
     loaded = tiny_model()
     model = streamed(tmp_path, loaded)
-    stream, options = source_of(model), dict(options)
+    stream, options = weights_of(model), dict(options)
     assert stream is not None
     monkeypatch.setattr(inputs, "TOKENS_PER_BATCH", options.pop("tokens", 2048))
     build(model)  # what is checked once is checked now
@@ -251,7 +251,7 @@ def test_the_block_follows_from_the_free_memory(
     chosen = (units, TEXT, 16, 4)
     assert batches.choose_block(describe(model), *chosen) == 1
     needed = batches.memory_needed(describe(own), *chosen)
-    stream = source_of(own)
+    stream = weights_of(own)
     assert stream is not None
     assert needed == batches.memory_needed(describe(model), *chosen) + stream.bytes_present
     state = 20 * 32 * 4  # T x d float32

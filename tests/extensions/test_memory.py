@@ -55,7 +55,7 @@ import psutil, torch
 import cocurve_lab as cl
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import fingerprint_tensor
-from cocurve_lab.models.layers import held
+from cocurve_lab.models.layers import present
 from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
 torch.set_num_threads(1)
 def measured(model, out):
@@ -64,7 +64,7 @@ def measured(model, out):
     curvature = cl.estimate_curvature(model, units, tiny_text(1, 17), 16, progress="lines")
     found = cl.measure_plans(model, plans, tiny_text(1, 17)).mean
     small = describe(cl.load_pruned(cl.prune(model, plans[1], out=out), stream=True))
-    with held(small, 1):
+    with present(small, 1):
         marks = [fingerprint_tensor(w) for _, w in sorted(small.layers[1].named_parameters())]
     return float(curvature.matrix.trace()), found, marks
 with tempfile.TemporaryDirectory() as folder:

@@ -21,7 +21,7 @@ from cocurve_lab.extensions.big_models.forecast import (
     rows_of,
 )
 from cocurve_lab.models.architectures import describe
-from cocurve_lab.models.layers import source_of
+from cocurve_lab.models.layers import weights_of
 from cocurve_lab.models.loading import shapes_only
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
@@ -67,7 +67,7 @@ def test_a_build_on_paper_is_the_streamed_build(
     shapes = shapes_only(tmp_path)
     assert all(weight.is_meta for weight in shapes.parameters())
     own, _ = cl.load_model(tmp_path, device="cpu", stream=True)
-    stream, units = source_of(own), cl.enumerate_units(own, GROUPS)
+    stream, units = weights_of(own), cl.enumerate_units(own, GROUPS)
     assert stream is not None
     around = sum(p.numel() for p in own.parameters() if not p.is_meta) * 4
     fixed = batches.memory_needed(describe(own), units, text, 16, 1)

@@ -15,7 +15,7 @@ from cocurve_lab.estimator import batches
 from cocurve_lab.extensions.big_models.layerwise import LayerwisePasses
 from cocurve_lab.extensions.big_models.streaming import Stream
 from cocurve_lab.models.architectures import describe
-from cocurve_lab.models.layers import source_of
+from cocurve_lab.models.layers import weights_of
 from helpers.tiny_models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text, word_tokenizer
 
 pytest.importorskip("accelerate")
@@ -31,7 +31,7 @@ def streamed(folder: Path, model: PreTrainedModel) -> tuple[PreTrainedModel, Str
     word_tokenizer().save_pretrained(folder)
     dtype = str(model.dtype).removeprefix("torch.")
     own, _ = cl.load_model(folder, device="cpu", dtype=dtype, stream=True)
-    stream = source_of(own)
+    stream = weights_of(own)
     assert stream is not None
     return own, stream
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import cocurve_lab as cl
 from cocurve_lab.models.identity import model_device
-from cocurve_lab.models.layers import source_of
+from cocurve_lab.models.layers import weights_of
 from cocurve_lab.models.loading import pick_device, pick_dtype, report_device
 from helpers.devices import FIRST, SECOND, WITHOUT_DOUBLE, pretended_devices
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
@@ -153,7 +153,7 @@ def test_a_device_map_of_load_model_gives_the_same_numbers(tmp_path: Path, rest:
     model, _ = cl.load_model(folder, dtype="float32", device_map=places)
     whole, _ = cl.load_model(folder, device="cpu")
     same(model, whole)
-    stream = source_of(model)
+    stream = weights_of(model)
     assert (0 if stream is None else len(stream.layers)) == len(rest)
 
 
@@ -161,7 +161,7 @@ def test_a_model_streamed_to_another_device_gives_the_same_numbers(tmp_path: Pat
     pytest.importorskip("accelerate")
     folder = saved(tmp_path)
     model, tokenizer = cl.load_model(folder, device=FIRST, dtype="float32", stream=True)
-    stream = source_of(model)
+    stream = weights_of(model)
     assert stream is not None
     assert {layer.device for layer in stream.layers.values()} == {FIRST}
     whole, _ = cl.load_model(folder, device="cpu")

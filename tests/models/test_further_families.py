@@ -15,7 +15,7 @@ from cocurve_lab.models import families
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.families import FAMILIES, Family
 from cocurve_lab.models.identity import MANIFEST
-from cocurve_lab.models.layers import source_of
+from cocurve_lab.models.layers import weights_of
 from helpers.bare_process import run_bare, save_expected
 from helpers.contract import TEXT, by_hand, measure_contract, plans
 from helpers.tiny_models import (
@@ -92,7 +92,7 @@ def test_it_is_streamed_and_cut_on_disk(family: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "dense")
     word_tokenizer().save_pretrained(tmp_path / "dense")
     streamed, _ = cl.load_model(tmp_path / "dense", device="cpu", stream=True)
-    stream = source_of(streamed)
+    stream = weights_of(streamed)
     assert sorted(stream.layers) == [0, 1]
     assert torch.equal(full_logits(streamed, TEXT.input_ids), full_logits(model, TEXT.input_ids))
     found = cl.load_pruned(cl.prune(streamed, plan, out=tmp_path / "small"), device="cpu")

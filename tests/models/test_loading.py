@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, T5Config
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.opening.errors import explain
 from cocurve_lab.models import loading
 from cocurve_lab.models.identity import fingerprint_model
-from cocurve_lab.models.load_errors import explain
 from cocurve_lab.models.loading import report_device
 from helpers.bpe import SIZE, byte_level
 from helpers.gguf_files import write_gguf

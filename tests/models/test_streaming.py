@@ -20,7 +20,7 @@ from cocurve_lab.measuring.lockstep import Sampling, compare_text, forced_kl
 from cocurve_lab.methods.slimgpt import SlimGpt
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import fingerprint_model
-from cocurve_lab.models.layers import bytes_of, source_of
+from cocurve_lab.models.layers import bytes_of, weights_of
 from cocurve_lab.pruner.cutting import cut
 from cocurve_studies.bake_off.contenders import Contender
 from cocurve_studies.bake_off.speeds import speed_table
@@ -70,7 +70,7 @@ def test_a_streamed_model_computes_what_the_loaded_one_does(
 ) -> None:
     whole, streamed = pair(saved(tmp_path, family, shard))
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard == "20KB")
-    stream = source_of(streamed)
+    stream = weights_of(streamed)
     assert sorted(stream.layers) == [0, 1, 2]
     for _ in range(2):
         assert torch.equal(logits(streamed), logits(whole))
@@ -88,7 +88,7 @@ def test_a_streamed_model_computes_what_the_loaded_one_does(
 
 def test_at_most_two_layers_are_in_memory(tmp_path: Path) -> None:
     _, streamed = pair(saved(tmp_path))
-    stream, layers, seen = source_of(streamed), streamed.model.layers, []
+    stream, layers, seen = weights_of(streamed), streamed.model.layers, []
     for layer in layers:
         layer.mlp.register_forward_hook(
             lambda *_: seen.append([not x.mlp.up_proj.weight.is_meta for x in layers])
@@ -96,7 +96,7 @@ def test_at_most_two_layers_are_in_memory(tmp_path: Path) -> None:
     logits(streamed)
     assert seen == [[at == run for at in range(3)] for run in range(3)]
     assert stream.bytes_present == 2 * stream.bytes_from(2)
-    with stream.held(1):
+    with stream.present(1):
         logits(streamed)
         assert not layers[1].mlp.up_proj.weight.is_meta
     assert layers[1].mlp.up_proj.weight.is_meta
@@ -142,7 +142,7 @@ def test_what_accelerate_offloaded_is_measured_too(tmp_path: Path, how: str) -> 
         model = accelerate.cpu_offload(tiny_model(), torch.device("cpu"))
     plan = cl.Selection.from_pruned(cl.enumerate_units(whole, GROUPS), [0, 5, 9])
     assert cl.pruning_risk(model, plan, TEXT) == cl.pruning_risk(whole, plan, TEXT)
-    stream = source_of(model)
+    stream = weights_of(model)
     assert sorted(stream.layers) == ([0, 1, 2] if how == "cpu_offload" else [1, 2])
     assert fingerprint_model(model) == fingerprint_model(whole)
 
@@ -203,7 +203,7 @@ def test_what_needs_all_weights_says_so_before_it_runs(tmp_path: Path) -> None:
     for use in NEED_ALL.values():
         with pytest.raises(cl.InputError):
             use(streamed, plan, curvature, small)
-    assert source_of(streamed).bytes_read == 0
+    assert weights_of(streamed).bytes_read == 0
 
 
 def test_repairs_that_are_masks_are_compared_on_a_streamed_model(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_what_is_streamed_or_offloaded_is_not_converted(tmp_path: Path) -> None:
     whole, streamed = pair(saved(tmp_path))
     offloaded, _ = cl.load_model(tmp_path, device="cpu")
     accelerate.cpu_offload(offloaded, torch.device("cpu"))
-    assert source_of(offloaded) is not None
+    assert weights_of(offloaded).devices
     for model, conversions in ((streamed, CONVERSIONS), (offloaded, {"half": CONVERSIONS["half"]})):
         for convert in conversions.values():
             with pytest.raises(cl.InputError):

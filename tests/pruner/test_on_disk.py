@@ -177,13 +177,13 @@ def test_a_streamed_model_is_refitted_like_one_in_memory(
 
 
 def test_half_precision_and_the_reads_of_a_refit(tmp_path: Path) -> None:
-    from cocurve_lab.models.layers import source_of
+    from cocurve_lab.models.layers import weights_of
 
     model = dense(tmp_path / "model", dtype=torch.bfloat16)
     own, text = streamed(tmp_path / "model", "bfloat16"), tiny_text(12, 24, seed=3)
     plan, quiet = ragged(model), RepairOptions(progress=False)
     expected = cl.save_pruned(cl.repair(model, plan, text, options=quiet), tmp_path / "memory")
-    stream = source_of(own)
+    stream = weights_of(own)
     assert stream is not None
     own(text.input_ids[:1])
     cl.measure_plans(own, [plan], text, progress=False)  # what is checked once is checked now

@@ -17,10 +17,11 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.base import atomic
+from cocurve_lab.extensions.publishing.card import model_card
 from cocurve_lab.measuring.perplexity import Perplexity
 from cocurve_lab.models.identity import MANIFEST, fingerprint_model
 from cocurve_lab.pruner import modeling_cocurve
-from cocurve_lab.pruner.card import CardFacts, model_card
+from cocurve_lab.pruner.card import CardFacts
 from cocurve_lab.pruner.folder import MODELING_FILE
 from cocurve_lab.pruner.saving import load_pruned, save_pruned
 from helpers.bare_process import run_bare, save_expected
@@ -555,8 +556,11 @@ def test_an_interrupted_save_leaves_what_was_there(
     if stage == "tokenizer":
         monkeypatch.setattr(type(tokenizer), "save_pretrained", interrupt)
     else:
-        name = {"card": "model_card", "configuration": "write_configuration"}[stage]
-        monkeypatch.setattr(f"cocurve_lab.pruner.saving.{name}", interrupt)
+        place = {
+            "card": "extensions.publishing.card.model_card",
+            "configuration": "pruner.saving.write_configuration",
+        }[stage]
+        monkeypatch.setattr(f"cocurve_lab.{place}", interrupt)
     for target in (folder, folder.parent / "new"):
         with pytest.raises(KeyboardInterrupt):
             save_pruned(other, target, tokenizer=tokenizer, overwrite=True)

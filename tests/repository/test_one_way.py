@@ -23,8 +23,9 @@ ALLOWED = {
     "cocurve_lab/evaluation/code_execution.py": {"json.loads"},  # what bubblewrap says in a pipe
     "cocurve_lab/evaluation/judge.py": {"json.loads", "os.open"},  # what comes by pipe; /dev/null
     "cocurve_lab/extensions/big_models/on_disk.py": {"load_file"},  # what it wrote just before
+    "cocurve_lab/extensions/opening/files.py": {"safe_open"},  # after the guard
     "cocurve_lab/models/identity.py": {"json.loads"},  # of what it dumped just before
-    "cocurve_lab/models/weights.py": {"safe_open"},  # after the guard
+    "cocurve_lab/models/layers.py": {"load_file"},  # after the guard
 }
 
 

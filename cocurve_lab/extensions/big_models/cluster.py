@@ -27,7 +27,7 @@ from torch import nn
 from ...base.errors import CocurveError, InputError, MismatchError, WorkerError
 from ...estimator.worker import Measured, Note, Tick, Worker, WorkItem
 from ...models.identity import fingerprint_model, model_device, model_dtype
-from ...models.layers import source_of
+from ...models.layers import weights_of
 from ...models.loading import load_model
 from ...models.runtime import measuring, require_one_device
 
@@ -363,7 +363,7 @@ class _Source:
 
 def parcel(model: PreTrainedModel, source: str | None) -> Any:
     """Pack a model for sending: a reference to its source, or the model itself in main memory."""
-    streamed = source_of(model) is not None
+    streamed = bool(weights_of(model).devices)
     if streamed and source is None:
         raise InputError(
             "the model is streamed, so its weights are not in memory to be sent. Give "

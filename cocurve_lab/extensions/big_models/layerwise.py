@@ -18,7 +18,7 @@ from ...calibration import CalibrationSet
 from ...estimator.batches import Room, memory_needed
 from ...models.architectures import Architecture
 from ...models.layer_calls import LayerCall, run_decoder
-from ...models.layers import WeightSource, held
+from ...models.layers import WeightSource, present
 from ...models.masking import Scales, scaled, stack_rows
 
 
@@ -56,7 +56,7 @@ class LayerwisePasses:
                 # copied: half precision rounds products of one row seen many times otherwise
                 states.extend(call.hidden.repeat(len(rows), 1, 1) for rows in batches)
             yield
-            with held(architecture, layer):
+            with present(architecture, layer):
                 for at, rows in enumerate(batches):  # each state replaces the one before at once
                     own = [{key: row[key] for key in row if key[0] == layer} for row in rows]
                     with scaled(architecture, stack_rows(architecture, own)):

@@ -30,23 +30,17 @@ from ...models.identity import (
     is_pruned,
     tensor_marks,
 )
-from ...models.layers import held
-from ...models.load_errors import require_no_adapter, require_place
-from ...models.loading import place_of, read_dtype, require_generation, shapes_only
-from ...models.weights import (
-    StoredWeights,
-    reader_of,
-    require_floats,
-    require_used_scales,
-    tied_names,
-    weight_files,
-    with_stored,
-    without_weights,
-)
+from ...models.layers import present
+from ...models.loading import place_of, read_dtype, shapes_only
+from ...models.weights import reader_of, tied_names, without_weights
 from ...pruner.manifest import Origin, manifest_of
 from ...pruner.saving import new_folder, open_pruned, write_beside
 from ...pruner.slicing import cut_model, tensor_cuts
 from ...solver.selection import Selection
+from ..opening.files import require_floats, require_used_scales, weight_files
+from ..opening.places import require_no_adapter, require_place
+from ..opening.settings import require_generation
+from .stored import StoredWeights, with_stored
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -186,7 +180,7 @@ def layer_present(
     dense, small = describe(model), describe(pruned).layers[layer]
     absent = dict(small.named_parameters())
     prefix = f"{dense.stack}.{layer}."
-    with held(dense, layer):
+    with present(dense, layer):
         weights = dict(dense.layers[layer].named_parameters())
         try:
             for name in absent:

@@ -23,7 +23,7 @@ from ...base.errors import InputError
 from ...models.architectures import Architecture, describe, is_packed, weight_of, widths
 from ...models.identity import model_device, model_dtype
 from ...models.layer_calls import replaced_forward
-from ...models.layers import source_of
+from ...models.layers import weights_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -92,7 +92,7 @@ def require_products(model: PreTrainedModel) -> None:
     found = model_dtype(model)
     if any(map(is_packed, describe(model).all_projections)):
         found = "packed"
-    elif source_of(model) is not None:
+    elif weights_of(model).devices:
         found = "streamed"
     if found != "float32":
         raise InputError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,22 +18,22 @@ from functools import partial
 from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from ...base.errors import InputError, one_line
+from ...base.errors import InputError, one_line, shown
 from ...models.architectures import Architecture, describe
-from ...models.layers import bytes_of
-from ...models.loading import require_accelerate
-from ...models.weights import Watch, open_weights
+from ...models.layers import WeightSource, attach, bytes_of
+from ...models.loading import auto_class, require_accelerate
+from ..opening.files import open_weights, require_floats
+from .stored import Watch, open_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Read = Callable[[], Tensor]
-_STREAMS: WeakKeyDictionary[nn.Module, Stream] = WeakKeyDictionary()
 _FIXED: WeakSet[nn.Module] = WeakSet()  # what holds weights that come; copies of it are not in here
 
 
@@ -102,6 +102,11 @@ class Stream:
         sizes = (bytes_of(layer.parameters()) for layer in architecture.layers)
         return cls({number: _Layer(meta, size) for number, size in enumerate(sizes)})
 
+    @property
+    def devices(self) -> Mapping[int, torch.device]:
+        """The device of each layer, by number."""
+        return {number: layer.device for number, layer in self.layers.items()}
+
     def bytes_from(self, first: int) -> int:
         """Bytes of weights that a pass from layer `first` to the end reads."""
         return sum(layer.bytes for number, layer in self.layers.items() if number >= first)
@@ -112,7 +117,7 @@ class Stream:
         return 2 * max(layer.bytes for layer in self.layers.values())
 
     @contextmanager
-    def held(self, layer: int) -> Iterator[None]:
+    def present(self, layer: int) -> Iterator[None]:
         """Keep the weights of a layer present inside the block; no-op if they always are."""
         if layer not in self.layers:
             yield
@@ -175,7 +180,7 @@ class Stream:
         side.synchronize()  # in this thread; pinned memory may go afterwards
         return weights
 
-    def read(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> Tensor:
         """Read one weight by its name in the model, to the CPU."""
         try:
             return self.places[name].read().cpu()
@@ -195,55 +200,70 @@ def _unreadable(what: str, error: Exception) -> InputError:
 # Finding the weights ------------------------------------------------------------------------------
 
 
-def stream_of(model: PreTrainedModel) -> Stream | None:
-    """The stream of a model, or None if the weights of all its layers are present.
+class Store:
+    """Opens models whose layers stay where they are until they run."""
 
-    Hooks of accelerate inside an offloaded layer are replaced by one on the layer. Embedding, final
-    norm and head are brought to their device for good if they were offloaded too.
-    """
-    if model not in _STREAMS and any(_offloading(module) for module in model.modules()):
-        _take_over(describe(model))
-    return _STREAMS.get(model)
+    def source(self, model: PreTrainedModel) -> WeightSource | None:
+        """Take over what accelerate offloaded.
 
+        Its hooks inside an offloaded layer are replaced by one on the layer. Embedding, final norm
+        and head are brought to their device for good if they were offloaded too.
+        """
+        if any(_offloading(module) for module in model.modules()):
+            return _take_over(describe(model))
+        return None
 
-def leave_in_files(
-    model: PreTrainedModel, read: Callable[[str], Tensor], device: torch.device
-) -> list[str]:
-    """Let the layers of a model on the meta device be loaded when they run.
+    def load(
+        self, place: str, shapes: PreTrainedModel, device: torch.device, options: dict[str, Any]
+    ) -> tuple[PreTrainedModel, dict[str, Any]]:
+        """Load what stands around the layers, and leave these in their files."""
+        require_floats(place, shapes)
+        architecture = describe(shapes)
+        architecture.require_columns(
+            "stream=True",
+            "Leave it out.",
+            "files keep each expert apart, and layers need them whole",
+        )
+        if "device_map" in options:
+            raise InputError(
+                f"device_map is {shown(options['device_map'])}, but stream=True decides where "
+                "weights are. Give one of the two."
+            )
+        places = _layers_on_disk(architecture, device)
+        with _without_notice():
+            model, report = auto_class(shapes.config).from_pretrained(
+                place, **options, device_map=places, use_safetensors=True, output_loading_info=True
+            )
+        for weight in model.parameters():  # else each is a view that keeps its whole file mapped
+            weight.data = weight.data.clone()
+        return model, report
 
-    Args:
-        model: the model. The caller loads what is not in its layers.
-        read: gives a weight by its name, on the CPU.
-        device: where the layers run.
+    def leave(
+        self, model: PreTrainedModel, read: Callable[[str], Tensor], device: torch.device
+    ) -> list[str]:
+        """Let the layers of a model on the meta device be loaded when they run."""
+        require_accelerate("stream=True")
+        architecture = describe(model)
+        layers: dict[int, _Layer] = {}
+        for number, layer in enumerate(architecture.layers):
+            prefix = f"{architecture.stack}.{number}."
+            places = [
+                _Place(prefix + key, owner, attribute, partial(read, prefix + key))
+                for key, owner, attribute in _weights(layer, True)
+            ]
+            layers[number] = _Layer.of(device, places)
+        stream = Stream(layers)
+        _connect(architecture, stream)
+        attach(model, stream)
+        return list(stream.places)
 
-    Returns:
-        The names of the weights that stay in the files.
-    """
-    require_accelerate("stream=True")
-    architecture = describe(model)
-    layers: dict[int, _Layer] = {}
-    for number, layer in enumerate(architecture.layers):
-        prefix = f"{architecture.stack}.{number}."
-        places = [
-            _Place(prefix + key, owner, attribute, partial(read, prefix + key))
-            for key, owner, attribute in _weights(layer, True)
-        ]
-        layers[number] = _Layer.of(device, places)
-    stream = Stream(layers)
-    _connect(architecture, stream)
-    return list(stream.places)
+    def folder(self, model: PreTrainedModel, folder: Path, *, mapped: bool) -> WeightSource:
+        return open_folder(model, folder, mapped=mapped)
 
 
 @contextmanager
-def streamed_load(architecture: Architecture, device: torch.device) -> Iterator[dict[str, Any]]:
-    """Yield the options of `from_pretrained` that leave the layers in their files.
-
-    Inside the block, accelerate's notice that weights are on the meta device is hidden.
-
-    Args:
-        architecture: the model's shapes, on the meta device.
-        device: where embedding, final norm and head go.
-    """
+def _without_notice() -> Iterator[None]:
+    """Hide accelerate's notice that weights are on the meta device."""
     log = logging.getLogger("accelerate.big_modeling")
 
     def other(record: logging.LogRecord) -> bool:
@@ -251,7 +271,7 @@ def streamed_load(architecture: Architecture, device: torch.device) -> Iterator[
 
     log.addFilter(other)
     try:
-        yield {"device_map": _layers_on_disk(architecture, device), "use_safetensors": True}
+        yield
     finally:
         log.removeFilter(other)
 
@@ -280,7 +300,7 @@ def _offloading(module: nn.Module) -> list[Any]:
     return [each for each in getattr(hook, "hooks", (hook,)) if getattr(each, "offload", False)]
 
 
-def _take_over(architecture: Architecture) -> None:
+def _take_over(architecture: Architecture) -> Stream:
     """Replace accelerate's hooks on the modules of offloaded layers."""
     model = architecture.model
     names = {module: name for name, module in model.named_modules()}
@@ -314,6 +334,7 @@ def _take_over(architecture: Architecture) -> None:
             "model with load_model(..., stream=True), or with a device_map but no offload_buffers."
         )
     _connect(architecture, stream)
+    return stream
 
 
 def _connect(architecture: Architecture, stream: Stream) -> None:
@@ -321,7 +342,6 @@ def _connect(architecture: Architecture, stream: Stream) -> None:
     for number, stored in stream.layers.items():
         _let_stream(architecture.layers[number], stream, number, stored.device)
     model = architecture.model
-    _STREAMS[model] = stream
     vars(model)["save_pretrained"] = MethodType(_save_pretrained, model)
     for name in ("to", "cuda", "xpu"):  # accelerate's own, which refuse without the next step
         vars(model).pop(name, None)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...base.errors import InputError
 from ...base.files import require_regular
 from ...base.schema import parse_json
-from ...models.load_errors import explain
+from ..opening.errors import explain
 from .tokenizer import pretokenizer_for
 
 if TYPE_CHECKING:

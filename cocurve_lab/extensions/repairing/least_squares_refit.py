@@ -19,7 +19,7 @@ from ...models.architectures import Architecture, weight_of
 from ...models.identity import model_device
 from ...models.kinds import KINDS
 from ...models.layer_calls import LayerCall, capture_calls, entering
-from ...models.layers import held
+from ...models.layers import present
 from ...models.unit import Kind
 from ...pruner.equivalence import float32_layer, upcast
 from .least_squares import ridge_of, ridge_update, wide_product
@@ -60,7 +60,7 @@ class Pair:
         if target == "stream" and not is_additive(dense, calls):
             target = "write"
         step = max(1, TOKENS_PER_BATCH // input_ids.shape[1])
-        with held(dense, 0):  # it is called for each batch, though it does not run
+        with present(dense, 0):  # it is called for each batch, though it does not run
             entered = [
                 entering(dense, ids.to(device)).hidden.cpu() for ids in input_ids.split(step)
             ]

@@ -27,7 +27,7 @@ from ...calibration import CalibrationSet
 from ...estimator.worker import Preparation
 from ...models.architectures import Architecture, is_packed
 from ...models.identity import embedding_weight
-from ...models.layers import source_of
+from ...models.layers import weights_of
 from ...models.units import Unit
 from ..repairing.least_squares import cholesky, ridge_of, wide_product
 from ..repairing.projection_inputs import Block, present_blocks, rows_together, watch_inputs
@@ -81,7 +81,7 @@ def preparation(architecture: Architecture, calibration: CalibrationSet) -> Prep
             "refit_ratio needs the weights of output projections, and they are packed in 4 bits. "
             "Load the model in bfloat16, or leave refit_ratio at 0."
         )
-    stream, rows = source_of(architecture.model), rows_together(calibration)
+    source, rows = weights_of(architecture.model), rows_together(calibration)
     size = embedding_weight(architecture.model).element_size()
     widths = [architecture.width(*block) for block in blocks]
     widest, hidden = max(widths), architecture.config.hidden_size
@@ -89,12 +89,12 @@ def preparation(architecture: Architecture, calibration: CalibrationSet) -> Prep
     tokens = rows * calibration.seq_len
     passing = tokens * (size * (6 * hidden + 3 * widest) + 8 * widest) + 8 * widest**2
     solving = 6 * 8 * widest**2  # scaled, damped, factor, inverse, and the copies of LAPACK
-    present = 0 if stream is None else stream.bytes_present
+    present = source.bytes_present
     passes = -(-len(calibration) // rows)
     return Preparation(
         8 * sum(width**2 for width in widths) + max(passing + present, solving),
         size * sum(width**2 for width in widths),
-        0 if stream is None else passes * stream.bytes_from(0),
+        passes * source.bytes_from(0),
     )
 
 

@@ -33,7 +33,7 @@ from cocurve_lab.evaluation.tasks import (
     suite_tasks,
 )
 from cocurve_lab.models.identity import model_device, tokenizer_mark
-from cocurve_lab.models.layers import source_of
+from cocurve_lab.models.layers import weights_of
 from cocurve_lab.pruner.cutting import cut, prune
 from cocurve_lab.pruner.manifest import require_dense
 from cocurve_lab.pruner.saving import load_pruned
@@ -170,7 +170,7 @@ class Reproduction:
     @property
     def _streamed(self) -> bool:
         """Whether layers are read when they run, so that nothing can be timed."""
-        return source_of(self.model) is not None
+        return bool(weights_of(self.model).devices)
 
     @cached_property
     def _tasks(self) -> dict[str, TaskFile | None]:

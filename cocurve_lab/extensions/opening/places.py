@@ -1,8 +1,7 @@
-"""Why a model cannot be loaded: checks before transformers acts, and errors after it failed.
+"""Checks of a place and of its configuration, before transformers acts.
 
 A configuration comes from whoever made the model. It may name code of the hub to run, files outside
-its folder, or so many layers that building them never ends. transformers reports a gated, a missing
-and an unreachable model alike, as an OSError; the cause is in the chain of exceptions behind it.
+its folder, or so many layers that building them never ends.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from ..base.atomic import is_full
-from ..base.errors import FileFormatError, InputError, one_line, shown
-from ..base.files import require_regular, require_regular_files
-from ..base.schema import read_json
+from ...base.errors import FileFormatError, InputError, shown
+from ...base.files import require_regular, require_regular_files
+from ...base.schema import read_json
+from ...models.loading import gguf_in
 
 # about a second on the meta device, and far more than any model of the families here has
 MOST_PARTS = 1000
@@ -26,53 +25,6 @@ _ATTENTION = ("eager", "sdpa", "flex_attention")  # parts of transformers and to
 _ATTENTION_KEYS = {"attn_implementation", "_attn_implementation", "_attn_implementation_internal"}
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _PATH_SIGNS = (".", "~", os.sep)
-# (names of exceptions or a part of the message, the fact and the next step); the first that fits
-_CAUSES: tuple[tuple[set[str] | str, str], ...] = (
-    (
-        {"GatedRepoError"},
-        "{name} is gated: its owner asks you to accept terms first. Accept them on the model's "
-        "page, run `hf auth login` (or pass token=), and try again; or give a folder that holds "
-        "the model.",
-    ),
-    (
-        {"RevisionNotFoundError"},
-        "{name} exists, but not in the requested revision. Omit revision=, or name a branch, tag "
-        "or commit of that model.",
-    ),
-    (
-        {"RepositoryNotFoundError", "HFValidationError"},
-        "there is no model {name} on the hub, nor a folder of that name here. Check the spelling "
-        "(owner/name); if it is private, run `hf auth login`; or give a folder.",
-    ),
-    (  # the last two are of the hub's HTTP client: compared by name, not imported
-        {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "ConnectTimeout"},
-        "{name} is not in {cache} and the hub cannot be reached. Connect this machine (and unset "
-        "HF_HUB_OFFLINE), or copy the model's folder here and give its path.",
-    ),
-    (
-        "trust_remote_code=True",
-        "{part}{name} comes with its own code, which is not run. Read that code, then load the "
-        "model in Python with trust_remote_code=True; or give a model that needs none.",
-    ),
-    (
-        {"UnpicklingError"},  # not torch's own words, which advise to run the file
-        "the weights of {name} are a pickle that holds more than tensors. Loading it could run "
-        "code, so nothing of it was run. Give a folder with .safetensors files.",
-    ),
-    (
-        "file named model.safetensors found",  # no other kind was asked for
-        "{name} holds no .safetensors weights, which stream=True reads. Load it without stream, "
-        "save it with model.save_pretrained(folder), and give that folder.",
-    ),
-    (
-        {"ImportError", "ModuleNotFoundError"},
-        "{part}{name} needs a Python package that is missing ({error}). Give a model without such "
-        "needs, for example one that is not quantized; or install it.",
-    ),
-)
-
-
-# Before the load ----------------------------------------------------------------------------------
 
 
 def require_place(model_id: str | os.PathLike[str]) -> None:
@@ -98,32 +50,6 @@ def require_place(model_id: str | os.PathLike[str]) -> None:
             raise InputError(f"{text!r} is a file. Give the folder that contains it.")
     elif text.startswith(_PATH_SIGNS) or text.count("/") > 1 or not isinstance(model_id, str):
         raise InputError(f"there is no folder {text!r}.{_alike(path)} Check the path.")
-
-
-def gguf_in(place: str | os.PathLike[str]) -> Path | None:
-    """Return the GGUF file that a place is, or that a folder without config.json holds."""
-    path = Path(place)
-    if path.is_file():
-        return path if path.suffix.lower() == ".gguf" else None
-    if not path.is_dir() or (path / "config.json").exists():
-        return None
-    files = sorted(path.glob("*.gguf"))
-    if len(files) > 1:
-        names = ", ".join(file.name for file in files)
-        raise InputError(f"the folder {str(place)!r} holds {names}. Give the path of one of them.")
-    return files[0] if files else None
-
-
-def gguf_at(place: str | os.PathLike[str], name: str, **options: Any) -> Path:
-    """Return a GGUF file of a folder, or of the hub; `options` say where the hub is asked."""
-    from transformers.utils import cached_file
-
-    if Path(place).is_dir():
-        return Path(place, name)
-    try:
-        return Path(str(cached_file(place, name, **options)))
-    except OSError as error:
-        raise explain(place, error, cache=options.get("cache_dir"), part=f"{name} of ") from error
 
 
 def require_no_adapter(place: str | os.PathLike[str], **options: Any) -> None:
@@ -233,68 +159,3 @@ def require_own_files(place: str | os.PathLike[str], **options: Any) -> None:
                 )
             if (file := Path(str(path)).parent / name).exists():
                 require_regular(file)
-
-
-# After it failed ----------------------------------------------------------------------------------
-
-
-def explain(
-    model_id: str | os.PathLike[str],
-    error: BaseException,
-    *,
-    cache: str | os.PathLike[str] | None = None,
-    part: str = "",
-) -> InputError:
-    """Build the InputError for a failed load: the fact, and the next step.
-
-    If the disk is full, the half-downloaded files of this model are deleted, because they take the
-    space that the user now needs. After any other failure they stay, and the next load resumes
-    them.
-
-    `cache` is the cache_dir= of the load (None: the hub's own); `part` is what could not be read,
-    such as "the tokenizer of ".
-    """
-    name, cache_dir, chain = repr(str(model_id)), cache_folder(cache), list(_chain(error))
-    # first, because a missing or broken file may be the consequence of a full disk
-    if any(is_full(link) for link in chain):
-        freed = delete_unfinished(str(model_id), cache_dir)
-        elsewhere = "set HF_HOME to a folder" if cache is None else "give a cache_dir="
-        return InputError(
-            f"the disk filled up while {name} was downloaded to {cache_dir}; the unfinished "
-            f"files ({freed / 1e9:.1f} GB) were deleted. Free some space, or {elsewhere} on a "
-            "larger disk, and run this again."
-        )
-    kinds = {type(link).__name__ for link in chain}
-    for cause, message in _CAUSES:
-        if cause in str(error) if isinstance(cause, str) else kinds & cause:
-            facts = {"name": name, "cache": cache_dir, "part": part, "error": one_line(error)}
-            return InputError(message.format(**facts))
-    return InputError(
-        f"{part}{name} cannot be loaded ({type(error).__name__}: {one_line(error)}). Give a folder "
-        "with a Hugging Face model, or the hub id of one."
-    )
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and those behind it, outermost first."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
-    """Return the folder for downloads: the one given, else the hub's own."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE if cache is None else cache)
-
-
-def delete_unfinished(model_id: str, cache: str | os.PathLike[str] | None = None) -> int:
-    """Delete the half-downloaded files of one model from a cache; return the bytes freed."""
-    freed = 0
-    # the hub's layout: models--owner--name/blobs/HASH, with .incomplete until it is whole
-    blobs = cache_folder(cache) / ("models--" + model_id.replace("/", "--")) / "blobs"
-    for part in blobs.glob("*.incomplete"):
-        freed += part.stat().st_size
-        part.unlink()
-    return freed

@@ -1,0 +1,24 @@
+"""Checks of models that anybody made, before, while and after transformers loads them.
+
+    places.py    is there a model, and does its configuration ask for nothing that may not be
+    files.py     are the weight files whole, of this model and not packed
+    names.py     which weight of the model is this one of a file
+    settings.py  generation settings, and the tokenizer
+    errors.py    what an error of transformers means, and the next step
+    checks.py    all of it, in the order of a load
+
+The files are imported when a model is loaded.
+"""
+
+from __future__ import annotations
+
+from ...models.opening import OPENING, Opening
+
+
+def _checks() -> Opening:
+    from .checks import Checks
+
+    return Checks()
+
+
+OPENING.put(_checks)

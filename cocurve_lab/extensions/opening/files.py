@@ -1,0 +1,197 @@
+"""The weight files of a place: their headers, and weights that are packed or of another model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...base.errors import FileFormatError, InputError, one_line
+from ...base.files import require_regular
+from ...base.schema import read_json
+from ...models.loading import gguf_in
+from ...models.weights import DTYPES
+from .errors import explaining
+from .places import beside, require_own_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_SCALE = re.compile(r"(_scales?|_scale_inv|\.scales|\.qweight|\.qzeros|_packed|\.absmax)$")
+# names that a trainer, a compiler or an adapter gives to the weights of the model inside
+_WRAPPED = re.compile(
+    r"(^|\.)(base_model\.model|module|_orig_mod|_fsdp_wrapped_module|base_layer|lora_[AB])\."
+)
+_MODELOPT = "hf_quant_config.json"  # where ModelOpt also says what it did
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def weight_files(place: str, **options: Any) -> list[Path]:
+    """Return the safetensors files of a folder or hub model; none if its weights are pickled.
+
+    Files of the hub are downloaded if they are not here; `options` are those of `open_model`.
+    """
+    if gguf_in(place) is not None:
+        return []
+    require_own_files(place, **options)
+    whole = _find(place, WHOLE, options)
+    if whole is not None:  # transformers takes it too, whatever an index says
+        return [whole]
+    index = _find(place, INDEX, options)
+    if index is None:
+        return []
+    names = read_json(index)["weight_map"].values()
+    files = {name: _find(place, name, options) for name in sorted(set(names))}
+    for name, file in files.items():
+        if file is None:
+            raise FileFormatError(
+                f"{index} names {name}, which is not there. The folder is incomplete: copy or "
+                "download the missing file."
+            )
+    return [file for file in files.values() if file is not None]
+
+
+def _find(place: str, name: str, options: dict[str, Any]) -> Path | None:
+    from transformers.utils import cached_file
+
+    with explaining(place, cache=options.get("cache_dir")):
+        try:
+            return Path(str(cached_file(place, name, **options)))
+        except OSError as error:
+            if Path(place).is_dir() or "EntryNotFound" in type(error.__cause__).__name__:
+                return None
+            raise
+
+
+def require_sound_files(folder: str, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Raise FileFormatError if a header in a folder is damaged or contradicts the configuration.
+
+    Weights are not read. `shapes` are those of the configuration, by name; weights that a file
+    names otherwise are not compared.
+    """
+    for name, stored, file in headers(folder):
+        if name in shapes:
+            require_shape(stored, name, shapes[name], file)
+
+
+def headers(place: str, **options: Any) -> Iterator[tuple[str, Any, Path]]:
+    """Yield what is stored in a place: the name of a weight, its header, and the file."""
+    for file in weight_files(place, **options):
+        handle = open_weights(file)
+        for name in handle.keys():  # noqa: SIM118, a handle is no mapping
+            yield name, handle.get_slice(name), file
+
+
+def require_shape(stored: Any, name: str, shape: Sequence[int], file: Path) -> None:
+    """Raise FileFormatError unless a tensor in a file has this shape."""
+    if tuple(stored.get_shape()) != tuple(shape):
+        raise FileFormatError(
+            f"{name} in {file} has shape {tuple(stored.get_shape())}, but the configuration beside "
+            f"it says {tuple(shape)}. The folder mixes two models: download or save the model "
+            "again."
+        )
+
+
+def quantization(shapes: PreTrainedModel) -> str | None:
+    """Return the kind of quantization that the configuration of a model names, if any."""
+    config: Any = shapes.config
+    settings = getattr(config, "quantization_config", None) or getattr(
+        config.get_text_config(decoder=True), "quantization_config", None
+    )
+    if not isinstance(settings, dict):
+        return settings
+    for bits in ("4bit", "8bit"):  # transformers has a kind for each
+        if settings.get(f"load_in_{bits}"):
+            return f"bitsandbytes_{bits}"
+    return str(settings.get("quant_method", "no quant_method"))
+
+
+def require_floats(place: str, shapes: PreTrainedModel) -> None:
+    """Raise InputError if the configuration says that the weights are quantized."""
+    method = quantization(shapes)
+    if method is not None:
+        raise InputError(
+            f"{place} is quantized ({method}), and its weights would be read as they are in the "
+            "files. Load it as a whole (cl.load_model), or give an unquantized one, for example in "
+            "bfloat16."
+        )
+
+
+def require_used_scales(
+    place: str, shapes: PreTrainedModel, unused: Iterable[str] = (), **options: Any
+) -> None:
+    """Raise InputError if weights would be loaded without their scales; `unused` ones were.
+
+    Without a quantizer, transformers leaves out scales that the model has no place for, and warns.
+    A folder is judged by its headers before a load, and a model of the hub by its configuration;
+    `options` are those of `open_model`.
+    """
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+
+    found = sorted(f"a scale, {name}" for name in unused if _SCALE.search(name))
+    method = quantization(shapes)
+    known = method in AUTO_QUANTIZER_MAPPING  # and so unpacked
+    if not (found or known) and Path(place).is_dir():
+        own = shapes.state_dict()
+        for name, stored, _ in headers(place):
+            kind = stored.get_dtype()
+            if name.endswith("weight") and kind not in DTYPES:
+                found.append(f"{name} as {kind}")
+            elif _SCALE.search(name) and name not in own:
+                found.insert(0, f"a scale, {name}")
+    elif not (found or known):
+        file = beside(place, _MODELOPT, **options)
+        with suppress(FileFormatError, LookupError, TypeError):
+            if file is not None:
+                method = str(read_json(file)["quantization"]["quant_algo"])
+        if method is not None:
+            found = [f"the method {method!r}"]
+    if found:
+        raise InputError(
+            f"{place} holds quantized weights with {found[0]}, which transformers does not use, so "
+            "the loaded numbers would not be the model's. Give an unquantized model, for example "
+            "in bfloat16."
+        )
+
+
+def open_weights(file: Path, *, mapped: bool = False) -> Any:
+    """Open a safetensors file, which reads its header only; FileFormatError if it is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    require_regular(file)
+    try:
+        # safetensors maps for writing, which the system may refuse for a file larger than memory
+        return safe_open(file, framework="pt", backend="mmap" if mapped else "pread")
+    except (SafetensorError, OSError) as error:
+        raise damaged(file, error) from None
+
+
+def damaged(file: Path, error: Exception) -> FileFormatError:
+    return FileFormatError(
+        f"{file} cannot be read ({one_line(error)}): it is truncated or damaged. Copy or download "
+        "it again."
+    )
+
+
+def foreign_weight(place: str, name: str) -> FileFormatError:
+    """Make the error for a weight that the model of a configuration does not have."""
+    why = (
+        "which its configuration does not have. The folder mixes two models: download or save the "
+        "model again."
+    )
+    if _SCALE.search(name) or name.endswith(".g_idx"):
+        why = "so the model is quantized. Give an unquantized one, for example in bfloat16."
+    elif is_wrapped(name):
+        why = (
+            "the name inside a trainer's or an adapter's wrapper. Save the model itself: "
+            "merge_and_unload() of an adapter, unwrap_model of accelerate, or model._orig_mod of a "
+            "compiled one, then save_pretrained(folder)."
+        )
+    return FileFormatError(f"the weights of {place} hold {name}, {why}")
+
+
+def is_wrapped(name: str) -> bool:
+    """Return whether a weight is named as inside a trainer, a compiled model or an adapter."""
+    return _WRAPPED.search(name) is not None
