@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import as_csv, as_markdown, as_markdown_text, shown
-from cocurve_lab.extensions.opening.settings import require_generation
+from cocurve_lab.extensions.opening.places import require_generation
 from cocurve_lab.extensions.publishing.card import model_card
 from cocurve_lab.pruner.card import CardFacts
 from cocurve_lab.pruner.manifest import manifest_on

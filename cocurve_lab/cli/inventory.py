@@ -77,7 +77,7 @@ class Inventory(Verb):
         source = self.config or place_of(self.model or "")
         folder = Path(source).parent if Path(source).is_file() else Path(source)
         if is_pruned(folder):
-            return empty_pruned(folder)
+            return empty_pruned(folder).model
         if not self.config:
             OPENING().require_place(source)
         model: PreTrainedModel = loading.shapes_only(source)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 from ..base.errors import InputError
 from ..calibration import CalibrationSet
-from ..models.architectures import describe
+from ..models.architectures import Architecture, describe
 from ..models.identity import model_device, require_source
 from ..models.layers import weights_of
 from ..models.runtime import require_one_device
@@ -76,7 +76,7 @@ def prune(
         MismatchError: the model's units or weights are not the plan's. Nothing was changed.
         EquivalenceError: the check of `verify` failed; no folder is left.
     """
-    require_prunable(model, selection, on_disk=out is not None)
+    architecture = require_prunable(model, selection, on_disk=out is not None)
     if out is not None and inplace:
         raise InputError(
             "out= is given with inplace=True, which changes the model in memory. Leave one out."
@@ -84,27 +84,29 @@ def prune(
     # recorded before the cut, because inplace leaves no dense model to compare with
     reference = None
     if verify is not None:
-        reference = Reference.record(model, selection, verify.rows(0, min(2, len(verify))))
+        reference = Reference.record(architecture, selection, verify.rows(0, min(2, len(verify))))
     if out is not None:
         device, stream = model_device(model), bool(weights_of(model).devices)
 
         def check(folder: Path) -> None:
             if reference is not None:
-                reference.require_equal(load_pruned(folder, device=device, stream=stream))
+                saved = load_pruned(folder, device=device, stream=stream)
+                reference.require_equal(describe(saved))
 
         return FOLDERS()(model, selection, out, tokenizer=tokenizer, check=check)
     origin = Origin.of(model, selection)
-    pruned: Any = cut_model(model, selection, inplace=inplace)
-    pruned.cocurve_manifest = manifest_of(describe(pruned), selection, origin)
+    pruned = cut_model(architecture, selection, inplace=inplace)
+    pruned.model.cocurve_manifest = manifest_of(pruned, selection, origin)
     if reference is not None:
         reference.require_equal(pruned)
-    return pruned
+    smaller: PreTrainedModel = pruned.model
+    return smaller
 
 
 def require_prunable(
     model: PreTrainedModel, selection: Selection, *, on_disk: bool = False
-) -> None:
-    """Raise as `prune` does; with `on_disk`, the weights need not be in memory."""
+) -> Architecture:
+    """Describe a model, or raise as `prune`; with `on_disk`, weights need not be in memory."""
     if not isinstance(selection, Selection):
         raise InputError(
             f"the plan is {type(selection).__name__} {selection!r:.40}, not a Selection. Make one: "
@@ -115,10 +117,12 @@ def require_prunable(
         require_one_device(model)
     architecture.require_unpacked()
     selection.require_units(units_like(model, selection.units))
+    return architecture
 
 
 def cut(model: PreTrainedModel, selection: Selection, *, inplace: bool = False) -> PreTrainedModel:
     """Prune without a manifest and its fingerprints, for a model that is not saved."""
-    require_prunable(model, selection)
+    architecture = require_prunable(model, selection)
     require_source(model, selection)
-    return cut_model(model, selection, inplace=inplace)
+    smaller: PreTrainedModel = cut_model(architecture, selection, inplace=inplace).model
+    return smaller

@@ -25,7 +25,7 @@ from ..models.identity import (
 )
 from ..models.layer_calls import LayerCall, capture_calls
 from ..models.layers import present
-from ..models.masking import ablate
+from ..models.masking import Scales, column_scales, resolve, scaled
 from ..models.runtime import measuring, require_measurable
 from ..models.unit import fold_gains
 from ..models.weights import reader_of, without_weights
@@ -94,7 +94,7 @@ def check_equivalence(
         )
     require_source(model, selection)
     text = calibration.rows(0, min(sequences, len(calibration)))
-    return Reference.record(model, selection, text).require_equal(pruned)
+    return Reference.record(describe(model), selection, text).require_equal(describe(pruned))
 
 
 @dataclass(frozen=True)
@@ -116,30 +116,40 @@ class Reference:
 
     @classmethod
     def record(
-        cls, model: PreTrainedModel, selection: Selection, text: CalibrationSet
+        cls, architecture: Architecture, selection: Selection, text: CalibrationSet
     ) -> Reference:
         """Run the masked model on `text`, and keep what it computes."""
+        model = architecture.model
         require_measurable(model, text)
         dtype = embedding_weight(model).dtype
+        removed, gains = resolve(model, selection)
+        masks = column_scales(architecture, removed, gains)
         with measuring(model, torch.get_num_threads()):
-            with ablate(model, selection):
+            with scaled(architecture, masks):
                 logits = list(_logits(model, text))
             if dtype not in (torch.float16, torch.bfloat16):
                 return cls(text, dtype, logits, [], {})
-            architecture = describe(model)
-            layers = [_masked_layers(architecture, selection, row) for row in text.input_ids]
+            # Gains are not applied by masks to single layers but folded into the weight and rounded
+            # once, as the pruner does. Otherwise the check would measure that rounding.
+            plain = column_scales(architecture, removed)
+            layers = []
+            for row in text.input_ids:
+                with scaled(architecture, masks):
+                    _, calls = capture_calls(architecture, row[None].to(model_device(model)))
+                layers.append(_masked_layers(architecture, selection, plain, calls))
             return cls(text, dtype, logits, layers, _expected_weights(architecture, selection))
 
-    def require_equal(self, pruned: PreTrainedModel) -> Equivalence:
-        """Return the differences of a pruned model, or raise EquivalenceError."""
-        require_measurable(pruned, self.text)
-        with measuring(pruned, torch.get_num_threads()):
+    def require_equal(self, pruned: Architecture) -> Equivalence:
+        """Compare the pruned model with the masked one; raise EquivalenceError if they differ."""
+        model = pruned.model
+        require_measurable(model, self.text)
+        with measuring(model, torch.get_num_threads()):
             raw = max(
                 float((widen(found) - widen(expected)).abs().max())
-                for found, expected in zip(_logits(pruned, self.text), self.logits, strict=True)
+                for found, expected in zip(_logits(model, self.text), self.logits, strict=True)
             )
-            judged = self._worst_layer(describe(pruned)) if self.layers else raw
-        self._require_bits(pruned)
+            judged = self._worst_layer(pruned) if self.layers else raw
+        self._require_bits(model)
         if not judged <= TOLERANCE:  # the negation also catches NaN
             raise EquivalenceError(
                 f"masked and pruned {'layer outputs' if self.layers else 'logits'} differ by "
@@ -188,25 +198,20 @@ def _logits(model: PreTrainedModel, text: CalibrationSet) -> Iterator[Tensor]:
 
 
 def _masked_layers(
-    architecture: Architecture, selection: Selection, row: Tensor
+    architecture: Architecture, selection: Selection, masks: Scales, calls: list[LayerCall]
 ) -> list[tuple[LayerCall, Tensor]]:
     """Return each layer's call in the masked model, and the masked output on it, in float32."""
-    model = architecture.model
-    with ablate(model, selection):
-        _, calls = capture_calls(architecture, row[None].to(model_device(model)))
-    # Gains are not applied by masks here but folded into the weight and rounded once, as the
-    # pruner does. Otherwise the check would measure that rounding.
-    masks = replace(selection, gains={})
-    gains_alone = replace(selection, pruned=(), terms=None)
+    dtype = embedding_weight(architecture.model).dtype
+    alone = replace(selection, pruned=(), terms=None)  # its gains
     recorded = []
     for layer, call in enumerate(calls):
         wide = upcast(call)
-        _, gains = kept_columns(architecture, gains_alone, layer, "ffn")
+        _, gains = kept_columns(architecture, alone, layer, "ffn")
         with float32_layer(architecture, layer) as module:
             if gains is not None:
                 weight = architecture.output_weight(layer, "ffn").data
-                weight.copy_(fold_gains(weight.to(embedding_weight(model).dtype), gains))
-            with ablate(model, masks):
+                weight.copy_(fold_gains(weight.to(dtype), gains))
+            with scaled(architecture, masks):
                 output = wide.run(module, wide.hidden)
         # on the CPU: all layers of an 8B would take gigabytes on the device
         recorded.append((replace(wide, hidden=wide.hidden.cpu()), output.cpu()))
@@ -215,8 +220,9 @@ def _masked_layers(
 
 def _expected_weights(architecture: Architecture, selection: Selection) -> dict[str, str]:
     """Return the fingerprints, by name, of all parameters that the pruned model must have."""
-    model, cuts = architecture.model, tensor_cuts(architecture, selection)
-    pruned, read = cut_model(without_weights(model), selection, inplace=True), reader_of(model)
+    cuts, read = tensor_cuts(architecture, selection), reader_of(architecture.model)
+    shapes = replace(architecture, model=without_weights(architecture.model))
+    pruned = cut_model(shapes, selection, inplace=True).model
     return {
         name: fingerprint_tensor(cuts[name](read(name)) if name in cuts else read(name))
         for name, _ in pruned.named_parameters()

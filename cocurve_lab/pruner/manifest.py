@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -48,7 +48,7 @@ from ..models.loading import read_dtype
 from ..models.units import enumerate_units
 from ..solver.plan_json import UNIFORM, guards_to_plain
 from ..solver.selection import Selection
-from .folder import Loader
+from .plugs import Loader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -132,88 +132,37 @@ class Origin:
         return cls(record, verdict.note, earlier)
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """A model that was just cut, as its manifest describes it."""
-
-    pruned: Architecture
-    plan: Selection
-    origin: Origin
-    marks: list[list[str]]
-
-    def base_model(self) -> str | None:
-        if self.origin.manifest is not None:
-            known: str | None = self.origin.manifest["base_model"]
-            return known
-        source = str(self.pruned.model.config._name_or_path)
-        # a path on this machine tells others nothing: keep its last part
-        return Path(source).name if Path(source).exists() else source
-
-    def rounds(self) -> list[dict[str, Any]]:
-        earlier = self.origin.manifest
-        if earlier is None:
-            return []
-        known = {name: earlier[name] for name in _ROUND if name in earlier}
-        return [*earlier["earlier_rounds"], known]
-
-    def source(self) -> dict[str, Any]:
-        plan, record = self.plan, self.origin.record
-        own = {"H": plan.curvature_fingerprint, "plan": plan.fingerprint}
-        text = {"text": (plan.origin or {}).get("text"), "told": self.origin.told or None}
-        return {name: value for name, value in {**record, **own, **text}.items() if value}
-
-    def share(self) -> float:
-        removed = self.plan.pruned_cost
-        return removed / (self.pruned.model.num_parameters() + removed)
-
-    def units(self, indices: Iterable[int]) -> list[str]:
-        return [self.plan.units.units[index].name for index in indices]
-
-
-# every field in order: what it may hold, and its value after a cut
-_FIELDS: dict[str, tuple[Field, Callable[[_Cut], Any]]] = {
-    "format": (TEXT, lambda _: FORMAT),
-    "version": (COUNT, lambda _: VERSION),
-    "dtype": (TEXT, lambda cut: model_dtype(cut.pruned.model)),
-    "base_model": (nullable(TEXT), _Cut.base_model),
-    "dense_fingerprint": (
-        nullable(_HEX),
-        lambda cut: cut.origin.record.get("checkpoint", {}).get(LOADED),
-    ),
-    "origin": (OBJECT._replace(optional=True), _Cut.source),
-    "weights_fingerprint": (_HEX, lambda cut: fingerprint(cut.marks)),
-    "weights_since_pruning": (_one_of(*get_args(Weights)), lambda _: "unchanged"),
-    "repair": (nullable(OBJECT), lambda _: None),
-    "recovery": (nullable(OBJECT), lambda _: None),
-    "earlier_rounds": (_OBJECTS, _Cut.rounds),
-    "layers": (_OBJECTS, lambda cut: widths_of(cut.pruned)),
-    "ffn_groups": (COUNT, lambda cut: cut.plan.units.ffn_groups),
-    "guards": (OBJECT, lambda cut: guards_to_plain(cut.plan.guards, cut.plan.units)),
-    "removed_parameters": (COUNT, lambda cut: cut.plan.pruned_cost),
-    "requested_ratio": (SHARE, lambda cut: cut.plan.requested_ratio),
-    "target": (nullable(TEXT), lambda cut: cut.plan.made.target and str(cut.plan.made.target)),
-    "uniform": (
-        UNIFORM,
-        lambda cut: (
-            list(cut.plan.made.uniform)
-            if isinstance(cut.plan.made.uniform, tuple)
-            else cut.plan.made.uniform
-        ),
-    ),
-    "realized_ratio": (SHARE, lambda cut: cut.plan.realized_ratio),
-    "params_removed_fraction": (SHARE, _Cut.share),
-    "interaction_strength": (nullable(NUMBER), lambda cut: cut.plan.interaction_strength),
-    "predicted_risk": (nullable(NUMBER), lambda cut: cut.plan.predicted_risk),
-    "pruned_units": (_UNITS, lambda cut: cut.units(cut.plan.pruned)),
-    "gains": (
-        _GAINS,
-        lambda cut: dict(zip(cut.units(cut.plan.gains), cut.plan.gains.values(), strict=True)),
-    ),
-    "selection_fingerprint": (_HEX, lambda cut: cut.plan.fingerprint),
-    "curvature_fingerprint": (nullable(_HEX), lambda cut: cut.plan.curvature_fingerprint),
+# every field in the order of the file
+_FIELDS: Schema = {
+    "format": TEXT,
+    "version": COUNT,
+    "dtype": TEXT,
+    "base_model": nullable(TEXT),
+    "dense_fingerprint": nullable(_HEX),
+    "origin": OBJECT._replace(optional=True),
+    "weights_fingerprint": _HEX,
+    "weights_since_pruning": _one_of(*get_args(Weights)),
+    "repair": nullable(OBJECT),
+    "recovery": nullable(OBJECT),
+    "earlier_rounds": _OBJECTS,
+    "layers": _OBJECTS,
+    "ffn_groups": COUNT,
+    "guards": OBJECT,
+    "removed_parameters": COUNT,
+    "requested_ratio": SHARE,
+    "target": nullable(TEXT),
+    "uniform": UNIFORM,
+    "realized_ratio": SHARE,
+    "params_removed_fraction": SHARE,
+    "interaction_strength": nullable(NUMBER),
+    "predicted_risk": nullable(NUMBER),
+    "pruned_units": _UNITS,
+    "gains": _GAINS,
+    "selection_fingerprint": _HEX,
+    "curvature_fingerprint": nullable(_HEX),
 }
 _SCHEMA: Schema = {
-    **{name: field for name, (field, _) in _FIELDS.items()},
+    **_FIELDS,
     "parameters": COUNT,  # these two are known when the model is saved
     "loads_with": _one_of(*get_args(Loader)),
     **optional(
@@ -228,26 +177,77 @@ _SCHEMA: Schema = {
 _ROUND: Schema = {
     name: _SCHEMA[name]
     for name in (
-        *("dense_fingerprint", "ffn_groups", "pruned_units", "gains", "selection_fingerprint"),
-        *("weights_since_pruning", "repair", "recovery", "origin"),
+        "dense_fingerprint",
+        "ffn_groups",
+        "pruned_units",
+        "gains",
+        "selection_fingerprint",
+        "weights_since_pruning",
+        "repair",
+        "recovery",
+        "origin",
     )
 }
 
 
 def manifest_of(
-    architecture: Architecture,
-    selection: Selection,
+    pruned: Architecture,
+    plan: Selection,
     origin: Origin,
     marks: list[list[str]] | None = None,
 ) -> dict[str, Any]:
-    """Make the manifest of a pruned model, as JSON values.
+    """Make the manifest of a model that was just cut, as JSON values.
 
     Costs are in parameters, the risk in nats per token. `marks` are the pruned model's
     `weight_marks` if they are known already.
     """
-    marks = weight_marks(architecture.model) if marks is None else marks
-    cut = _Cut(architecture, selection, origin, marks)
-    return {name: value(cut) for name, (_, value) in _FIELDS.items()}
+    model, earlier, units = pruned.model, origin.manifest, plan.units.units
+    rounds: list[dict[str, Any]] = []
+    if earlier is None:
+        place = str(model.config._name_or_path)
+        # a path on this machine tells others nothing: keep its last part
+        base_model = Path(place).name if Path(place).exists() else place
+    else:
+        base_model = earlier["base_model"]
+        last = {name: earlier[name] for name in _ROUND if name in earlier}
+        rounds = [*earlier["earlier_rounds"], last]
+    source = {
+        **origin.record,
+        "H": plan.curvature_fingerprint,
+        "plan": plan.fingerprint,
+        "text": (plan.origin or {}).get("text"),
+        "told": origin.told or None,
+    }
+    removed = plan.pruned_cost
+    uniform = plan.made.uniform
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "dtype": model_dtype(model),
+        "base_model": base_model,
+        "dense_fingerprint": origin.record.get("checkpoint", {}).get(LOADED),
+        "origin": {name: value for name, value in source.items() if value},
+        "weights_fingerprint": fingerprint(weight_marks(model) if marks is None else marks),
+        "weights_since_pruning": "unchanged",
+        "repair": None,
+        "recovery": None,
+        "earlier_rounds": rounds,
+        "layers": widths_of(pruned),
+        "ffn_groups": plan.units.ffn_groups,
+        "guards": guards_to_plain(plan.guards, plan.units),
+        "removed_parameters": removed,
+        "requested_ratio": plan.requested_ratio,
+        "target": plan.made.target and str(plan.made.target),
+        "uniform": list(uniform) if isinstance(uniform, tuple) else uniform,
+        "realized_ratio": plan.realized_ratio,
+        "params_removed_fraction": removed / (model.num_parameters() + removed),
+        "interaction_strength": plan.interaction_strength,
+        "predicted_risk": plan.predicted_risk,
+        "pruned_units": [units[index].name for index in plan.pruned],
+        "gains": {units[index].name: gain for index, gain in plan.gains.items()},
+        "selection_fingerprint": plan.fingerprint,
+        "curvature_fingerprint": plan.curvature_fingerprint,
+    }
 
 
 def manifest_on(model: PreTrainedModel) -> dict[str, Any] | None:
@@ -257,13 +257,13 @@ def manifest_on(model: PreTrainedModel) -> dict[str, Any] | None:
     """
     found: dict[str, Any] | None = getattr(model, "cocurve_manifest", None)
     known = found is not None or not type(model).__name__.startswith("Cocurve")
-    return found if known else manifest_elsewhere(model)
+    return found if known else manifest_elsewhere(describe(model))
 
 
-def manifest_elsewhere(model: PreTrainedModel) -> dict[str, Any]:
+def manifest_elsewhere(pruned: Architecture) -> dict[str, Any]:
     """Make the manifest of a pruned model whose plan is not known; reads no weights."""
-    plan = Selection.from_pruned(enumerate_units(model), [])
-    known = manifest_of(describe(model), plan, Origin({}), [])
+    plan = Selection.from_pruned(enumerate_units(pruned.model), [])
+    known = manifest_of(pruned, plan, Origin({}), [])
     return known | {"base_model": None, "weights_since_pruning": "trained elsewhere"}
 
 

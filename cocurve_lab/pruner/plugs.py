@@ -1,4 +1,4 @@
-"""What extensions do for a smaller model: write it weight by weight, and describe it to readers.
+"""What extensions do for a smaller model: write it weight by weight, and let others use it.
 
 torch is imported for annotations only, so that an extension can plug itself in without it.
 """
@@ -6,15 +6,16 @@ torch is imported for annotations only, so that an extension can plug itself in 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..base.plugs import Plug, missing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from ..models.architectures import Architecture
     from ..solver.selection import Selection
     from .card import CardFacts
 
@@ -37,6 +38,23 @@ class PruneToFolder(Protocol):
         """
 
 
+# "stock": AutoModelForCausalLM.from_pretrained(folder); "own code": the same with
+# trust_remote_code=True; "cocurve_lab": load_pruned only
+Loader = Literal["stock", "own code", "cocurve_lab"]
+
+
+class WriteConfiguration(Protocol):
+    """Writes the files that transformers needs to load a folder."""
+
+    def __call__(
+        self, pruned: Architecture, layers: Sequence[Mapping[str, int]], folder: Path
+    ) -> Loader:
+        """Write them, and return what loads the folder.
+
+        `layers` are the widths of the manifest. A config.json of the dense model is there already.
+        """
+
+
 class WriteCard(Protocol):
     """Writes the model card, README.md, into a folder."""
 
@@ -49,9 +67,14 @@ def _missing() -> Any:
     raise missing("prune(out=)")
 
 
+def _for_this_library() -> WriteConfiguration:
+    return lambda pruned, layers, folder: "cocurve_lab"
+
+
 def _no_card() -> WriteCard:
     return lambda folder, manifest, facts, *, has_tokenizer: None
 
 
 FOLDERS: Plug[PruneToFolder] = Plug(_missing)
+CONFIGURATIONS: Plug[WriteConfiguration] = Plug(_for_this_library)
 CARDS: Plug[WriteCard] = Plug(_no_card)

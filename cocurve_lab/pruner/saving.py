@@ -34,7 +34,7 @@ from ..models.opening import OPENING
 from ..models.runtime import transient_bars
 from ..models.weights import tied_names, without_weights
 from .card import CardFacts
-from .folder import dense_configuration, rejecting, write_configuration
+from .folder import dense_configuration, rejecting
 from .manifest import (
     VERSION,
     manifest_elsewhere,
@@ -44,15 +44,19 @@ from .manifest import (
     widths_in,
     widths_of,
 )
-from .plugs import CARDS
+from .plugs import CARDS, CONFIGURATIONS
 from .slicing import block_cuts, block_modules, settle_heads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _WRITTEN = (  # names a save may write; only a folder without any other may be replaced
-    *(*READ, MANIFEST, "README.md", "additional_chat_templates"),
-    *("model.safetensors", "model-?????-of-?????.safetensors"),
+    *READ,
+    MANIFEST,
+    "README.md",
+    "additional_chat_templates",
+    "model.safetensors",
+    "model-?????-of-?????.safetensors",
 )
 
 
@@ -104,7 +108,7 @@ def save_pruned(
             # under the names in the model, which the modeling file needs of a multimodal one
             own = {"save_original_format": False} if saved.config.model_type in MULTIMODAL else {}
             saved.save_pretrained(temporary, state_dict=weights, **own)
-        write_beside(saved, temporary, manifest, marks, tokenizer, evaluation)
+        write_beside(describe(saved), temporary, manifest, marks, tokenizer, evaluation)
     return folder
 
 
@@ -140,7 +144,7 @@ def new_folder(folder: Path, *, overwrite: bool, size: int) -> Iterator[Path]:
 
 
 def write_beside(
-    pruned: PreTrainedModel,
+    pruned: Architecture,
     folder: Path,
     manifest: dict[str, Any],
     marks: list[list[str]],
@@ -154,13 +158,13 @@ def write_beside(
     """
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    layers = widths_of(describe(pruned))
+    layers = widths_of(pruned)
     manifest = manifest | {
         "version": VERSION,
         "layers": layers,
-        "dtype": model_dtype(pruned),  # it may have been converted since
-        "parameters": pruned.num_parameters(),
-        "loads_with": write_configuration(pruned, layers, folder),
+        "dtype": model_dtype(pruned.model),  # it may have been converted since
+        "parameters": pruned.model.num_parameters(),
+        "loads_with": CONFIGURATIONS()(pruned, layers, folder),
         "weights": dict(marks),
         "accepted": [],
     }
@@ -233,8 +237,9 @@ def _open(folder: Path, *, mapped: bool = False) -> tuple[Any, WeightSource]:
     """Return a saved model on the meta device, and its weights; as for `WeightStore.folder`."""
     from transformers import GenerationConfig
 
-    model = empty_pruned(folder)
-    settle_heads(describe(model))
+    pruned = empty_pruned(folder)
+    settle_heads(pruned)
+    model = pruned.model
     settings = folder / "generation_config.json"
     if settings.exists():
         with rejecting(f"{settings} cannot be read"):
@@ -244,7 +249,7 @@ def _open(folder: Path, *, mapped: bool = False) -> tuple[Any, WeightSource]:
     return model.eval().requires_grad_(False), source
 
 
-def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
+def empty_pruned(folder: str | os.PathLike[str]) -> Architecture:
     """Make a saved pruned model on the meta device: its shapes, without reading its weights."""
     folder = as_path(folder, "folder")
     require_regular_files(folder)
@@ -257,10 +262,11 @@ def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
         torch.device("meta"),
     ):
         model: Any = auto_class(config).from_config(config, dtype=dtype)
-    _narrow(describe(model), manifest["layers"] if known else widths_in(folder, describe(model)))
-    model.cocurve_manifest = manifest or manifest_elsewhere(model)
+    pruned = describe(model)
+    _narrow(pruned, manifest["layers"] if known else widths_in(folder, pruned))
+    model.cocurve_manifest = manifest or manifest_elsewhere(pruned)
     model.cocurve_dtype = dtype
-    return model
+    return pruned
 
 
 def _require_free(folder: Path, *, overwrite: bool) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +19,15 @@ from ..models.weights import settle_ties
 from ..solver.selection import Selection
 from .empty import EmptyAttention, EmptyConv1D
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 Replacement = tuple[nn.Module, str, Any]  # parent, attribute, new module
 
 
-def cut_model(model: PreTrainedModel, selection: Selection, *, inplace: bool) -> PreTrainedModel:
+def cut_model(architecture: Architecture, selection: Selection, *, inplace: bool) -> Architecture:
     """Replace every projection that loses units or has a gain, in the model or in a copy of it.
 
     A model on the meta device stays there.
     """
-    architecture = describe(model)
+    model = architecture.model
     replacements = [
         replacement
         for layer, kind, cuts in _plan_cuts(architecture, selection)
@@ -43,15 +40,17 @@ def cut_model(model: PreTrainedModel, selection: Selection, *, inplace: bool) ->
         # deepcopy takes a module in its memo as copied already, so dense weights that are cut are
         # never duplicated
         memo = {id(getattr(parent, name)): module for parent, name, module in replacements}
-        dense = describe(model).config
         model = copy.deepcopy(model, memo)
-        for module in model.modules():  # new modules still have the configuration of the dense one
-            if vars(module).get("config") is dense:
-                vars(module)["config"] = describe(model).config
-    settle_heads(describe(model))
+        own = model.config.get_text_config()
+        part: Any
+        for part in model.modules():  # new modules still have the configuration of the dense one
+            if vars(part).get("config") is architecture.config:
+                vars(part)["config"] = own
+    pruned = describe(model)
+    settle_heads(pruned)
     settle_ties(model)
     vars(model).pop("cocurve_manifest", None)  # that of an earlier round has other widths
-    return model
+    return pruned
 
 
 def tensor_cuts(

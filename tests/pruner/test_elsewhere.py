@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.publishing import modeling_cocurve
 from cocurve_lab.models.identity import MANIFEST, weight_marks
-from cocurve_lab.pruner import modeling_cocurve
 from cocurve_lab.pruner.saving import load_pruned, save_pruned
 from helpers.tiny_models import GROUPS, full_logits, tiny_model, tiny_text, word_tokenizer
 

@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.base import atomic
+from cocurve_lab.extensions.publishing import modeling_cocurve
 from cocurve_lab.extensions.publishing.card import model_card
+from cocurve_lab.extensions.publishing.configuration import MODELING_FILE
 from cocurve_lab.measuring.perplexity import Perplexity
 from cocurve_lab.models.identity import MANIFEST, fingerprint_model
-from cocurve_lab.pruner import modeling_cocurve
 from cocurve_lab.pruner.card import CardFacts
-from cocurve_lab.pruner.folder import MODELING_FILE
 from cocurve_lab.pruner.saving import load_pruned, save_pruned
 from helpers.bare_process import run_bare, save_expected
 from helpers.seals import reseal
@@ -558,7 +558,7 @@ def test_an_interrupted_save_leaves_what_was_there(
     else:
         place = {
             "card": "extensions.publishing.card.model_card",
-            "configuration": "pruner.saving.write_configuration",
+            "configuration": "extensions.publishing.configuration.write_configuration",
         }[stage]
         monkeypatch.setattr(f"cocurve_lab.{place}", interrupt)
     for target in (folder, folder.parent / "new"):

@@ -11,9 +11,9 @@ from ...pruner.plugs import FOLDERS, PruneToFolder
 
 
 def _store() -> WeightStore:
-    from .streaming import Store
+    from . import streaming
 
-    return Store()
+    return streaming
 
 
 def _passes() -> MakePasses:

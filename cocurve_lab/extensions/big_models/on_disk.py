@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from ...base.arguments import as_path
 from ...base.origin import LOADED
 from ...base.progress import Progress, open_bar
-from ...models.architectures import describe
+from ...models.architectures import Architecture, describe
 from ...models.identity import (
     DEMO,
     Marks,
@@ -38,8 +39,7 @@ from ...pruner.saving import new_folder, open_pruned, write_beside
 from ...pruner.slicing import cut_model, tensor_cuts
 from ...solver.selection import Selection
 from ..opening.files import require_floats, require_used_scales, weight_files
-from ..opening.places import require_no_adapter, require_place
-from ..opening.settings import require_generation
+from ..opening.places import require_generation, require_no_adapter, require_place
 from .stored import StoredWeights, with_stored
 
 if TYPE_CHECKING:
@@ -141,11 +141,14 @@ def prune_to_folder(
         check: is called with what was written before it becomes the folder, and may raise.
     """
     folder = as_path(folder, "folder")
-    describe(model).require_columns(
+    dense = describe(model)
+    dense.require_columns(
         "prune(out=)", "Prune in memory, and save_pruned.", "files keep each expert apart"
     )
-    cuts = tensor_cuts(describe(model), selection)
-    pruned = cut_model(without_weights(model), selection, inplace=True)
+    cuts = tensor_cuts(dense, selection)
+    shapes = replace(dense, model=without_weights(model))
+    small = cut_model(shapes, selection, inplace=True)
+    pruned: PreTrainedModel = small.model
     kept = dict(pruned.state_dict())
     for name in tied_names(pruned):
         del kept[name]
@@ -159,14 +162,14 @@ def prune_to_folder(
         weights = _Weights(model, cuts, {name: refitted_file(apart, name) for name in changed})
         pruned.save_pretrained(temporary, state_dict={})  # its configurations, and no weights
         with open_bar(progress, total=len(kept), desc="pruning", unit="weight") as bar:
-            _write_weights(pruned, kept, temporary, weights.kept, bar)
+            _write_weights(small, kept, temporary, weights.kept, bar)
         before, after = weights.marks(pruned)
         origin = Origin.of(model, selection, before)
-        manifest = manifest_of(describe(pruned), selection, origin, after)
+        manifest = manifest_of(small, selection, origin, after)
         if refit is not None:
             shutil.rmtree(apart)
             manifest |= {"repair": repair, "weights_since_pruning": "refitted"}
-        write_beside(pruned, temporary, manifest, after, tokenizer, evaluation)
+        write_beside(small, temporary, manifest, after, tokenizer, evaluation)
         if check is not None:
             check(temporary)
     return folder
@@ -174,10 +177,10 @@ def prune_to_folder(
 
 @contextmanager
 def layer_present(
-    model: PreTrainedModel, pruned: PreTrainedModel, cuts: Cuts, layer: int
+    dense: Architecture, pruned: Architecture, cuts: Cuts, layer: int
 ) -> Iterator[None]:
     """Bring what stays of a layer's weights into the pruned model inside the block."""
-    dense, small = describe(model), describe(pruned).layers[layer]
+    small = pruned.layers[layer]
     absent = dict(small.named_parameters())
     prefix = f"{dense.stack}.{layer}."
     with present(dense, layer):
@@ -248,7 +251,7 @@ class _Weights:
 
 
 def _write_weights(
-    pruned: PreTrainedModel,
+    pruned: Architecture,
     kept: Mapping[str, Tensor],
     folder: Path,
     read: Callable[[str], Tensor],
@@ -270,7 +273,7 @@ def _write_weights(
     for file, names in split.filename_to_tensors.items():
         _write_safetensors(folder / file, {name: shapes[name] for name in names}, counted)
     if split.is_sharded:
-        facts = {"total_parameters": pruned.num_parameters(), **split.metadata}
+        facts = {"total_parameters": pruned.model.num_parameters(), **split.metadata}
         index = {"metadata": facts, "weight_map": split.tensor_to_filename}
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
         (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
@@ -302,7 +305,7 @@ def _write_safetensors(
             file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
-def saved_name(model: Any, name: str) -> str:
-    for saved, part in describe(model).family.saved_names:
+def saved_name(architecture: Architecture, name: str) -> str:
+    for saved, part in architecture.family.saved_names:
         name = name.replace(part, saved)
     return name

@@ -13,8 +13,19 @@ from torch import Tensor
 from ...base.errors import FileFormatError, InputError
 from ...models.layers import Still, attach
 from ...models.weights import DTYPES, fingerprint_tensor, require_finite, settle_ties, tied_names
-from ..opening.files import INDEX, WHOLE, damaged, open_weights, require_shape, weight_files
-from ..opening.names import Part, halves, own_names, part_shape, tell_ignored
+from ..opening.files import (
+    INDEX,
+    WHOLE,
+    Part,
+    damaged,
+    halves,
+    open_weights,
+    own_names,
+    part_shape,
+    require_shape,
+    tell_ignored,
+    weight_files,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -152,7 +163,7 @@ class StoredWeights(Still):
         return [n for n in there if not torch.equal(self.tensor(n), self.tensor(self.tied[n]))]
 
 
-def open_folder(model: PreTrainedModel, folder: Path, *, mapped: bool = False) -> StoredWeights:
+def folder(model: PreTrainedModel, folder: Path, *, mapped: bool) -> StoredWeights:
     """Open the weights that `save_pruned` wrote; `model` has their shapes and their manifest."""
     manifest: Any = model.cocurve_manifest
     sums = manifest.get("weights")

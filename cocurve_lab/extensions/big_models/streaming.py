@@ -25,14 +25,15 @@ from torch import Tensor, nn
 
 from ...base.errors import InputError, one_line, shown
 from ...models.architectures import Architecture, describe
-from ...models.layers import WeightSource, attach, bytes_of
+from ...models.layers import attach, bytes_of
 from ...models.loading import auto_class, require_accelerate
 from ..opening.files import open_weights, require_floats
-from .stored import Watch, open_folder
+from .stored import Watch, folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+__all__ = ["Stream", "folder", "leave", "load", "source"]
 Read = Callable[[], Tensor]
 _FIXED: WeakSet[nn.Module] = WeakSet()  # what holds weights that come; copies of it are not in here
 
@@ -200,65 +201,62 @@ def _unreadable(what: str, error: Exception) -> InputError:
 # Finding the weights ------------------------------------------------------------------------------
 
 
-class Store:
-    """Opens models whose layers stay where they are until they run."""
+# What this file does for `WeightStore`: source, load, leave, and folder of stored.py
 
-    def source(self, model: PreTrainedModel) -> WeightSource | None:
-        """Take over what accelerate offloaded.
 
-        Its hooks inside an offloaded layer are replaced by one on the layer. Embedding, final norm
-        and head are brought to their device for good if they were offloaded too.
-        """
-        if any(_offloading(module) for module in model.modules()):
-            return _take_over(describe(model))
-        return None
+def source(model: PreTrainedModel) -> Stream | None:
+    """Take over what accelerate offloaded.
 
-    def load(
-        self, place: str, shapes: PreTrainedModel, device: torch.device, options: dict[str, Any]
-    ) -> tuple[PreTrainedModel, dict[str, Any]]:
-        """Load what stands around the layers, and leave these in their files."""
-        require_floats(place, shapes)
-        architecture = describe(shapes)
-        architecture.require_columns(
-            "stream=True",
-            "Leave it out.",
-            "files keep each expert apart, and layers need them whole",
+    Its hooks inside an offloaded layer are replaced by one on the layer. Embedding, final norm
+    and head are brought to their device for good if they were offloaded too.
+    """
+    if any(_offloading(module) for module in model.modules()):
+        return _take_over(describe(model))
+    return None
+
+
+def load(
+    place: str, shapes: PreTrainedModel, device: torch.device, options: dict[str, Any]
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Load what stands around the layers, and leave these in their files."""
+    require_floats(place, shapes)
+    architecture = describe(shapes)
+    architecture.require_columns(
+        "stream=True",
+        "Leave it out.",
+        "files keep each expert apart, and layers need them whole",
+    )
+    if "device_map" in options:
+        raise InputError(
+            f"device_map is {shown(options['device_map'])}, but stream=True decides where "
+            "weights are. Give one of the two."
         )
-        if "device_map" in options:
-            raise InputError(
-                f"device_map is {shown(options['device_map'])}, but stream=True decides where "
-                "weights are. Give one of the two."
-            )
-        places = _layers_on_disk(architecture, device)
-        with _without_notice():
-            model, report = auto_class(shapes.config).from_pretrained(
-                place, **options, device_map=places, use_safetensors=True, output_loading_info=True
-            )
-        for weight in model.parameters():  # else each is a view that keeps its whole file mapped
-            weight.data = weight.data.clone()
-        return model, report
+    places = _layers_on_disk(architecture, device)
+    with _without_notice():
+        model, report = auto_class(shapes.config).from_pretrained(
+            place, **options, device_map=places, use_safetensors=True, output_loading_info=True
+        )
+    for weight in model.parameters():  # else each is a view that keeps its whole file mapped
+        weight.data = weight.data.clone()
+    return model, report
 
-    def leave(
-        self, model: PreTrainedModel, read: Callable[[str], Tensor], device: torch.device
-    ) -> list[str]:
-        """Let the layers of a model on the meta device be loaded when they run."""
-        require_accelerate("stream=True")
-        architecture = describe(model)
-        layers: dict[int, _Layer] = {}
-        for number, layer in enumerate(architecture.layers):
-            prefix = f"{architecture.stack}.{number}."
-            places = [
-                _Place(prefix + key, owner, attribute, partial(read, prefix + key))
-                for key, owner, attribute in _weights(layer, True)
-            ]
-            layers[number] = _Layer.of(device, places)
-        stream = Stream(layers)
-        _connect(architecture, stream)
-        attach(model, stream)
-        return list(stream.places)
 
-    def folder(self, model: PreTrainedModel, folder: Path, *, mapped: bool) -> WeightSource:
-        return open_folder(model, folder, mapped=mapped)
+def leave(model: PreTrainedModel, read: Callable[[str], Tensor], device: torch.device) -> list[str]:
+    """Let the layers of a model on the meta device be loaded when they run."""
+    require_accelerate("stream=True")
+    architecture = describe(model)
+    layers: dict[int, _Layer] = {}
+    for number, layer in enumerate(architecture.layers):
+        prefix = f"{architecture.stack}.{number}."
+        places = [
+            _Place(prefix + key, owner, attribute, partial(read, prefix + key))
+            for key, owner, attribute in _weights(layer, True)
+        ]
+        layers[number] = _Layer.of(device, places)
+    stream = Stream(layers)
+    _connect(architecture, stream)
+    attach(model, stream)
+    return list(stream.places)
 
 
 @contextmanager

@@ -1,11 +1,9 @@
 """Checks of models that anybody made, before, while and after transformers loads them.
 
-    places.py    is there a model, and does its configuration ask for nothing that may not be
-    files.py     are the weight files whole, of this model and not packed
-    names.py     which weight of the model is this one of a file
-    settings.py  generation settings, and the tokenizer
-    errors.py    what an error of transformers means, and the next step
-    checks.py    all of it, in the order of a load
+    places.py   is there a model, does its configuration ask for nothing that may not be; settings
+    files.py    are the weight files whole, of this model and not packed; names in them
+    errors.py   what an error of transformers means, and the next step
+    checks.py   all of it, in the order of a load
 
 The files are imported when a model is loaded.
 """
@@ -16,9 +14,9 @@ from ...models.opening import OPENING, Opening
 
 
 def _checks() -> Opening:
-    from .checks import Checks
+    from . import checks
 
-    return Checks()
+    return checks
 
 
 OPENING.put(_checks)

@@ -1,4 +1,4 @@
-"""Checks of a place and of its configuration, before transformers acts.
+"""Checks of a place: its configuration before transformers acts, settings and tokenizer after.
 
 A configuration comes from whoever made the model. It may name code of the hub to run, files outside
 its folder, or so many layers that building them never ends.
@@ -9,14 +9,33 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...base.errors import FileFormatError, InputError, shown
 from ...base.files import require_regular, require_regular_files
-from ...base.schema import read_json
+from ...base.schema import (
+    COUNT,
+    FLAG,
+    NUMBER,
+    SHARE,
+    Field,
+    Schema,
+    is_count,
+    is_number,
+    nullable,
+    read_json,
+    reading,
+    require_fields,
+)
 from ...models.loading import gguf_in
+from ...models.opening import Place
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # about a second on the meta device, and far more than any model of the families here has
 MOST_PARTS = 1000
@@ -25,6 +44,13 @@ _ATTENTION = ("eager", "sdpa", "flex_attention")  # parts of transformers and to
 _ATTENTION_KEYS = {"attn_implementation", "_attn_implementation", "_attn_implementation_internal"}
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _PATH_SIGNS = (".", "~", os.sep)
+# where rules that split text differ: numbers, contractions, spaces, lines, accents, other scripts
+_TRIAL = (
+    "Hello",
+    "In 2026 they'd 1234567 of them, it's DON'T.",
+    "  two  spaces,\ttabs\n\nx = y+1;  ",
+    "naïve 北京 Москва",
+)
 
 
 def require_place(model_id: str | os.PathLike[str]) -> None:
@@ -86,7 +112,9 @@ def _alike(path: Path) -> str:
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
-def require_usable(content: Any, place: str | os.PathLike[str], *, attention: bool = True) -> None:
+def require_settings(
+    content: Any, place: str | os.PathLike[str], *, attention: bool = True
+) -> None:
     """Check the content of a config.json; what its class checks itself is not repeated here.
 
     `attention` says whether its choice of an attention implementation will be followed.
@@ -137,15 +165,12 @@ def require_own_files(place: str | os.PathLike[str], **options: Any) -> None:
 
     `options` say where the hub is asked: revision, token, cache_dir, local_files_only.
     """
-    from transformers.utils import cached_file
-
     for index in _INDEXES:
-        try:
-            path = cached_file(place, index, **options)
-        except OSError:  # most models have no index; a hub that fails is explained by the load
+        path = beside(place, index, **options)
+        if path is None:  # most models have no index
             continue
         try:
-            names = set(read_json(str(path))["weight_map"].values())
+            names = set(read_json(path)["weight_map"].values())
         except (FileFormatError, KeyError, TypeError, AttributeError):
             names = {None}
         for name in names:
@@ -157,5 +182,92 @@ def require_own_files(place: str | os.PathLike[str], **options: Any) -> None:
                     f"{path} takes weights from {shown(name)}, outside its folder. Nothing was "
                     "read from there. Do not trust this model, or put the file beside the index."
                 )
-            if (file := Path(str(path)).parent / name).exists():
+            if (file := path.parent / name).exists():
                 require_regular(file)
+
+
+# Beside the weights -----------------------------------------------------------------------------
+
+
+def require_generation(config: Any, place: str | os.PathLike[str]) -> None:
+    """Raise FileFormatError unless a model's generation settings have their types and ranges."""
+    remedy = "Correct it in generation_config.json, or remove that file."
+    with reading(f"the generation configuration of {place}", remedy):
+        require_fields(config.to_dict(), _GENERATION, others=True)
+        for name, value in config.to_dict().items():
+            if name != "stop_strings" and not _is_setting(value):
+                raise FileFormatError(
+                    f"{name} is {shown(value)}, which is no setting. Give a number or a name"
+                )
+
+
+def _is_setting(value: Any) -> bool:
+    """Whether a value is a number, a name without line ends or signs, or consists of such."""
+    if isinstance(value, str):
+        return re.fullmatch(r"[\w./ -]*", value) is not None and len(value.splitlines()) <= 1
+    if isinstance(value, (list, tuple, dict)):
+        return all(map(_is_setting, [*value, *(value.values() if isinstance(value, dict) else ())]))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _is_id(value: Any) -> bool:
+    return value == -1 or is_count(value)  # -1 stands for none
+
+
+_FACTOR = Field("a number above 0", lambda value: is_number(value) and value > 0)
+_IDS = Field("token ids", lambda value: all(map(_is_id, value if type(value) is list else [value])))
+_GENERATION: Schema = {
+    name: nullable(field)._replace(optional=True)
+    for field, names in {
+        Field("a number from 0", lambda value: is_number(value) and value >= 0): ("temperature",),
+        SHARE: ("top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "penalty_alpha"),
+        _FACTOR: ("repetition_penalty", "encoder_repetition_penalty"),
+        NUMBER: ("length_penalty", "diversity_penalty", "guidance_scale"),
+        COUNT: (
+            "top_k",
+            "max_length",
+            "max_new_tokens",
+            "min_length",
+            "min_new_tokens",
+            "num_beams",
+        ),
+        FLAG: ("do_sample", "use_cache"),
+        _IDS: ("bos_token_id", "eos_token_id", "pad_token_id"),
+    }.items()
+    for name in names
+}
+
+
+def require_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, name: Place, place: str, **options: Any
+) -> None:
+    """Warn of a tokenizer that splits text otherwise than its own file says."""
+    difference = _difference_from_file(tokenizer, place, options)
+    if difference is not None:
+        warnings.warn(f"the tokenizer of {name} {difference}", UserWarning, stacklevel=3)
+
+
+def _difference_from_file(
+    tokenizer: PreTrainedTokenizerBase, place: str, options: dict[str, Any]
+) -> str | None:
+    """Say what a tokenizer splits otherwise than its tokenizer.json; None if nothing or no file."""
+    from tokenizers import Tokenizer
+    from transformers.utils import cached_file
+
+    where = {name: value for name, value in options.items() if name != "trust_remote_code"}
+    try:
+        own = Tokenizer.from_file(str(cached_file(place, "tokenizer.json", **where)))
+    except OSError:  # there is none, as beside a tokenizer.model
+        return None
+    own.no_truncation()
+    own.no_padding()
+    for text in _TRIAL:
+        found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        wanted = own.encode(text, add_special_tokens=False).ids
+        if found != wanted:
+            return (
+                f"is a {type(tokenizer).__name__}, which turns {text!r} into the tokens {found}, "
+                f"but its tokenizer.json into {wanted}. If the model was trained with the file, "
+                'set "tokenizer_class" to "PreTrainedTokenizerFast" in tokenizer_config.json.'
+            )
+    return None

@@ -1,8 +1,15 @@
-"""The model card of a pruned model, for its readers on the hub."""
+"""What a saved folder holds for others: a configuration for transformers, and a model card.
+
+    configuration.py     config.json, so that transformers loads the folder without this library
+    modeling_cocurve.py  copied beside the weights; builds layers of different widths
+    card.py              the model card, for readers on the hub
+
+The files are imported when a folder is saved.
+"""
 
 from __future__ import annotations
 
-from ...pruner.plugs import CARDS, WriteCard
+from ...pruner.plugs import CARDS, CONFIGURATIONS, WriteCard, WriteConfiguration
 
 
 def _cards() -> WriteCard:
@@ -11,4 +18,11 @@ def _cards() -> WriteCard:
     return write_card
 
 
+def _configurations() -> WriteConfiguration:
+    from .configuration import write_configuration
+
+    return write_configuration
+
+
 CARDS.put(_cards)
+CONFIGURATIONS.put(_configurations)

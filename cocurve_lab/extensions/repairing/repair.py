@@ -259,10 +259,11 @@ class _PlanRefit:
 
     def run(self, pruned: PreTrainedModel, cuts: Cuts, folder: Path) -> dict[str, Any]:
         """Refit a model on the meta device; write the weights that change into a folder."""
+        dense, small = describe(self.model), describe(pruned)
 
         @contextmanager
         def present(layer: int) -> Iterator[None]:
-            with layer_present(self.model, pruned, cuts, layer):
+            with layer_present(dense, small, cuts, layer):
                 yield
                 for name in self._names.get(layer, ()):
                     write_refitted(folder, name, pruned.get_parameter(name))

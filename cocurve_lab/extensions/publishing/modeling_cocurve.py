@@ -18,14 +18,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 # the classes that fit are LlamaModel, LlamaForCausalLM and so on; a release may lack some
 STOCK = (
-    *("InternVL", "Llava", "LlavaNext", "Mistral3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL"),
-    *("Apertus", "Arcee", "Cohere", "Cohere2", "Cwm", "DeepseekV2", "DeepseekV3", "Doge"),
-    *("Ernie4_5", "Exaone4", "Gemma", "Gemma2", "Gemma3", "Glm", "Glm4", "GptOss", "Granite"),
-    *("GraniteMoe", "Helium", "HunYuanDenseV1", "HyperCLOVAX", "Jais2", "Llama", "Ministral"),
-    *("Ministral3", "Mistral", "Mixtral", "Nemotron", "Olmo", "Olmo2", "Olmo3", "Olmoe", "Phi"),
-    *("Phi3", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SeedOss", "SmolLM3", "StableLm"),
-    *("Starcoder2", "VaultGemma"),
-)
+    "InternVL", "Llava", "LlavaNext", "Mistral3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Apertus",
+    "Arcee", "Cohere", "Cohere2", "Cwm", "DeepseekV2", "DeepseekV3", "Doge", "Ernie4_5", "Exaone4",
+    "Gemma", "Gemma2", "Gemma3", "Glm", "Glm4", "GptOss", "Granite", "GraniteMoe", "Helium",
+    "HunYuanDenseV1", "HyperCLOVAX", "Jais2", "Llama", "Ministral", "Ministral3", "Mistral",
+    "Mixtral", "Nemotron", "Olmo", "Olmo2", "Olmo3", "Olmoe", "Phi", "Phi3", "Qwen2", "Qwen2Moe",
+    "Qwen3", "Qwen3Moe", "SeedOss", "SmolLM3", "StableLm", "Starcoder2", "VaultGemma",
+)  # fmt: skip
 OUTPUTS = ("o_proj", "dense", "down_proj", "fc2", "c_proj")  # output projections of blocks
 
 
