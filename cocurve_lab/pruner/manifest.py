@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..base.atomic import clean
 from ..base.errors import FileFormatError
-from ..base.origin import LOADED, RECORD, Record, Verdict, record_in
+from ..base.origin import LOADED, RECORD, Record, Verdict
 from ..base.schema import (
     COUNT,
     FLAG,
@@ -139,7 +139,7 @@ _FIELDS: Schema = {
     "dtype": TEXT,
     "base_model": nullable(TEXT),
     "dense_fingerprint": nullable(_HEX),
-    "origin": OBJECT._replace(optional=True),
+    "origin": OBJECT,
     "weights_fingerprint": _HEX,
     "weights_since_pruning": _one_of(*get_args(Weights)),
     "repair": nullable(OBJECT),
@@ -209,7 +209,7 @@ def manifest_of(
         base_model = Path(place).name if Path(place).exists() else place
     else:
         base_model = earlier["base_model"]
-        last = {name: earlier[name] for name in _ROUND if name in earlier}
+        last = {name: earlier[name] for name in _ROUND}
         rounds = [*earlier["earlier_rounds"], last]
     source = {
         **origin.record,
@@ -276,10 +276,7 @@ def require_dense(model: PreTrainedModel, pruned: PreTrainedModel | dict[str, An
     manifest = pruned if isinstance(pruned, dict) else manifest_on(pruned)
     if manifest is None:
         return Verdict("same")
-    records = [
-        each.get("origin") or record_in({"model_fingerprint": each["dense_fingerprint"]})
-        for each in (manifest, *manifest["earlier_rounds"])
-    ]
+    records = [each["origin"] for each in (manifest, *manifest["earlier_rounds"])]
     return require_source(model, *records, what="the model from which the pruned one was cut")
 
 
@@ -362,11 +359,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                 f"{VERSION}"
             )
         require_fields(manifest, _SCHEMA)
-        for part in (manifest, *manifest["earlier_rounds"]):
-            require_fields(part.get("origin", {}), RECORD, inside="origin")
         for name, schema in (("layers", _WIDTHS), ("earlier_rounds", _ROUND)):
             for number, part in enumerate(manifest[name]):
                 require_fields(part, schema, inside=f"{name}[{number}]")
+        for part in (manifest, *manifest["earlier_rounds"]):
+            require_fields(part["origin"], RECORD, inside="origin")
         for name, schema in (("repair", _REPAIR), ("recovery", _RECOVERY)):
             if manifest[name] is not None:
                 require_fields(manifest[name], schema, inside=name)
