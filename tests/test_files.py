@@ -193,7 +193,6 @@ def test_a_wrong_type_is_named_by_the_public_function(wrong: str, tmp_path: Path
     calls: list[tuple[str, Callable[[], Any]]] = [
         ("held_out", lambda: cl.measure_plans(model, [plan], value)),
         ("model", lambda: cl.pruning_risk(value, plan, tiny_text())),
-        ("stream", lambda: cl.load_model(tmp_path, stream=value)),
         ("curvature", lambda: cl.solve_greedy(value, 0.2)),
         ("model", lambda: cl.enumerate_units(value)),
         ("path|folder", lambda: cl.load_pruned(object() if wrong == "text" else value)),

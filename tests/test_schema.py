@@ -302,6 +302,9 @@ def test_evaluation_reports(change: dict[str, Any]) -> None:
         ({"requested_ratio": 0.9}, "requested_ratio is 0.9, but its units come to"),
         ({"layer": 2**62}, "layer of a unit is 4611686018427387904"),
         ({"layer": 10**6}, "the units reach layer 1000000"),
+        ({"guards": {"kinds": [["ffn"]]}}, "guards.kinds is"),
+        ({"uniform": [["ffn"]]}, "uniform is"),
+        ({"units": {"units": [[["ffn"], 0, 0, 0, 1, 1]], "ffn_groups": 1}}, "units.units is"),
     ],
 )
 def test_plans(change: dict[str, Any], said: str) -> None:

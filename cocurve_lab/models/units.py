@@ -193,7 +193,7 @@ class UnitSet(Sequence[Unit]):
 
 def _checked(unit: Unit) -> Unit:
     """The unit with Python integers; InputError unless its kind, cost and columns are possible."""
-    if unit.kind not in UNIT_KINDS:
+    if unit.kind not in tuple(UNIT_KINDS):
         raise InputError(f"unit {unit} is of kind {unit.kind!r}. Use one of {tuple(UNIT_KINDS)}.")
     numbers = [getattr(unit, name) for name in _NUMBERS]
     if not all(type(number) is int and 0 <= number < EXACT for number in numbers):
@@ -210,7 +210,7 @@ def _checked(unit: Unit) -> Unit:
 
 def _is_row(value: Any) -> bool:
     """Whether a value is a row of `UnitSet.to_plain`: a kind, and the five numbers of a unit."""
-    if not isinstance(value, list) or len(value) != 6:
+    if not isinstance(value, list) or len(value) != 6 or not isinstance(value[0], str):
         return False
     # from 2^53 on the set itself says which number is too large
     return value[0] in UNIT_KINDS and all(type(n) is int and 0 <= n < 2**63 for n in value[1:])

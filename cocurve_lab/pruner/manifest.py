@@ -350,8 +350,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     damaged = "It is damaged, or of another release. Save the model again with this one."
     with reading(path, damaged):
         manifest = require_sealed(folder)
-        if not is_object(manifest):
-            raise FileFormatError(f"it is {told(manifest)}, not an object")
         found = manifest.get("format"), manifest.get("version")
         if found != (FORMAT, VERSION):
             raise FileFormatError(

@@ -70,7 +70,7 @@ class Guards:
             raise InputError(
                 f"layer_cap_factor is {factor}. Give a number above 0, such as 1.5, or None."
             )
-        if not self.kinds or any(kind not in UNIT_KINDS for kind in self.kinds):
+        if not self.kinds or any(kind not in tuple(UNIT_KINDS) for kind in self.kinds):
             raise InputError(f"kinds is {self.kinds!r}; choose from {tuple(UNIT_KINDS)}.")
 
     def cap_at(self, ratio: float) -> float:

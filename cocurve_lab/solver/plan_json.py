@@ -45,7 +45,7 @@ _CHANGED = f"To change a plan by hand, remove its {SUM}; its origin then counts 
 
 _TERMS = nullable(Field("a list of finite numbers", list_of(is_number)))
 _TERM_NAMES = ("node_terms", "edge_terms")
-_KINDS = list_of(lambda kind: kind in UNIT_KINDS)
+_KINDS = list_of(lambda kind: is_text(kind) and kind in UNIT_KINDS)
 UNIFORM = Field(
     "true, false or a list of kinds", lambda value: isinstance(value, bool) or _KINDS(value)
 )

@@ -88,7 +88,7 @@ def _alike(uniform: bool | Iterable[Kind] | None, rules: Rules) -> tuple[Kind, .
     if uniform is None:
         uniform = [name for name, kind in UNIT_KINDS.items() if kind.even]
     asked = as_list(uniform or (), "uniform")
-    if any(kind not in UNIT_KINDS for kind in asked):
+    if any(kind not in tuple(UNIT_KINDS) for kind in asked):
         raise InputError(f"uniform is {uniform!r}. Give True, or some of {tuple(UNIT_KINDS)}.")
     may = set(rules.units.kinds[rules.admissible].tolist())
     return tuple(kind for kind in UNIT_KINDS if kind in asked and kind in may)
