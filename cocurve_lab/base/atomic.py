@@ -58,7 +58,6 @@ def replacing(
     path = Path(path)
     with _partial(path.parent, size) as partial:
         temporary = partial / _NEW / path.name
-        temporary.parent.mkdir()
         temporary.touch()
         yield temporary
         # flushed before the rename: otherwise a power cut could leave the new name on empty data
@@ -98,12 +97,10 @@ def room_for(size: int, place: Path) -> Iterator[None]:
         )
     try:
         yield
-    except NoRoomError:
-        raise
     except Exception as error:
         # numpy's errors have no number
         empty = isinstance(error, OSError) and shutil.disk_usage(place).free <= 2**20
-        if not (empty or is_full(error)):
+        if isinstance(error, NoRoomError) or not (empty or is_full(error)):
             raise
         raise NoRoomError(
             f"the disk of {place} filled up; what was written is removed. {advice}"
@@ -125,7 +122,7 @@ def replacing_folder(folder: Path, *, size: int = 0) -> Iterator[Path]:
     """
     with _partial(folder.parent, size) as partial:
         temporary = partial / _NEW / folder.name
-        temporary.mkdir(parents=True)
+        temporary.mkdir()
         yield temporary
         for path in sorted(temporary.rglob("*")):
             if path.is_file():
@@ -172,8 +169,7 @@ def _exchange(one: Path, other: Path) -> bool:
 @contextmanager
 def scratch(parent: Path | None = None, size: int = 0) -> Iterator[Path]:
     """Yield an empty folder in `parent`, or where temporary files are, and remove it on leaving."""
-    with _partial(Path(tempfile.gettempdir()) if parent is None else parent, size) as partial:
-        (partial / _NEW).mkdir()
+    with _partial(parent or Path(tempfile.gettempdir()), size) as partial:
         yield partial / _NEW
 
 
@@ -185,6 +181,7 @@ def _partial(parent: Path, size: int) -> Iterator[Path]:
     with room_for(size, parent):
         partial, lock = _locked_folder(parent)
         try:
+            (partial / _NEW).mkdir()
             yield partial
         finally:  # also after Ctrl-C; with the old folder, if it was replaced
             _remove(partial)

@@ -11,18 +11,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import transformers
 
 from ..base.errors import CocurveError
-from ..base.tables import spread
 from ..calibration import default_calibration
-from ..estimator.estimate import estimate_curvature, load_or_estimate
+from ..estimator.estimate import estimate_curvature
 from ..measuring.agreement import random_set
 from ..measuring.generation import continue_text, example_prompts
-from ..measuring.risk import PlanTable, measure_plans
+from ..measuring.risk import measure_plans
 from ..models.identity import DEMO
 from ..models.loading import load_model, report_device
 from ..models.units import UnitSet, enumerate_units
@@ -31,7 +30,6 @@ from ..pruner.equivalence import check_equivalence
 from ..solver.gate import redundancy_gate
 from ..solver.selection import Selection
 from ..solver.solve import solve_greedy
-from .common import as_positions
 from .options import add_flags, flag, made
 
 if TYPE_CHECKING:
@@ -48,13 +46,8 @@ class Demo:
     device: str | None = flag("default: a GPU if torch can use one")
     rows: int = flag("calibration sequences", 64)
     held_out: int = flag("sequences to measure plans on", 16)
-    positions: int | Literal["all"] = flag(
-        'scored positions per sequence, or "all"', "all", type=as_positions
-    )
-    top_r: int = flag("r of the top-r support", 256)
     ratios: tuple[float, ...] = flag("shares to remove", (0.2, 0.4))
     text_file: Path | None = flag("calibration text, if there is no network")
-    save: Path | None = flag("folder to save H in, and to load it from")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -76,13 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tokenizer,
         num_sequences=options.rows,
         held_out=options.held_out,
-        positions_per_sequence=options.positions,
+        positions_per_sequence="all",
         text_file=options.text_file,
     )
-    if options.save is None:
-        curvature = estimate_curvature(model, units, calibration, options.top_r)
-    else:
-        curvature = load_or_estimate(options.save, model, units, calibration, options.top_r)
+    curvature = estimate_curvature(model, units, calibration)
     gate = redundancy_gate(curvature)
     print(f"\n{curvature}\n{gate.reason}\n")
 
@@ -91,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         plans += [solve_greedy(curvature, ratio, strength) for strength in (0.0, 1.0)]
         plans += [random_plan(units, ratio, seed) for seed in range(RANDOM_PLANS)]
     table = measure_plans(model, plans, held_out, calibrated_on=calibration)
-    print(f"\n{render(table, options.ratios)}\n")
+    print(f"\nAt each ratio: lambda 0, lambda 1, and {RANDOM_PLANS} random plans.\n{table}\n")
 
     strength = 1.0 if gate.recommended is None else gate.recommended
     for ratio in options.ratios:
@@ -109,32 +99,6 @@ def random_plan(units: UnitSet, ratio: float, seed: int) -> Selection:
     """Remove units in random order until the ratio is reached: the baseline plan."""
     chosen = random_set(units, ratio, np.random.default_rng(seed))
     return Selection.from_pruned(units, chosen, requested_ratio=ratio)
-
-
-def render(table: PlanTable, ratios: Sequence[float]) -> str:
-    """Write the measured plans as a text table: for each ratio two lambdas and the random plans."""
-    lines = [
-        "Held-out KL(dense || pruned), nats per token",
-        f"{'ratio':>6} {'plan':<17}{'removed':>8}{'of all':>8}{'predicted':>11}{'measured':>10}",
-    ]
-    per_ratio = 2 + RANDOM_PLANS
-    for block, ratio in enumerate(ratios):
-        rows = table.rows()[block * per_ratio : (block + 1) * per_ratio]
-        for row in rows[:2]:
-            name = f"lambda {row['interaction_strength']:g}"
-            lines.append(
-                f"{ratio:>6.0%} {name:<17}{row['realized_ratio']:>8.2%}"
-                f"{row['params_removed_fraction']:>8.2%}{row['predicted_risk']:>11.4f}"
-                f"{row['measured_risk']:>10.4f}{spread(row['measured_risk_error'], '.4f')}"
-            )
-        values = [row["measured_risk"] for row in rows[2:]]
-        # the error between plans; those above are between rows of text
-        error = float(np.std(values, ddof=1) / np.sqrt(len(values)))
-        removed = float(np.mean([row["realized_ratio"] for row in rows[2:]]))
-        name = f"random, {len(values)} plans"
-        mean = float(np.mean(values))
-        lines.append(f"{ratio:>6.0%} {name:<17}{removed:>8.2%}{mean:>29.4f} ± {error:.4f}")
-    return "\n".join(lines)
 
 
 def show_texts(

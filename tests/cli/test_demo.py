@@ -89,7 +89,14 @@ def test_at_40_percent_random_plans_destroy_it_and_a_plan_holds(measure: ModuleT
 def test_demo_command_prints_the_table_and_both_texts(capsys: pytest.CaptureFixture[str]) -> None:
     demo.main(["--rows", "2", "--held-out", "2", "--ratios", "0.2"])
     shown = capsys.readouterr().out
-    for expected in ("lambda 0", "lambda 1", "random", "masked = pruned", "dense ", "pruned "):
+    for expected in (
+        "lambda      0",
+        "lambda      1",
+        "random",
+        "masked = pruned",
+        "dense ",
+        "pruned ",
+    ):
         assert expected in shown
 
 
