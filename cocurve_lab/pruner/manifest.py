@@ -30,7 +30,6 @@ from ..base.schema import (
     read_json,
     reading,
     require_fields,
-    told,
 )
 from ..base.storage import fingerprint
 from ..models.architectures import UNIT_KINDS, Architecture, describe
