@@ -3,11 +3,11 @@
 In reading order:
 
     targets.py      how much goes: a ratio, or parameters, bytes or KV cache left
-    guards.py       where units may go, and how much can go at most (subset_sum.py, portions.py)
-    protection.py   the guards that a lab opens with, and which to loosen
+    guards.py       where units may go, and how much can go at most (subset_sum.py)
+    protection.py   default guards, and which to relax where a target cannot be reached
     selection.py    a plan: which units go, in which order, at what predicted cost (plan_json.py)
     greedy.py       Algorithm 2, and `fill`, the loop behind every plan
-    coarse.py       Algorithm 2 in portions of a block, or with the same counts in every layer
+    uniform.py      Algorithm 2 with the same counts in every layer
     solve.py        `solve_greedy`, and the longest plan that greedy reaches
     path.py         every plan that lambda makes
     gate.py         a default lambda from H alone

@@ -71,12 +71,13 @@ class Greedy(PartialPlan):
 
     def run(self, strength: float) -> None:
         """Algorithm 2 at lambda = `strength`."""
-        self.restart(strength)
-        # while C_S < rho sum_u c_u: S <- S + u*
+        self.restart(strength)  # S <- {}, g <- 0, C_S <- 0
+        # while C_S < rho sum_u c_u:
+        #     u* <- argmin over A of (1/2 H_uu + lambda g_u) / c_u;  S <- S + u*
         self.stalled = not fill(self.cheapest(), self.remove, self.enough)
 
     def restart(self, strength: float) -> None:
-        """S <- the included units, which go first whatever they cost."""
+        """Begin anew at a lambda: nothing is removed but the included units."""
         self.strength, self.stalled = float(strength), False
         self.order, self.spent, self.edges = [], 0, []
         self.room, self.spare = self.rules.room_after(()), self.rules.spare_after(())
@@ -86,22 +87,22 @@ class Greedy(PartialPlan):
             self.remove(u)
 
     def cheapest(self) -> Iterator[int]:
-        """Yield u* = argmin over A of (1/2 H_uu + lambda g_u) / c_u, anew after each removal."""
+        """Yield u*, the admissible unit of lowest marginal per cost, anew after each removal."""
         score = np.empty(len(self.g))
         while True:
-            np.multiply(self.g, self.strength, out=score)  # signed, never clipped
-            score += self.open
-            score /= self.divisors
+            np.multiply(self.g, self.strength, out=score)  # lambda g_u: signed, never clipped
+            score += self.open  # 1/2 H_uu, or inf outside of A
+            score /= self.divisors  # c_u
             u = int(score.argmin())  # the lowest index of equal scores
             if self.open[u] == np.inf:  # A is empty
                 return
             yield u
 
     def remove(self, u: int) -> None:
-        """S <- S + u, C_S <- C_S + c_u, g <- g + H_:u, and what no longer fits leaves A."""
-        super().remove(u)
+        """Remove a unit; what no longer fits under the guards leaves A."""
+        super().remove(u)  # S <- S + u, C_S <- C_S + c_u
         self.edges.append(float(self.g[u]))
-        self.g += self.curvature.matrix[u]
+        self.g += self.curvature.matrix[u]  # g <- g + H_:u
         self.open[u] = np.inf
         layer, block = self.layers[u], self.blocks[u]
         full = self.spare[block] <= 0

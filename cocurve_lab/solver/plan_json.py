@@ -62,7 +62,8 @@ _MADE: Schema = {
     **optional({"target": OBJECT, "uniform": UNIFORM, "rule": TEXT, "origin": OBJECT}),
     "text_windows": WINDOWS._replace(optional=True),
 }
-_FIELDS: Schema = _MADE | {
+_FIELDS: Schema = {
+    **_MADE,
     "units": OBJECT,
     "pruned": Field("a list of unit indices", list_of(is_count)),
     "node_terms": _TERMS,

@@ -372,7 +372,7 @@ class Selection(Folded):
             words.append(f" at lambda {made.interaction_strength:g}")
         if made.uniform:
             alike = "counts"
-            if made.uniform is not True:
+            if isinstance(made.uniform, tuple):
                 kinds = " and ".join(UNIT_KINDS[kind].plural for kind in made.uniform)
                 alike = f"counts of {kinds}"
             words.append(f", the same {alike} in every layer")

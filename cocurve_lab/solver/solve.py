@@ -87,8 +87,10 @@ def _alike(uniform: bool | Iterable[Kind] | None, rules: Rules) -> tuple[Kind, .
     """Return the kinds of which every layer loses as many, among those that may be pruned."""
     if uniform is None:
         uniform = [name for name, kind in UNIT_KINDS.items() if kind.even]
-    asked = as_list(uniform or (), "uniform")
-    if any(kind not in tuple(UNIT_KINDS) for kind in asked):
+    elif isinstance(uniform, bool):
+        uniform = ()
+    asked = as_list(uniform, "uniform")
+    if any(kind not in UNIT_KINDS for kind in asked):
         raise InputError(f"uniform is {uniform!r}. Give True, or some of {tuple(UNIT_KINDS)}.")
     may = set(rules.units.kinds[rules.admissible].tolist())
     return tuple(kind for kind in UNIT_KINDS if kind in asked and kind in may)

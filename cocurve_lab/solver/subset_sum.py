@@ -21,10 +21,10 @@ def largest_sum(costs: np.ndarray, room: float) -> tuple[float, bool]:
         return (_largest_of_halves(costs, room) if few else room), few
     room = int(room)
     # one big integer holds every reachable sum: bit k is set if some subset sums to k steps
-    sums, within = 1, (1 << room // step + 1) - 1
+    sums, within = 1, (1 << (room // step + 1)) - 1
     for cost in costs.tolist():
         # shifting adds this cost to every sum so far; the mask drops sums beyond the room
-        sums |= sums << cost // step & within
+        sums |= (sums << (cost // step)) & within
     return (sums.bit_length() - 1) * step, True  # the highest set bit is the largest sum
 
 

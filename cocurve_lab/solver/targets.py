@@ -241,7 +241,7 @@ class Budget:
 # Ratios and lambda ------------------------------------------------------------------------------
 
 
-def require_ratio(ratio: float) -> float:
+def require_ratio(ratio: float | Target) -> float:
     """Return a ratio of any number type as a Python float; raise InputError outside of [0, 1)."""
     share = as_float(ratio, "ratio")
     if not 0 <= share < 1:
