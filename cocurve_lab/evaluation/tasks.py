@@ -23,14 +23,12 @@ from ..measuring.generation import uses_chat
 from ..measuring.perplexity import PerplexityOptions, Starts, perplexity
 from ..models.runtime import measuring
 from .code_execution import (
-    BESIDE,
-    LIMITATION,
+    WORTH,
     Limits,
-    Outcome,
+    require_confinement,
     require_permission,
     run_programs,
 )
-from .confinement import require_confinement
 from .report import EvaluationReport
 from .suites import (
     DIFFERENCES,
@@ -377,15 +375,7 @@ def execute_code(
     passed = np.array([outcome.status == "passed" for outcome in outcomes], dtype=float)
     error = float(passed.std(ddof=1) / np.sqrt(len(passed))) if len(passed) > 1 else None
     found.add(task.name, {"pass@1": float(passed.mean())}, {"pass@1": error})
-    forgeable = sum(outcome.forgeable for outcome in outcomes)
-    trust = f"in {forgeable} of {len(outcomes)}, {LIMITATION}" if forgeable else BESIDE
-    found.notes.append(f"{task.name}: {_isolation(outcomes)}; {trust}")
-
-
-def _isolation(outcomes: list[Outcome]) -> str:
-    kinds = {", ".join(f"{k}: {v}" for k, v in sorted(o.isolation.items())) for o in outcomes}
-    means = " or ".join(sorted(kind for kind in kinds if kind))
-    return f"programs ran in bubblewrap ({means})"
+    found.notes.append(f"{task.name}: {WORTH}")
 
 
 def _versions() -> dict[str, str]:
