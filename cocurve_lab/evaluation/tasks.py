@@ -113,7 +113,8 @@ def evaluate_tasks(
         limit: only so many samples of each task (documents of each text), from its start; None
             takes all.
         allow_code_execution: True lets generated programs run for pass@1, confined by bubblewrap.
-            Where that does not start, no program runs, and the report names the tasks as failed.
+            Where that does not start, no program runs, and the report names the tasks as failed. A
+            program that is written to deceive its tests can pass without solving its task.
         options: a choice of tasks, files, batch size, limits, progress.
         chat: True asks each prompt as the user's turn in the tokenizer's chat template, False as it
             is. None asks through the template where there is one, except in suite "paper".

@@ -3,7 +3,6 @@
 In reading order:
 
     gguf.py       `export_gguf`: the file and its keys
-    quantizing.py `quantize_gguf`: the file in fewer bits, by llama.cpp's quantizer
     tensors.py    whether llama.cpp can compute the model, and the tensors of the file
     tokenizer.py  the tokenizer in llama.cpp's terms
     reading.py    a file as input, read by transformers

@@ -46,7 +46,7 @@ class GGUFFile(Folded):
     Attributes:
         path: the file.
         bytes: its size.
-        dtype: the dtype that was requested, or llama.cpp's name of the quantization.
+        dtype: the dtype that was requested.
         tensors: number of tensors by stored type; norms and biases are always F32.
         tokenizer: `tokenizer.ggml.model` and `tokenizer.ggml.pre`, as "model/pre".
         notes: sentences on how the file differs from the model; also in the file, under
