@@ -13,6 +13,7 @@ In reading order:
     identity.py       name, device, dtype and fingerprint of a model
     runtime.py        the state a model is measured in: lock, precision, interrupts
     load_errors.py    checks before a model is loaded, and why one cannot be
+    sources.py        the plug for models under a short name, or in one file
     weights.py        the weights of a model by name, in memory or in files
     loading.py        loading a model and its tokenizer
 

@@ -18,6 +18,7 @@ from ..base.atomic import is_full
 from ..base.errors import FileFormatError, InputError, one_line, shown
 from ..base.files import require_regular, require_regular_files
 from ..base.schema import read_json
+from .sources import file_in
 
 # about a second on the meta device, and far more than any model of the families here has
 MOST_PARTS = 1000
@@ -86,7 +87,7 @@ def require_place(model_id: str | os.PathLike[str]) -> None:
     if path.is_dir():
         require_regular_files(path)
         require_no_adapter(path)
-        if not (path / "config.json").exists() and gguf_in(path) is None:
+        if not (path / "config.json").exists() and file_in(path) is None:
             held = ", ".join(sorted(entry.name for entry in path.iterdir())[:8])
             found = f"has no config.json; it holds {held}" if held else "is empty"
             raise InputError(
@@ -94,24 +95,10 @@ def require_place(model_id: str | os.PathLike[str]) -> None:
                 "the weights."
             )
     elif path.is_file():
-        if gguf_in(path) is None:
+        if file_in(path) is None:
             raise InputError(f"{text!r} is a file. Give the folder that contains it.")
     elif text.startswith(_PATH_SIGNS) or text.count("/") > 1 or not isinstance(model_id, str):
         raise InputError(f"there is no folder {text!r}.{_alike(path)} Check the path.")
-
-
-def gguf_in(place: str | os.PathLike[str]) -> Path | None:
-    """Return the GGUF file that a place is, or that a folder without config.json holds."""
-    path = Path(place)
-    if path.is_file():
-        return path if path.suffix.lower() == ".gguf" else None
-    if not path.is_dir() or (path / "config.json").exists():
-        return None
-    files = sorted(path.glob("*.gguf"))
-    if len(files) > 1:
-        names = ", ".join(file.name for file in files)
-        raise InputError(f"the folder {str(place)!r} holds {names}. Give the path of one of them.")
-    return files[0] if files else None
 
 
 def gguf_at(place: str | os.PathLike[str], name: str, **options: Any) -> Path:

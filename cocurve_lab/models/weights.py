@@ -20,7 +20,8 @@ from ..base.schema import read_json
 from ..base.storage import fingerprint
 from .architectures import describe
 from .layers import source_of
-from .load_errors import beside, explain, gguf_in, require_own_files
+from .load_errors import beside, explain, require_own_files
+from .sources import file_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,7 +54,7 @@ def weight_files(place: str, **options: Any) -> list[Path]:
 
     Files of the hub are downloaded if they are not here; `options` are those of `open_model`.
     """
-    if gguf_in(place) is not None:
+    if file_in(place) is not None:
         return []
     require_own_files(place, **options)
     whole = _find(place, WHOLE, options)

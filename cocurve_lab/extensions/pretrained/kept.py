@@ -37,10 +37,11 @@ from ...base.schema import (
 )
 from ...base.storage import SUM, dump_npz, load_npz, seal_json, unseal_json
 from ...curvature.matrix import Curvature
+from ...models.sources import SOURCES, source_named
 from ...models.units import UnitSet
 from ...solver.guards import Guards
 from ...solver.selection import Selection
-from .smollm2 import NAME, is_smollm2
+from .smollm2 import NAME
 
 if TYPE_CHECKING:
     from ..interactions.measured import Interactions
@@ -101,7 +102,7 @@ def kept_curvature(
     """
     if text not in KEPT_TEXTS:
         raise InputError(f"text is {text!r}. Choose from {', '.join(KEPT_TEXTS)}.")
-    return read_curvature(kept_folder() / KEPT_TEXTS[text]) if is_smollm2(model_id) else None
+    return read_curvature(kept_folder() / KEPT_TEXTS[text]) if _is_smollm2(model_id) else None
 
 
 def kept_interactions(
@@ -110,7 +111,11 @@ def kept_interactions(
     """Open the measured interactions that ship with a model; None for one that has none."""
     from ..interactions.measured import Interactions  # it needs torch
 
-    return Interactions.load(kept_folder() / f"{parts}.npz") if is_smollm2(model_id) else None
+    return Interactions.load(kept_folder() / f"{parts}.npz") if _is_smollm2(model_id) else None
+
+
+def _is_smollm2(model_id: str | os.PathLike[str]) -> bool:
+    return source_named(model_id) is SOURCES[NAME]
 
 
 def write_curvature(curvature: Curvature, path: str | os.PathLike[str]) -> None:

@@ -60,11 +60,6 @@ def smollm2_folder() -> Path:
     return data.expanduser().absolute() / "models" / NAME
 
 
-def is_smollm2(model_id: str | os.PathLike[str]) -> bool:
-    """Return whether a model id means SmolLM2, by name or by folder."""
-    return model_id == NAME or Path(model_id).absolute() == smollm2_folder()
-
-
 def require_smollm2() -> Path:
     """Return the folder of the model; InputError names the command if it was not fetched."""
     folder = smollm2_folder()
