@@ -45,8 +45,7 @@ from cocurve_lab.extensions.pretrained.kept import (
     write_curvature,
     write_plans,
 )
-from cocurve_lab.extensions.pretrained.smollm2 import NAME
-from cocurve_lab.extensions.pretrained.source import END
+from cocurve_lab.extensions.pretrained.smollm2 import END, NAME
 from cocurve_lab.measuring.answers import AnswerOptions
 from cocurve_lab.measuring.generation import own_questions
 from cocurve_lab.measuring.risk import Meter, model_risk, standard_error

