@@ -25,10 +25,10 @@ from torch import Tensor
 from .base.arguments import as_float, as_int, require_choice
 from .base.errors import InputError, MismatchError, one_line, shown
 from .base.records import TABLES, kind_of, read_records, read_text
-from .base.seams import extension
 from .base.storage import fingerprint
 from .base.text_windows import WINDOW, record, share_seen, windows
 from .models.identity import demo_folder, is_demo
+from .models.sources import Part, source_named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -345,8 +345,9 @@ def default_calibration(
 ) -> tuple[CalibrationSet, CalibrationSet]:
     """Choose calibration and held-out rows for a model.
 
-    The embedded model has its own texts for both, and so has "smollm2": Python's manual, in rows of
-    256 tokens. Any other model gets C4 (allenai/c4, en, streamed), or the documents of `text_file`.
+    The embedded model has its own texts for both, and so has a model of a source (`cocurve fetch`),
+    in rows of its own length. Any other model gets C4 (allenai/c4, en, streamed), or the documents
+    of `text_file`.
 
     Args:
         model_id, tokenizer: as from `load_model`.
@@ -392,26 +393,25 @@ def default_rows(
     return _next_rows(stream, source, tokenizer, num_sequences, options)
 
 
-def own_text(model_id: str) -> Callable[[str], tuple[list[str], str]] | None:
-    """Return what reads a model's own documents and their source, or None if it has no text.
-
-    Its argument is "calibration" or "held_out".
-    """
-    found = extension("own text")
-    return _demo_text if is_demo(model_id) else found(model_id) if found else None
+def own_text(model_id: str) -> Callable[[Part], tuple[list[str], str]] | None:
+    """Return what reads a part of a model's own documents and their source, or None."""
+    if is_demo(model_id):
+        return _demo_text
+    source = source_named(model_id)
+    return None if source is None else source.text
 
 
 def row_options(model_id: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return options of `from_texts`: those given, else what an extension knows of the model."""
-    found = extension("row options")
-    known: dict[str, Any] = found(model_id) if found else {}
+    """Return options of `from_texts`: those given, else what the source of the model knows."""
+    source = source_named(model_id)
+    known = {} if source is None else dict(source.row_options)
     return known | {name: value for name, value in options.items() if value is not None}
 
 
-def _demo_text(name: str) -> tuple[list[str], str]:
-    """Read one of the embedded model's texts, "calibration" or "held_out"."""
-    file = demo_folder().parent / "texts" / f"{name}.jsonl"
-    return read_documents(file), f"{name.replace('_', '-')} text of the demo model"
+def _demo_text(part: Part) -> tuple[list[str], str]:
+    """Read one of the embedded model's texts."""
+    file = demo_folder().parent / "texts" / f"{part}.jsonl"
+    return read_documents(file), f"{part.replace('_', '-')} text of the demo model"
 
 
 def _default_text(

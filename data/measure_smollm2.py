@@ -45,9 +45,9 @@ from cocurve_lab.extensions.pretrained.kept import (
     write_curvature,
     write_plans,
 )
-from cocurve_lab.extensions.pretrained.smollm2 import NAME
-from cocurve_lab.extensions.pretrained.texts import END, own_questions
+from cocurve_lab.extensions.pretrained.smollm2 import END, NAME
 from cocurve_lab.measuring.answers import AnswerOptions
+from cocurve_lab.measuring.generation import own_questions
 from cocurve_lab.measuring.risk import Meter, model_risk, standard_error
 from cocurve_lab.solver.guards import Guards
 from cocurve_studies.trust import reach

@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..base.atomic import scratch
 from ..base.errors import InputError
 from ..base.storage import fingerprint
 from ..extensions.big_models.on_disk import open_model, prune_to_folder
 from ..extensions.big_models.stored import PickledError
 from ..extensions.gguf.gguf import export_gguf
-from ..extensions.gguf.quantizing import quantize_gguf, require_kind
 from ..extensions.repairing.repair import RepairOptions, refit, repair
 from ..models.identity import MANIFEST, model_dtype, weight_marks
 from ..models.loading import load_tokenizer
@@ -224,22 +222,15 @@ class Export(Verb):
     """Write a pruned model as one GGUF file, which llama.cpp runs without this library.
 
     Its weights are read one after the other, so memory for the largest of them is enough.
-    --quantize lets llama.cpp's own quantizer make the file smaller: the program llama-quantize, or
-    the Python package cyllama.
 
     Examples:
       cocurve export smaller --gguf smaller.gguf --dtype f16
-      cocurve export smaller --gguf smaller.gguf --quantize Q4_K_M
       cocurve export smaller --gguf ids.gguf --no-tokenizer
     """
 
     folder: Path = argument("FOLDER", "folder from `cocurve prune`")
     gguf: Path = flag("a new file", metavar="FILE")
     dtype: Literal["f32", "f16", "q8_0"] = flag("dtype of the matrices (f16)", "f16")
-    quantize: str | None = flag(
-        "then quantize the file of --dtype, for example to Q4_K_M (for Q8_0: --dtype q8_0)",
-        metavar="KIND",
-    )
     pretokenizer: str | None = flag(
         "llama.cpp's name for rules that split text; default: the tokenizer's"
     )
@@ -254,10 +245,6 @@ class Export(Verb):
     def run(self) -> int:
         """Run `cocurve export`."""
         require_new(self.gguf)
-        if self.quantize is not None:
-            if self.dtype == "q8_0":
-                raise InputError("--quantize starts from f32 or f16. Leave --dtype q8_0 out.")
-            require_kind(self.quantize)
         pruned = open_pruned(self.folder)  # first: a mistyped folder would be taken for a hub id
         tokenizer = None
         if not self.no_tokenizer:
@@ -267,14 +254,15 @@ class Export(Verb):
                     f"{self.tokenizer or self.folder} holds no tokenizer. Give the dense model as "
                     "--tokenizer, or --no-tokenizer for a file that takes token ids only."
                 )
-        settings: Any = {"dtype": self.dtype, "pretokenizer": self.pretokenizer}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the notes that are printed say the same
-            if self.quantize is None:
-                print(export_gguf(pruned, tokenizer, self.gguf, **settings))
-                return 0
-            # beside the result, because the file may not fit where temporary files lie
-            with scratch(self.gguf.parent) as place:
-                whole = export_gguf(pruned, tokenizer, place / "whole.gguf", **settings)
-                print(quantize_gguf(whole.path, self.gguf, self.quantize))
+            print(
+                export_gguf(
+                    pruned,
+                    tokenizer,
+                    self.gguf,
+                    dtype=self.dtype,
+                    pretokenizer=self.pretokenizer,
+                )
+            )
         return 0

@@ -8,7 +8,7 @@ In reading order:
     report.py          `EvaluationReport`: task -> metric -> value
     code_execution.py  pass@1: confined runs of code that a model wrote
     confinement.py     what confines it: bubblewrap, and the system calls it is refused
-    judge.py           the script inside, which runs one program and records its end
+    runner.py          the script inside, which runs one program with its tests
     efficiency.py      size, speed and memory, dense and pruned in turn
 
 Imports `measuring/`, `pruner/` and the rooms below them. Only this room imports lm_eval,

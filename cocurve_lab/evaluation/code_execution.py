@@ -1,14 +1,15 @@
 """Confined runs of code that a model wrote, each in a process that can do as little as possible.
 
-What confines is bubblewrap (`confinement.py`). What judges is `judge.py` inside, by a record of
-fixed size: any other reply is that program's own failure, and the rest goes on.
+What confines is bubblewrap (`confinement.py`). `runner.py` runs one program inside. A program has
+passed if its process ends with exit status 0 and has written a random token, which the runner
+writes after the last line of the tests.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
+import shutil
 import subprocess
 import tempfile
 import time
@@ -17,43 +18,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import psutil
 
 from ..base.arguments import as_float
-from ..base.errors import CocurveError, InputError
+from ..base.errors import InputError
 from ..base.progress import Bar
-from . import confinement as confining
-from .confinement import BWRAP, require_confinement
-from .judge import CONFINED, DETAIL, FAILED, PASSED, RECORD, TOGETHER, TOKEN
+from .confinement import bwrap, refusals
+from .runner import WORDS
 
-Status = Literal["passed", "failed", "stopped"]
-BESIDE = "program and test ran in two processes, and only plain values crossed"
-LIMITATION = (
-    "program and test share an interpreter, so a program that knows the test, returns objects "
-    "equal to everything, changes what the test calls, or reads its own raw memory can pass "
-    "unearned"
+# what the report says of every pass@1
+WORTH = (
+    "programs ran in bubblewrap, without network; program and tests share an interpreter, so a "
+    "program that is written to deceive can pass without solving its task"
 )
-_GRACE = 5.0  # seconds that the kernel may take to end what was killed
-_LOOK = 0.1  # seconds between two looks at time and memory
-
-
-class Tested(NamedTuple):
-    """A program and its test, which run in two processes.
-
-    The functions take and return plain values: numbers, texts, bytes, None, ranges, and lists,
-    tuples, dicts and sets of them. What a function changes in its arguments stays with it.
-
-    Attributes:
-        code: the program's source.
-        test: the test's source; it passes by running to its last line.
-        functions: names in the test that call the program's functions.
-    """
-
-    code: str
-    test: str
-    functions: tuple[str, ...]
+RUNNER = Path(__file__).with_name("runner.py")
 
 
 @dataclass(frozen=True)
@@ -89,21 +69,17 @@ class Outcome:
 
     Attributes:
         status: "passed" if it ran to its last line; "failed" if it raised or left early; "stopped"
-            if it was killed (time, memory, a signal).
+            if it was ended for its time or memory.
         detail: the error, in at most 300 bytes of the program's own words, or the reason it was
             stopped.
-        isolation: the means that confined it: "network", "files" and "processes".
-        forgeable: program and test shared an interpreter, so a pass proves little.
     """
 
-    status: Status
+    status: Literal["passed", "failed", "stopped"]
     detail: str
-    isolation: dict[str, str]
-    forgeable: bool = True
 
 
 def run_programs(
-    programs: Sequence[str | Tested],
+    programs: Sequence[str],
     *,
     allow_code_execution: bool = False,
     limits: Limits | None = None,
@@ -115,13 +91,11 @@ def run_programs(
     bubblewrap confines them: a program sees the standard library, an empty environment, an empty
     folder, and no network. Its output is discarded. Any error of one program is its outcome.
 
-    A `Tested` program runs beside its test, in a process of its own. A text holds its own test, and
-    so does a `Tested` whose test passes a function or an object: such a program can pass unearned
-    if it knows the test, returns objects equal to everything, changes what the test calls, or reads
-    its own raw memory. Its outcome is `forgeable`.
+    A program and its tests share an interpreter: one that is written to deceive can pass without
+    solving its task, for example by changing what its tests call.
 
     Args:
-        programs: Python source, with its test apart or in it; one passes by running to its last
+        programs: Python source, each with its tests at its end; one passes by running to its last
             line.
         allow_code_execution: must be True.
         limits: time, memory, files and processes; None takes the defaults of `Limits`.
@@ -132,18 +106,11 @@ def run_programs(
         One outcome per program, in their order.
     """
     require_permission(allow_code_execution)
-    require_confinement()
     limits = limits or Limits()
-    trial = _run("import heapq, math, re, string, collections", limits)
-    if trial.status != "passed":
-        raise CocurveError(
-            f"a program of one import line {trial.status} in isolation ({trial.detail}), so "
-            "nothing was scored. Make the interpreter readable, or widen the limits."
-        )
+    require_confinement(limits)
     with ThreadPoolExecutor(workers) as pool:
         running = pool.map(lambda program: _run(program, limits), programs)
-        bar = Bar(running, desc="programs", total=len(programs), disable=not progress)
-        return list(bar)
+        return list(Bar(running, desc="programs", total=len(programs), disable=not progress))
 
 
 def require_permission(allow_code_execution: bool) -> None:
@@ -156,154 +123,88 @@ def require_permission(allow_code_execution: bool) -> None:
         )
 
 
-def _run(program: str | Tested, limits: Limits) -> Outcome:
-    try:
-        if isinstance(program, Tested):
-            found = _in_bwrap(json.dumps(program._asdict()).encode(), limits, apart=True)
-            if found is not None:
-                return found
-            program = f"{program.code}\n{program.test}"
-        found = _in_bwrap(program.encode("utf-8", "surrogatepass"), limits, apart=False)
-        assert found is not None
-        return found
-    except Exception as error:  # whatever one program caused, the others are still to be judged
-        detail = f"it could not be judged ({type(error).__name__}: {error})"[:DETAIL]
-        return Outcome("stopped", detail, {})
+def require_confinement(limits: Limits | None = None) -> None:
+    """Raise InputError where a program of one line does not run in bwrap within the limits."""
+    problem = why_not_confined(limits)
+    if problem is not None:
+        raise InputError(
+            f"{problem}, so no program that the model wrote is run. Install bubblewrap on Linux "
+            "(apt-get install bubblewrap), or widen the limits."
+        )
 
 
-# bubblewrap -----------------------------------------------------------------------------------
+def why_not_confined(limits: Limits | None = None) -> str | None:
+    """Return why no program can be run in bwrap here; None where one can."""
+    if shutil.which("bwrap") is None:
+        return "bwrap (bubblewrap) is not on the PATH"
+    trial = _run("import heapq, math, re, string, collections", limits or Limits(seconds=30))
+    if trial.status == "passed":
+        return None
+    return f"in bwrap (bubblewrap) a program of one import line {trial.status} ({trial.detail})"
 
 
-def _in_bwrap(program: bytes, limits: Limits, *, apart: bool) -> Outcome | None:
-    """Run one program; None if its test must share its interpreter, and was given apart."""
-    token = bytes(TOKEN) if apart else secrets.token_bytes(TOKEN)
-    passed = PASSED + token + bytes(DETAIL)
-    judge = str(Path(__file__).with_name("judge.py"))
-    reading, writing = os.pipe()
-    try:
-        with confining.filtered() as calls, tempfile.TemporaryFile() as given:
-            confining.at_start(given, program if apart else passed + program)
-            info, told = os.pipe()
-            try:
-                numbers = _numbers(limits, int(apart))
-                process = subprocess.Popen(
-                    [
-                        *confining.bwrap(calls, int(limits.folder_bytes), (judge,), told),
-                        *confining.interpreter(),
-                        judge,
-                        *map(str, (writing, confining.own_user(), *numbers)),
-                    ],
-                    stdin=given,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=[calls, writing, told],
-                    cwd="/",
-                )
-            except BaseException:
-                os.close(info)
-                raise
-            finally:
-                os.close(told)
-                os.close(writing)
-        reason = _watch(process, _first_process(info), limits)
-        return _outcome(_read(reading), passed, reason, forgeable=not apart)
-    finally:
-        os.close(reading)
-
-
-def _numbers(limits: Limits, apart: int) -> list[int]:
-    """Numbers as `judge.py` takes them; `apart` is 1 for a program beside its judge, else 0."""
-    reaper = 1 if os.geteuid() else 0  # bwrap's own process inside, of the same user unless root
-    return [
-        apart,
+def _run(program: str, limits: Limits) -> Outcome:
+    token = secrets.token_hex(16).encode()
+    # a user of root's whom nobody else is, so that one program's count of processes is its own
+    user = 0 if os.geteuid() else (1 << 30) + secrets.randbelow(1 << 30)
+    numbers = [
+        user,
         int(limits.seconds) + 1,
         int(limits.memory_bytes),
         int(limits.file_bytes),
-        int(limits.processes) + reaper + apart,
+        int(limits.processes) + (0 if user else 1),  # one of bwrap's own, by the same user
     ]
+    with (
+        tempfile.TemporaryFile() as calls,
+        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as said,  # a file, because the kernel limits its size
+    ):
+        calls.write(refusals())
+        calls.seek(0)
+        given.write(token + b"\n" + program.encode("utf-8", "surrogatepass"))
+        given.seek(0)
+        process = subprocess.Popen(
+            [
+                *bwrap(calls.fileno(), int(limits.folder_bytes), RUNNER),
+                str(RUNNER),
+                *map(str, numbers),
+            ],
+            stdin=given,
+            stdout=said,
+            stderr=subprocess.STDOUT,  # where bwrap says why it does not start
+            pass_fds=[calls.fileno()],  # bwrap's own; all others are closed
+            cwd="/",
+        )
+        reason = _watch(process, limits)
+        said.seek(0)
+        words = said.read(WORDS)
+    if reason is not None:
+        return Outcome("stopped", reason)
+    if process.returncode == 0 and words == token:
+        return Outcome("passed", "")
+    return Outcome("failed", words.decode("utf-8", "replace") or "it left before its last line")
 
 
-def _first_process(info: int) -> psutil.Process | None:
-    """The first process inside, as bwrap tells it; the others die with it."""
-    with os.fdopen(info, "rb") as file, suppress(ValueError, KeyError, psutil.Error):
-        return psutil.Process(json.loads(file.read())["child-pid"])
-    return None
-
-
-def _watch(
-    process: subprocess.Popen[bytes], first: psutil.Process | None, limits: Limits
-) -> str | None:
-    """Wait for the end, or bring it about; why it was stopped, or None."""
+def _watch(process: subprocess.Popen[bytes], limits: Limits) -> str | None:
+    """Wait for the end, or bring it about; return why it was stopped, or None."""
     deadline = time.monotonic() + limits.seconds
-    reason = None
     try:
-        while reason is None:
+        while time.monotonic() < deadline:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=max(0.0, min(_LOOK, deadline - time.monotonic())))
+                process.wait(timeout=0.1)
                 return None
-            if time.monotonic() >= deadline:
-                reason = f"no end within {limits.seconds:g} s"
-            elif _resident(first) > limits.memory_bytes:
-                reason = f"its processes together held more than {limits.memory_bytes} bytes"
-        return reason
+            if _resident(process.pid) > limits.memory_bytes:
+                return f"its processes together held more than {limits.memory_bytes} bytes"
+        return f"no end within {limits.seconds:g} s"
     finally:
-        for part in (first, process):
-            with suppress(psutil.Error, ProcessLookupError):
-                if part is not None:
-                    part.kill()
+        process.kill()  # the others die with it (--die-with-parent)
         process.wait()
-        _wait_until_dead(first)
 
 
-def _wait_until_dead(first: psutil.Process | None) -> None:
-    """Wait for the first process, before whose end the kernel ends all others of the namespace.
-
-    Its parent may be gone, and who inherits it may never ask for its status: a zombie is dead.
-    """
-    deadline = time.monotonic() + _GRACE
-    with suppress(psutil.Error):
-        while first is not None and first.is_running() and time.monotonic() < deadline:
-            if first.status() == psutil.STATUS_ZOMBIE:
-                return
-            time.sleep(0.002)
-
-
-def _resident(first: psutil.Process | None) -> int:
+def _resident(number: int) -> int:
     """Bytes of memory that the processes inside hold; pages that they share count for each."""
     total = 0
-    with suppress(psutil.Error):
-        for part in first.children(recursive=True) if first is not None else ():
-            with suppress(psutil.Error):
-                total += part.memory_info().rss
+    for part in psutil.Process(number).children(recursive=True):
+        with suppress(psutil.Error):
+            total += part.memory_info().rss
     return total
-
-
-# The verdict -----------------------------------------------------------------------------------
-
-
-def _read(handle: int) -> bytes:
-    """Take what fits two records and one byte; more is nobody's."""
-    os.set_blocking(handle, False)
-    try:
-        return os.read(handle, 2 * RECORD + 1)
-    except BlockingIOError:
-        return b""
-
-
-def _outcome(said: bytes, passed: bytes, reason: str | None, *, forgeable: bool) -> Outcome | None:
-    """Judge by two records: one from before the program started, one from its end."""
-    first, last = said[:RECORD], said[RECORD:]
-    if len(first) < RECORD or not first.startswith(CONFINED):
-        return Outcome("stopped", reason or "it could not be confined", {}, forgeable)
-    if reason is not None:
-        return Outcome("stopped", reason, BWRAP, forgeable)
-    if secrets.compare_digest(last, passed):
-        return Outcome("passed", "", BWRAP, forgeable)
-    if not forgeable and last.startswith(TOGETHER):
-        return None
-    if len(last) == RECORD and last.startswith(FAILED):
-        detail = last[1 + TOKEN :].rstrip(b"\0").decode("utf-8", "replace")
-        return Outcome("failed", detail, BWRAP, forgeable)
-    if last:
-        return Outcome("failed", "it wrote where only its end is recorded", BWRAP, forgeable)
-    return Outcome("stopped", "it was killed, or left before its last line", BWRAP, forgeable)

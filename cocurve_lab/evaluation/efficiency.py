@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
 
 
 _PROMPT = 2048  # tokens of the paper's prefill
-_COLUMNS = (
-    *("quantity", "batch_size", "unit", "dense", "pruned"),
-    *("ratio", "low", "high", "repeats"),
-)
 
 
 @dataclass(frozen=True)
@@ -85,15 +82,6 @@ class Efficiency:
     rows: tuple[dict[str, Any], ...]
     verdict: str
     protocol: str
-
-    def ratio(self, quantity: str, batch_size: int | None = None) -> float:
-        """Return pruned over dense of one row."""
-        for row in self.rows:
-            if (row["quantity"], row["batch_size"]) == (quantity, batch_size):
-                return float(row["ratio"])
-        raise InputError(
-            f"{quantity!r} at batch size {batch_size} was not measured. Choose a row of `rows`."
-        )
 
     def __repr__(self) -> str:
         lines = [f"{'quantity':<26}{'batch':>6}{'dense':>15}{'pruned':>15}  pruned / dense"]
@@ -150,10 +138,7 @@ def measure_efficiency(
         for batch in options.batch_sizes:
             prompt = _prompt(dense, batch, length)
             rows += _timed(dense, pruned, prompt, options)
-
-            def peak(model: PreTrainedModel, prompt: Tensor = prompt) -> int:
-                return _peak_bytes(model, prompt, options.new_tokens)
-
+            peak = partial(_peak_bytes, prompt=prompt, new_tokens=options.new_tokens)
             rows.append(_size("peak memory", "bytes", dense, pruned, peak) | {"batch_size": batch})
     protocol = (
         f"{device_name(device)}, {kinds[0][1]}, {threads} threads, {length} prompt tokens, "
@@ -196,17 +181,26 @@ def _timed(
     for repeat in Bar(range(options.repeats), desc=label, disable=not options.progress):
         for which in (0, 1) if repeat % 2 == 0 else (1, 0):
             seconds[repeat, which] = _run(models[which], prompt, options.new_tokens)
-    rows = []
-    for column, (quantity, tokens) in enumerate(
-        (("prefill", batch * length), ("decode", batch * options.new_tokens))
-    ):
-        speeds = tokens / seconds[:, :, column]
-        ratios = speeds[:, 1] / speeds[:, 0]
-        middle = (float(np.median(values)) for values in (speeds[:, 0], speeds[:, 1], ratios))
-        quartiles = (float(np.quantile(ratios, share)) for share in (0.25, 0.75))
-        values = (quantity, batch, "tokens per second", *middle, *quartiles, options.repeats)
-        rows.append(dict(zip(_COLUMNS, values, strict=True)))
-    return rows
+    return [
+        _speed("prefill", batch, batch * length / seconds[:, :, 0]),
+        _speed("decode", batch, batch * options.new_tokens / seconds[:, :, 1]),
+    ]
+
+
+def _speed(quantity: str, batch: int, speeds: np.ndarray) -> dict[str, Any]:
+    """A row of speeds [repeats, 2], dense and pruned, in tokens per second."""
+    ratios = speeds[:, 1] / speeds[:, 0]
+    return {
+        "quantity": quantity,
+        "batch_size": batch,
+        "unit": "tokens per second",
+        "dense": float(np.median(speeds[:, 0])),
+        "pruned": float(np.median(speeds[:, 1])),
+        "ratio": float(np.median(ratios)),
+        "low": float(np.quantile(ratios, 0.25)),
+        "high": float(np.quantile(ratios, 0.75)),
+        "repeats": len(speeds),
+    }
 
 
 def _run(model: Any, prompt: Tensor, new_tokens: int) -> tuple[float, float]:
@@ -234,10 +228,20 @@ def _size(
     pruned: PreTrainedModel,
     measure: Callable[[PreTrainedModel], int],
 ) -> dict[str, Any]:
-    before, after = measure(dense), measure(pruned)
+    before = measure(dense)
+    after = measure(pruned)
     ratio = after / before
-    values = (quantity, None, unit, before, after, ratio, ratio, ratio, 1)
-    return dict(zip(_COLUMNS, values, strict=True))
+    return {
+        "quantity": quantity,
+        "batch_size": None,
+        "unit": unit,
+        "dense": before,
+        "pruned": after,
+        "ratio": ratio,
+        "low": ratio,
+        "high": ratio,
+        "repeats": 1,
+    }
 
 
 def _weight_bytes(model: PreTrainedModel) -> int:
@@ -313,60 +317,30 @@ FASTER = 1.02  # a median ratio below it is no speed-up worth mentioning
 
 
 def speed_verdict(rows: list[dict[str, Any]]) -> str:
-    """Say whether the pruned model is faster and, where it is not, why.
+    """Say whether the pruned model is faster and, where it is not, what can be hoped for.
 
     Args:
-        rows: of `Efficiency`; quantity, batch_size, dense, ratio, low and high are read.
+        rows: of `Efficiency`; quantity, batch_size, ratio, low and high are read.
     """
     parameters = next(row["ratio"] for row in rows if row["quantity"] == "parameters")
-    bound = 1 / parameters
     timed = [row for row in rows if row["quantity"] in ("prefill", "decode")]
     fast = [row for row in timed if row["ratio"] >= FASTER and row["low"] > 1]
     slow = [row for row in timed if row not in fast]
     sentences = []
     if fast:
-        best = "; ".join(f"{_named(row)} {_spread(row)}" for row in fast)
-        sentences.append(f"Faster than dense: {best}.")
+        sentences.append(f"Faster than dense: {_told(fast)}.")
     if slow:
-        worst = "; ".join(f"{_named(row)} {_spread(row)}" for row in slow)
-        sentences.append(f"No clear speed-up: {worst}.")
-        sentences.append(_reason(slow, timed, parameters, bound))
+        sentences.append(
+            f"No clear speed-up: {_told(slow)}. {1 - parameters:.1%} of the parameters are gone, "
+            f"so time spent on weights can shrink by {1 / parameters:.2f}x at most, and the number "
+            "of operations is the same, each only narrower."
+        )
     return " ".join(sentences)
 
 
-def _reason(
-    slow: list[dict[str, Any]], timed: list[dict[str, Any]], parameters: float, bound: float
-) -> str:
-    """Explain why some rows are not faster, from the other measurements."""
-    removed = 1 - parameters
-    if bound < FASTER:
-        return (
-            f"Only {removed:.1%} of the parameters are gone, so time spent on weights can shrink "
-            f"by {bound:.2f}x at most."
-        )
-    reason = (
-        f"{removed:.1%} of the parameters are gone, but the pruned model has the same number of "
-        "layers and runs the same number of operations, each only narrower"
+def _told(rows: list[dict[str, Any]]) -> str:
+    return "; ".join(
+        f"{row['quantity']} at batch {row['batch_size']} {row['ratio']:.2f}x "
+        f"({row['low']:.2f} to {row['high']:.2f})"
+        for row in rows
     )
-    single = [row for row in timed if row["quantity"] == "decode"]
-    if any(row["quantity"] == "decode" for row in slow) and len(single) > 1:
-        first, last = single[0], single[-1]
-        growth = last["dense"] / first["dense"]
-        more = last["batch_size"] / first["batch_size"]
-        # a step that costs about the same for many prompts as for few is not spent on arithmetic,
-        # and arithmetic is all that narrower weights save
-        if growth > 0.5 * more:
-            return (
-                f"{reason}. A decoding step of {last['batch_size']} prompts takes the dense model "
-                f"{more / growth:.1f}x as long as one of {first['batch_size']}: the time goes into "
-                "starting operations, not into their width."
-            )
-    return f"{reason}; narrower ones need not fill the processor as well."
-
-
-def _named(row: dict[str, Any]) -> str:
-    return f"{row['quantity']} at batch {row['batch_size']}"
-
-
-def _spread(row: dict[str, Any]) -> str:
-    return f"{row['ratio']:.2f}x ({row['low']:.2f} to {row['high']:.2f})"

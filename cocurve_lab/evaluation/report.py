@@ -147,9 +147,9 @@ class EvaluationReport:
     def __repr__(self) -> str:
         lines = [f"EvaluationReport, suite {self.suite!r} (* enters the average)"]
         for row in self.rows():
-            error, samples = row["value_error"], row["samples"]
+            error = row["value_error"]
             spread = "" if error is None else f" ± {error:.4f}"
-            count = "" if samples is None else f"  n = {samples}"
+            count = "" if row["samples"] is None else f"  n = {row['samples']}"
             star = "*" if row["averaged"] else " "
             value = f"{row['value']:.4f}{spread}"
             lines.append(f"{star} {row['task']:<22} {row['metric']:<16} {value:<18}{count}")

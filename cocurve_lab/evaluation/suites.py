@@ -227,7 +227,8 @@ def demo_tasks() -> list[TaskFile]:
     by the likelihood of whole test documents. The average is over the five exact matches.
     """
     data = demo_folder().parent
-    tasks, choices = [], []
+    tasks: list[TaskFile] = []
+    choices: list[TaskFile] = []
     for file in sorted((data / "prompts").glob("*.jsonl")):
         rows = read_objects(file)
         asked = [{"prompt": row["prompt"], "answer": row["answer"]} for row in rows]

@@ -6,12 +6,9 @@ One builder per kind of task makes a `TaskFile` of the settings in data/tasks/KI
 
 from __future__ import annotations
 
-import ast
-import builtins
 import json
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +19,9 @@ from ..base.errors import InputError
 from ..base.files import read_regular
 from ..base.records import read_objects
 from ..models.identity import demo_folder
-from .code_execution import Tested
 
 Record = dict[str, Any]
-Program = Callable[[Record, str], str | Tested]  # (record, reply) -> Python source, and its test
+Program = Callable[[Record, str], str]  # (record, reply) -> Python source, its tests at the end
 
 
 class HarnessTask(NamedTuple):
@@ -119,19 +115,12 @@ _SHOTS, _TESTED = (2, 3, 4), range(11, 511)  # task ids of MBPP: its prompt and 
 
 
 def humaneval(rows: Iterable[Record], name: str = "humaneval") -> TaskFile:
-    """Make HumanEval, zero-shot, with the stops and length of the harness's own task (pass@1).
-
-    The test has its own copy of what the prompt defines above the function, such as helpers.
-    """
+    """Make HumanEval, zero-shot, with the stops and length of the harness's own task (pass@1)."""
     kept = [_only(row, "humaneval") for row in rows]
 
-    def program(record: Record, reply: str) -> str | Tested:
-        name, prompt = record["entry_point"], record["prompt"]
-        test = f"{record['test']}\ncheck({name})\n"
-        start = re.search(rf"^def {name}\b", prompt, re.M)
-        if start is None:
-            return f"{prompt}{reply}\n{test}"
-        return Tested(prompt + reply, f"{prompt[: start.start()]}\n{test}", (name,))
+    def program(record: Record, reply: str) -> str:
+        test = f"{record['test']}\ncheck({record['entry_point']})"
+        return f"{record['prompt']}{reply}\n{test}\n"
 
     return code(name, kept, program, _HUMANEVAL_STOPS, 1024)
 
@@ -152,34 +141,14 @@ def mbpp(rows: Iterable[Record], name: str = "mbpp") -> TaskFile:
         {
             "prompt": examples + _ask_mbpp(row),
             "test": "\n".join([row.get("test_setup_code") or "", *row["test_list"]]),
-            "code": row["code"],
         }
         for row in tested
     ]
 
-    def program(record: Record, reply: str) -> str | Tested:
-        test = record["test"]
-        functions = _called(test, record["code"])
-        return Tested(reply, test, functions) if functions else f"{reply}\n{test}\n"
+    def program(record: Record, reply: str) -> str:
+        return f"{reply}\n{record['test']}\n"
 
     return code(name, asked, program, ("[DONE]",), 256)
-
-
-def _called(test: str, solution: str) -> tuple[str, ...]:
-    """Return the solution's functions in a test; () if the test needs more of the solution."""
-    try:
-        with warnings.catch_warnings():  # "\*" in a text is no error, whatever the filters
-            warnings.simplefilter("ignore")
-            trees = ast.parse(test), ast.parse(solution)
-    except SyntaxError:
-        return ()
-    names = [node for node in ast.walk(trees[0]) if isinstance(node, (ast.Name, ast.arg))]
-    used, bound = set[str](), set(dir(builtins))
-    for node in names:
-        read = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-        (used if read else bound).add(node.id if isinstance(node, ast.Name) else node.arg)
-    functions = {part.name for part in trees[1].body if isinstance(part, ast.FunctionDef)} & used
-    return () if used - bound - functions else tuple(sorted(functions))
 
 
 def _ask_mbpp(row: Record) -> str:

@@ -23,14 +23,12 @@ from ..measuring.generation import uses_chat
 from ..measuring.perplexity import PerplexityOptions, Starts, perplexity
 from ..models.runtime import measuring
 from .code_execution import (
-    BESIDE,
-    LIMITATION,
+    WORTH,
     Limits,
-    Outcome,
+    require_confinement,
     require_permission,
     run_programs,
 )
-from .confinement import require_confinement
 from .report import EvaluationReport
 from .suites import (
     DIFFERENCES,
@@ -115,7 +113,8 @@ def evaluate_tasks(
         limit: only so many samples of each task (documents of each text), from its start; None
             takes all.
         allow_code_execution: True lets generated programs run for pass@1, confined by bubblewrap.
-            Where that does not start, no program runs, and the report names the tasks as failed.
+            Where that does not start, no program runs, and the report names the tasks as failed. A
+            program that is written to deceive its tests can pass without solving its task.
         options: a choice of tasks, files, batch size, limits, progress.
         chat: True asks each prompt as the user's turn in the tokenizer's chat template, False as it
             is. None asks through the template where there is one, except in suite "paper".
@@ -138,7 +137,8 @@ def evaluate_tasks(
         require_permission(allow_code_execution)  # before anything is read from the hub
     chat = uses_chat(tokenizer, False if chat is None and suite == "paper" else chat)
     bench = _Bench(model, tokenizer, options, limit, _max_length(model, options), chat)
-    found, failed = bench.found, {}
+    found = bench.found
+    failed: dict[str, Exception] = {}
     if uses_chat(tokenizer):  # said only where there is a choice
         asked = "through" if chat else "without"
         found.notes.append(f"prompts were asked {asked} the tokenizer's chat template")
@@ -158,11 +158,16 @@ def evaluate_tasks(
         values=found.values,
         errors=found.errors,
         samples=found.samples,
-        averaged=bench.averaged,
-        settings=found.settings
-        | {"limit": limit, "batch_size": options.batch_size, "max_length": bench.length}
-        | {"chat": chat}
-        | {"notes": found.notes},
+        averaged=found.averaged,
+        settings={
+            "num_fewshot": found.shots,
+            "truncated": found.truncated,
+            "limit": limit,
+            "batch_size": options.batch_size,
+            "max_length": bench.length,
+            "chat": chat,
+            "notes": found.notes,
+        },
         versions=_versions() | found.versions,
         failed={name: f"{type(error).__name__}: {error}" for name, error in failed.items()},
     )
@@ -197,17 +202,16 @@ def suite_tasks(suite: str, options: TaskOptions) -> dict[str, TaskFile | None]:
 
 @dataclass
 class Scores:
-    """Scores measured so far, task by task."""
+    """What was measured so far, task by task; as in `EvaluationReport`."""
 
     values: dict[str, dict[str, float]] = field(default_factory=dict)
     errors: dict[str, dict[str, float | None]] = field(default_factory=dict)
     samples: dict[str, int] = field(default_factory=dict)
+    averaged: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
+    shots: dict[str, int] = field(default_factory=dict)
+    truncated: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-
-    def add(self, task: str, values: dict[str, float], errors: dict[str, float | None]) -> None:
-        self.values[task], self.errors[task] = values, errors
 
 
 @dataclass
@@ -221,7 +225,6 @@ class _Bench:
     length: int
     chat: bool
     found: Scores = field(default_factory=Scores)
-    averaged: dict[str, str] = field(default_factory=dict)
 
     def run(self, name: str, made: TaskFile | None) -> None:
         """Run one task; one of the paper's is made first (`made` is None)."""
@@ -239,7 +242,7 @@ class _Bench:
 
     def _task(self, task: TaskFile) -> None:
         if task.average is not None:
-            self.averaged[task.name] = task.average
+            self.found.averaged[task.name] = task.average
         results = self._measure(task)
         self._collect(task, results)
         if task.program is not None:
@@ -254,14 +257,14 @@ class _Bench:
         text = PAPER_TEXTS[name].read(self.options.data, self.limit)
         asked: dict[str, tuple[int, Starts]] = {"perplexity": (512, "first window")}
         if text_start(self.tokenizer):
-            asked[BOS_WINDOWS] = 512, "every window"
+            asked[BOS_WINDOWS] = (512, "every window")
         if name == "wikitext2":
-            asked[APART] = 2048, "first window"
-        values, errors = {}, {}
+            asked[APART] = (2048, "first window")
+        values: dict[str, float] = {}
+        errors: dict[str, float | None] = {}
         for metric, (stride, start) in asked.items():
             settings = PerplexityOptions(progress=self.options.progress, starts=start)
-            inputs = (self.model, self.tokenizer, text)
-            result = perplexity(*inputs, stride=stride, options=settings)
+            result = perplexity(self.model, self.tokenizer, text, stride=stride, options=settings)
             error = result.standard_error
             # perplexity is exp(nll), so its error is perplexity x that of the nll, to first order
             values[metric] = result.value
@@ -270,13 +273,13 @@ class _Bench:
             self.found.notes.append(
                 f"{name}, {metric}: {len(text)} documents, none blank. {result.protocol}"
             )
-        self.found.add(name, values, errors)
+        self.found.values[name] = values
+        self.found.errors[name] = errors
 
     def _measure(self, task: TaskFile) -> Any:
         """Run a task by lm_eval, greedily and in eval mode; the model comes out as it went in.
 
-        Returns the harness's own results, samples included, and shortened_from: the tokens of a
-        reply that the task asks for, where half the context is less.
+        Returns the harness's own results, samples included.
         """
         from lm_eval.evaluator import evaluate
         from lm_eval.models.huggingface import HFLM
@@ -293,7 +296,12 @@ class _Bench:
             if known.get_config("num_fewshot") is None:
                 known.set_config(key="num_fewshot", value=0)
             known.set_fewshot_seed(seed=_SEED)
-            shortened_from = _shorten(known, self.length)
+            usual = _shorten(known, self.length)
+            if usual is not None:
+                self.found.notes.append(
+                    f"{task.name}: replies have at most {self.length // 2} tokens, half the "
+                    f"context, where {usual} are usual"
+                )
             # a template writes its own first token
             start = [] if self.chat else text_start(self.tokenizer)
             wrapped: Any = HFLM(
@@ -306,7 +314,7 @@ class _Bench:
                 prefix_token_id=start[-1] if start else None,  # before a whole text
             )
             # simple_evaluate would seed the caller's generators and ask git and pip
-            found: Any = evaluate(
+            return evaluate(
                 wrapped,
                 loaded,
                 limit=self.limit,
@@ -314,11 +322,11 @@ class _Bench:
                 apply_chat_template=self.chat,
                 fewshot_as_multiturn=self.chat,
             )
-        return found | {"shortened_from": shortened_from}
 
     def _collect(self, task: TaskFile, results: Mapping[str, Any]) -> None:
         """Read a task's metrics, errors and counts."""
-        found, name = self.found, task.name if task.own is None else task.own.task
+        found = self.found
+        name = task.name if task.own is None else task.own.task
         scores = results["results"][name]
         values: dict[str, float] = {}
         errors: dict[str, float | None] = {}
@@ -330,18 +338,14 @@ class _Bench:
             error = scores.get(f"{metric}_stderr,{how}")
             values[label] = float(value)
             errors[label] = float(error) if isinstance(error, (int, float)) else None
-        found.add(task.name, values, errors)
+        found.values[task.name] = values
+        found.errors[task.name] = errors
         found.samples[task.name] = results["n-samples"][name]["effective"]
         found.versions[f"task {task.name}"] = str(results["versions"].get(name, "unstated"))
-        found.settings.setdefault("num_fewshot", {})[task.name] = results["n-shot"].get(name)
+        found.shots[task.name] = results["n-shot"].get(name)
         room = self.length - (0 if self.chat else len(text_start(self.tokenizer)))
         cut = sum(_is_cut(row, self.tokenizer, room) for row in results["samples"].get(name, ()))
-        found.settings.setdefault("truncated", {})[task.name] = cut
-        if results["shortened_from"]:
-            found.notes.append(
-                f"{task.name}: replies have at most {self.length // 2} tokens, half the context, "
-                f"where {results['shortened_from']} are usual"
-            )
+        found.truncated[task.name] = cut
         if cut:
             found.notes.append(
                 f"prompts longer than the context of {self.length} tokens lost their start: {cut} "
@@ -376,16 +380,9 @@ def execute_code(
     )
     passed = np.array([outcome.status == "passed" for outcome in outcomes], dtype=float)
     error = float(passed.std(ddof=1) / np.sqrt(len(passed))) if len(passed) > 1 else None
-    found.add(task.name, {"pass@1": float(passed.mean())}, {"pass@1": error})
-    forgeable = sum(outcome.forgeable for outcome in outcomes)
-    trust = f"in {forgeable} of {len(outcomes)}, {LIMITATION}" if forgeable else BESIDE
-    found.notes.append(f"{task.name}: {_isolation(outcomes)}; {trust}")
-
-
-def _isolation(outcomes: list[Outcome]) -> str:
-    kinds = {", ".join(f"{k}: {v}" for k, v in sorted(o.isolation.items())) for o in outcomes}
-    means = " or ".join(sorted(kind for kind in kinds if kind))
-    return f"programs ran in bubblewrap ({means})"
+    found.values[task.name] = {"pass@1": float(passed.mean())}
+    found.errors[task.name] = {"pass@1": error}
+    found.notes.append(f"{task.name}: {WORTH}")
 
 
 def _versions() -> dict[str, str]:

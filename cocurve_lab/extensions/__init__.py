@@ -15,10 +15,16 @@ pretrained/   a real language model under a short name, fetched by one command
 """
 
 from ..base.seams import offer
+from ..models.sources import FILES, SOURCES
 from . import big_models as _big_models  # noqa: F401, these plug themselves in
 from . import experts as _experts  # noqa: F401, registers its kind and its families
 from . import opening as _opening  # noqa: F401
 from . import publishing as _publishing  # noqa: F401
+from .gguf.source import Gguf
+from .pretrained.source import Smollm2
+
+SOURCES["smollm2"] = Smollm2()
+FILES[".gguf"] = Gguf()
 
 _PRODUCTS = f"{__name__}.big_models.products"
 offer("bfloat16 products", f"{_PRODUCTS}:ShiftProducts")
@@ -37,10 +43,3 @@ offer("refit-aware ablations", f"{_SURROGATES}.refit_aware:leftovers")
 offer("refit-aware preparation", f"{_SURROGATES}.refit_aware:preparation")
 offer("probe options", f"{_ANALYSIS}.preview:ProbeOptions")
 offer("exact options", f"{_ANALYSIS}.exact:ExactOptions")
-for _part in ("model", "config", "tokenizer"):
-    offer(f"gguf {_part}", f"{__name__}.gguf.reading:gguf_{_part}")
-_PRETRAINED = f"{__name__}.pretrained"
-offer("model smollm2", f"{_PRETRAINED}.smollm2:require_smollm2")
-offer("own text", f"{_PRETRAINED}.texts:own_text")
-offer("own questions", f"{_PRETRAINED}.texts:own_questions")
-offer("row options", f"{_PRETRAINED}.texts:row_options")

@@ -16,7 +16,6 @@ import torch
 from ..base.arguments import as_int, require_type
 from ..base.errors import InputError
 from ..base.records import read_objects
-from ..base.seams import extension
 from ..calibration import (
     CalibrationSet,
     bare_ids,
@@ -26,6 +25,7 @@ from ..calibration import (
 )
 from ..models.identity import demo_folder, is_demo
 from ..models.runtime import measuring
+from ..models.sources import source_named
 from .logits import require_known_ids
 
 if TYPE_CHECKING:
@@ -213,11 +213,11 @@ def demo_questions(per_capability: int = 8) -> list[Question]:
 
 
 def own_questions(model_id: str | os.PathLike[str], per_capability: int = 8) -> list[Question]:
-    """Return questions made for a model: the embedded one, or one of an extension; else none."""
+    """Return questions made for a model: the embedded one, or one of a source; else none."""
     if is_demo(model_id):
         return demo_questions(per_capability)
-    found = extension("own questions")
-    return found(model_id, per_capability) if found else []
+    source = source_named(model_id)
+    return [] if source is None else read_questions(source.questions(), per_capability)
 
 
 def read_questions(

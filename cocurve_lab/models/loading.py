@@ -15,13 +15,13 @@ import torch
 from ..base.errors import ArchitectureError, InputError, shown
 from ..base.files import require_regular_files
 from ..base.schema import reading
-from ..base.seams import extension, require_extension
 from .architectures import describe
 from .families import MULTIMODAL
 from .identity import DEMO, EMBEDDED, MANIFEST, demo_folder, is_demo, is_pruned, require_sealed
 from .layers import STORE, weights_of
 from .opening import OPENING
 from .runtime import device_name, sums_on, transient_bars
+from .sources import SOURCES, file_in, source_of_file
 from .weights import require_finite
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _HUB_OPTIONS = (*_PLACE_OPTIONS, "trust_remote_code")
 
 
 def place_of(model_id: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Resolve a model id: an embedded or an extension's name is a folder; ~ the home folder."""
+    """Resolve a model id: the name of an embedded model or a source is a folder; ~ the home."""
     if not isinstance(model_id, (str, os.PathLike)):
         raise InputError(
             f"the model is {shown(model_id)}. Give its name as text: a hub id, a folder, or "
@@ -44,15 +44,15 @@ def place_of(model_id: str | os.PathLike[str]) -> str | os.PathLike[str]:
         )
     if str(model_id) in EMBEDDED:
         return demo_folder().with_name(str(model_id))
-    named = extension(f"model {model_id}") if isinstance(model_id, str) else None
-    if named is None:
+    source = SOURCES.get(model_id) if isinstance(model_id, str) else None
+    if source is None:
         return os.path.expanduser(model_id)
     if os.path.isdir(model_id):
         raise InputError(
             f"{model_id!r} is the name of a model of the lab and of a folder here. Give "
             f"'./{model_id}' for the folder, or move it away."
         )
-    return Path(named())
+    return source.require()
 
 
 # Devices ------------------------------------------------------------------------------------------
@@ -138,8 +138,8 @@ def load_model(
     """Load a causal language model and its tokenizer, ready to measure.
 
     Args:
-        model_id: "demo" or "mixture", which ship, "smollm2" (see `cocurve fetch`), a hub id, a
-            folder ("./smollm2" is always one), or a GGUF file, which is dequantized to float32.
+        model_id: "demo" or "mixture", which ship, another short name (see `cocurve fetch`), a hub
+            id, a folder ("./NAME" is always one), or a GGUF file, which is dequantized to float32.
         device: by default CUDA if torch can use it, else the CPU. "mps" and "xpu" are untested.
         dtype: by default float32 on the CPU and for the embedded model, else the checkpoint's own.
         stream: load only what stands around the layers (embedding, final norm, head). A layer is
@@ -172,17 +172,16 @@ def load_model(
     if stream or "device_map" in options:
         require_accelerate("stream=True" if stream else "a device_map")
     OPENING().require_place(place)
-    file = gguf_in(place)
+    file = file_in(place)
     if file is not None:
         if stream or options:
             given = "stream" if stream else next(iter(options))
             raise InputError(
-                f"{file} is a GGUF file, which is dequantized as a whole: {given}= is not for it. "
-                "Load it without, save it with model.save_pretrained(folder), and give that folder."
+                f"{file} is one file, which is read as a whole: {given}= is not for it. Load it "
+                "without, save it with model.save_pretrained(folder), and give that folder."
             )
         shapes_only(str(file))  # an unsupported family is rejected before its weights are read
-        read = require_extension("gguf model", str(file))
-        model = read(file, "float32" if chosen == "auto" else chosen)
+        model: Any = source_of_file(file).model(file, "float32" if chosen == "auto" else chosen)
         describe(model)
         keep_score_cap(model)
         return model.to(target).requires_grad_(False), load_tokenizer(file)
@@ -228,20 +227,6 @@ def _load_checkpoint(
         torch.nn.Module.to(model, target)
     weights_of(model)  # what is wrong with offloaded weights is said now
     return model.eval().requires_grad_(False), tokenizer
-
-
-def gguf_in(place: str | os.PathLike[str]) -> Path | None:
-    """Return the GGUF file that a place is, or that a folder without config.json holds."""
-    path = Path(place)
-    if path.is_file():
-        return path if path.suffix.lower() == ".gguf" else None
-    if not path.is_dir() or (path / "config.json").exists():
-        return None
-    files = sorted(path.glob("*.gguf"))
-    if len(files) > 1:
-        names = ", ".join(file.name for file in files)
-        raise InputError(f"the folder {str(place)!r} holds {names}. Give the path of one of them.")
-    return files[0] if files else None
 
 
 def gguf_at(place: str | os.PathLike[str], name: str, **options: Any) -> Path:
@@ -293,10 +278,9 @@ def load_tokenizer(
     opening = OPENING()
     if not Path(place).is_dir():  # a folder may hold a tokenizer alone, without config.json
         opening.require_place(place)
-    file = gguf_in(place)
+    file = file_in(place)
     if file is not None and not (Path(place) / "tokenizer.json").exists():
-        read: PreTrainedTokenizerBase = require_extension("gguf tokenizer", str(file))(file)
-        return read
+        return source_of_file(file).tokenizer(file)
     options = {"trust_remote_code": False} | _picked(options, _HUB_OPTIONS)
     if (Path(place) / MANIFEST).is_file():
         with reading(Path(place) / MANIFEST, "Save the model again."):
@@ -345,10 +329,9 @@ def _read_config(source: str | os.PathLike[str], options: dict[str, Any]) -> Pre
     """Read the configuration of a model, and check it before anything in it is followed."""
     from transformers import AutoConfig, PreTrainedConfig
 
-    file = gguf_in(source)
+    file = file_in(source)
     if file is not None:
-        found: PreTrainedConfig = require_extension("gguf config", str(file))(file)
-        return found
+        return source_of_file(file).config(file)
     options = {"trust_remote_code": False} | options
     content, _ = PreTrainedConfig.get_config_dict(source, **options)
     OPENING().require_settings(content, source, attention="attn_implementation" not in options)

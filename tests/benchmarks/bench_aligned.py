@@ -77,7 +77,10 @@ def main() -> None:
             for name, plan in plans.items()
         }
         for name, found in in_turn(ways, options.rounds).items():
-            ratios = ([one.ratio(speed, options.batch) for one in found] for speed in SPEEDS)
+            ratios = (
+                [next(r["ratio"] for r in one.rows if r["quantity"] == speed) for one in found]
+                for speed in SPEEDS
+            )
             cells = (f"{ratio:.1%}", f"`{name}`", f"{plans[name].realized_ratio:.1%}")
             row(*cells, *map(spread, ratios))
     print(f"\n{options.rounds} rounds, median (range). {found[-1].protocol}")

@@ -96,7 +96,6 @@ BAD: list[tuple[Callable[[Path], Any], str]] = [
     (lambda at: EfficiencyOptions(repeats=0), "repeats is 0"),
     (lambda at: EfficiencyOptions(new_tokens=0), "new_tokens is 0"),
     (lambda at: efficiency(prompt_tokens=63, new_tokens=2), "64"),
-    (lambda at: efficiency(batch_sizes=(1,), progress=False).ratio("decode", 3), "batch size 3"),
 ]
 
 

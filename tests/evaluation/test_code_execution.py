@@ -9,19 +9,20 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from cocurve_lab import CocurveError, InputError
+from cocurve_lab import InputError
 from cocurve_lab.evaluation import code_execution, confinement
-from cocurve_lab.evaluation.code_execution import Limits, Outcome, run_programs
+from cocurve_lab.evaluation.code_execution import Limits, Outcome, run_programs, why_not_confined
 
-WHY_NOT = confinement.why_not_confined()
+WHY_NOT = why_not_confined()
 pytestmark = pytest.mark.skipif(
-    WHY_NOT is not None, reason=f"{WHY_NOT} (Debian: {confinement.INSTALL})"
+    WHY_NOT is not None, reason=f"{WHY_NOT} (Debian: apt-get install bubblewrap)"
 )
 LIMITS = Limits(seconds=1.5)
 Run = Callable[..., Outcome]
@@ -51,7 +52,6 @@ def test_honest_programs_and_their_order() -> None:
     assert [outcome.status for outcome in found] == ["passed", "failed", "failed", "passed"]
     assert found[1].detail == "AssertionError: wrong sum"
     assert "SyntaxError" in found[2].detail
-    assert set(found[0].isolation) == {"network", "files", "processes"}
 
 
 def test_endless_loops_and_floods_of_output_are_stopped(run: Run) -> None:
@@ -59,8 +59,8 @@ def test_endless_loops_and_floods_of_output_are_stopped(run: Run) -> None:
     outcome = run("import sys\nwhile True:\n    sys.stdout.write('x' * 100000)")
     assert (outcome.status, "1.5 s" in outcome.detail) == ("stopped", True)
     # every handle it finds, the verdict's among them
-    flood = "import os\nfor fd in range(500):\n    try: os.write(fd, b'x' * 10**6)\n"
-    assert run(flood + "    except OSError: pass\n").status == "stopped"
+    flood = "import os\nfor fd in range(500):\n    try: os.write(fd, b'x' * 10**7)\n"
+    assert run(flood + "    except OSError: pass\n").status == "failed"
 
 
 def test_memory_and_files_are_bounded(run: Run) -> None:
@@ -108,13 +108,20 @@ def test_a_process_that_leaves_its_group_dies_too(run: Run, place: Path) -> None
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A sandbox of its own, told from others of this machine by its command line."""
-    shutil.copy(Path(code_execution.__file__).with_name("judge.py"), tmp_path)
-    monkeypatch.setattr(code_execution, "__file__", str(tmp_path / "code_execution.py"))
+    shutil.copy(code_execution.RUNNER, tmp_path)
+    monkeypatch.setattr(code_execution, "RUNNER", tmp_path / "runner.py")
     return tmp_path
 
 
 def left_over(place: Path) -> list[str]:
-    """Processes of this sandbox that still live."""
+    """Processes of this sandbox that still live after the second that the kernel may take."""
+    deadline = time.monotonic() + 1
+    while (found := living(place)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
+
+
+def living(place: Path) -> list[str]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -157,7 +164,6 @@ def test_there_is_no_network(run: Run, listener: tuple[int, list[object]]) -> No
     assert run(datagram).status == "failed"
     # the same call is answered outside: the test could fail
     subprocess.run([sys.executable, "-c", call], check=True)
-    assert outcome.isolation["network"] == "namespace"
 
 
 def test_files_elsewhere_are_out_of_reach(run: Run, tmp_path: Path) -> None:
@@ -207,7 +213,7 @@ def test_its_folder_is_gone_afterwards(
 def test_a_sandbox_that_cannot_run_anything_says_so(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(CocurveError):
+    with pytest.raises(InputError):
         run("pass", Limits(memory_bytes=1 << 20))
     monkeypatch.setattr(confinement, "readable", list)
     with pytest.raises(InputError):

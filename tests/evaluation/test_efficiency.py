@@ -30,7 +30,7 @@ def test_sizes_are_those_counted_by_hand() -> None:
     assert rows["weights", None]["pruned"] == 4 * rows["parameters", None]["pruned"]
     # two layers, two KV heads of 8, keys and values, four bytes; one head of one layer is gone
     assert rows["KV cache per token", None]["dense"] == 2 * 2 * 8 * 2 * 4
-    assert found.ratio("KV cache per token") == 0.75
+    assert rows["KV cache per token", None]["ratio"] == 0.75
     for batch in (1, 2):
         peak = rows["peak memory", batch]
         assert peak["dense"] > rows["weights", None]["dense"]
@@ -73,14 +73,12 @@ def test_most_held_counts_what_lives_at_one_time() -> None:
 def speeds(
     decode: list[float], prefill: float = 1.2, parameters: float = 0.8
 ) -> list[dict[str, Any]]:
-    """Rows with dense decoding as fast at every batch size as the batch size says, times 100."""
-
-    def row(quantity: str, ratio: float, batch: int | None, dense: float) -> dict[str, Any]:
+    def row(quantity: str, ratio: float, batch: int | None) -> dict[str, Any]:
         quartiles = {"ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.01}
-        return {"quantity": quantity, "batch_size": batch, "dense": dense} | quartiles
+        return {"quantity": quantity, "batch_size": batch} | quartiles
 
-    timed = [row("decode", r, b, 100 * b) for r, b in zip(decode, (1, 8), strict=True)]
-    return [row("parameters", parameters, None, 1e6), row("prefill", prefill, 1, 1e3), *timed]
+    timed = [row("decode", ratio, batch) for ratio, batch in zip(decode, (1, 8), strict=True)]
+    return [row("parameters", parameters, None), row("prefill", prefill, 1), *timed]
 
 
 def test_the_verdict_says_what_is_faster_and_why_not() -> None:
@@ -88,8 +86,8 @@ def test_the_verdict_says_what_is_faster_and_why_not() -> None:
     assert "prefill at batch 1 1.20x (1.19 to 1.21)" in faster
     assert "decode at batch 1" in faster
     assert "decode at batch 8 0.97x" in slower
-    assert "1.0x as long" in slower  # a step of 8 prompts against one of 1
+    assert "20.0% of the parameters are gone" in slower
+    assert "by 1.25x at most" in slower
     assert "No clear" not in speed_verdict(speeds([1.1, 1.3]))
     assert "Faster" not in speed_verdict(speeds([0.9, 0.9], prefill=1.0))
     assert "1.0% of the parameters" in speed_verdict(speeds([1.0, 1.0], parameters=0.99))
-    assert "as long" not in speed_verdict(speeds([1.1, 1.1], prefill=0.99))

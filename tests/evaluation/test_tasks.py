@@ -13,9 +13,13 @@ import torch
 
 import cocurve_lab as cl
 from cocurve_lab.base.records import read_objects
-from cocurve_lab.evaluation import confinement as confining
 from cocurve_lab.evaluation import suites, tasks
-from cocurve_lab.evaluation.code_execution import BESIDE, Limits, run_programs
+from cocurve_lab.evaluation.code_execution import (
+    WORTH,
+    Limits,
+    run_programs,
+    why_not_confined,
+)
 from cocurve_lab.evaluation.task_files import (
     LocalTask,
     humaneval,
@@ -26,7 +30,7 @@ from cocurve_lab.evaluation.task_files import (
 from cocurve_lab.evaluation.tasks import Scores, TaskOptions, evaluate_tasks
 from helpers.tiny_models import full_logits, tiny_model, word_tokenizer
 
-WHY_NOT = confining.why_not_confined()
+WHY_NOT = why_not_confined()
 confined = pytest.mark.skipif(WHY_NOT is not None, reason=f"{WHY_NOT}")
 ASSETS = Path(__file__).resolve().parents[3] / "shared" / "assets" / "tasks"
 
@@ -202,8 +206,7 @@ def test_pass_at_1_is_the_share_of_programs_that_run() -> None:
     tasks.execute_code(results, task, TaskOptions(progress=False), scores)
     assert scores.values == {"humaneval": {"pass@1": pytest.approx(1 / 3)}}
     assert scores.errors["humaneval"]["pass@1"] == pytest.approx(1 / 3)
-    assert "network" in scores.notes[0]
-    assert BESIDE in scores.notes[0]
+    assert WORTH in scores.notes[0]
 
 
 def test_without_bubblewrap_no_program_runs_and_the_report_says_so(
@@ -240,7 +243,7 @@ def test_mbpp_asks_with_three_examples() -> None:
         "Task 11. Your code should pass these tests:\n\nassert f == 11\n[BEGIN]\n"
     )
     assert task.program is not None
-    assert task.program(task.records[0], "f = 11").endswith("f = 11\n\nassert f == 11\n")
+    assert task.program(task.records[0], "f = 11") == "f = 11\n\nassert f == 11\n"
 
 
 CHOICE = {"query": "q", "choices": ["a", "b"], "gold": 0}
@@ -282,14 +285,11 @@ def test_real_files_are_understood() -> None:
 @confined
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("file", "make", "solution", "together"),
-    [
-        ("HumanEval.jsonl.gz", humaneval, "canonical_solution", 0),
-        ("mbpp.jsonl", mbpp, "code", 1),  # one test makes objects of a class of the solution
-    ],
+    ("file", "make", "solution"),
+    [("HumanEval.jsonl.gz", humaneval, "canonical_solution"), ("mbpp.jsonl", mbpp, "code")],
     ids=["HumanEval", "MBPP"],
 )
-def test_canonical_solutions_pass(file: str, make: Any, solution: str, together: int) -> None:
+def test_canonical_solutions_pass(file: str, make: Any, solution: str) -> None:
     rows = read_objects(ASSETS / file)
     task = make(rows)
     if make is mbpp:
@@ -302,4 +302,3 @@ def test_canonical_solutions_pass(file: str, make: Any, solution: str, together:
         programs, allow_code_execution=True, workers=2, progress=False, limits=limits
     )
     assert [outcome.detail for outcome in found if outcome.status != "passed"] == []
-    assert sum(outcome.forgeable for outcome in found) == together

@@ -39,7 +39,7 @@ def test_the_parts_of_the_manual_are_whole_and_disjoint() -> None:
     assert min(sum(map(len, part)) for part in (built, judge)) > 80_000
     assert "pydoc_data.topics" in source
     assert source.split("part")[1] == other.split("part")[1]  # the hash of all
-    assert own_text(str(smollm2_folder())) is read
+    assert own_text(str(smollm2_folder())) == read
     assert own_text("./smollm2") is None
 
 

@@ -61,24 +61,16 @@ def write_wheel(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-# what llama.cpp's converter writes of a model in transformers, by the family: its name there, and
-# its own keys with the setting that each holds
-_NAMES = {"mistral": "llama", "gemma3_text": "gemma3"}
-_EPSILON = ("norm_epsilon", "norm_eps", "layer_norm_eps", "layer_norm_epsilon")
+# what llama.cpp's converter writes of a model in transformers: its own keys with the setting
 _KEYS = {
-    "attention.head_count": ("num_attention_heads",),
-    "attention.head_count_kv": ("num_key_value_heads",),
-    "attention.key_length": ("head_dim",),
-    "attention.layer_norm_epsilon": _EPSILON,
-    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
-    "attention.sliding_window": ("sliding_window",),
-    "attn_logit_softcapping": ("attn_logit_softcapping",),
-    "block_count": ("num_hidden_layers",),
-    "context_length": ("max_position_embeddings",),
-    "embedding_length": ("hidden_size",),
-    "feed_forward_length": ("intermediate_size", "n_inner"),
-    "final_logit_softcapping": ("final_logit_softcapping",),
-    "vocab_size": ("vocab_size",),
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "vocab_size": "vocab_size",
 }
 
 
@@ -87,22 +79,17 @@ def write_model(path: Path, model: Any) -> None:
     from gguf import MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
 
     config = model.config
-    name = _NAMES.get(config.model_type, config.model_type)
+    name = "llama" if config.model_type == "mistral" else config.model_type
     writer = GGUFWriter(path, name)
-    for key, settings in _KEYS.items():
-        for number in (getattr(config, setting, None) for setting in settings):
-            if number is not None:
-                add = writer.add_float32 if isinstance(number, float) else writer.add_uint32
-                add(f"{name}.{key}", number)
-    rope = getattr(config, "rope_parameters", None) or {}
-    for kind, key in (("full_attention", "freq_base"), ("sliding_attention", "freq_base_swa")):
-        if theta := rope.get(kind, rope if key == "freq_base" else {}).get("rope_theta"):
-            writer.add_float32(f"{name}.rope.{key}", theta)
+    for key, setting in _KEYS.items():
+        number = getattr(config, setting)
+        add = writer.add_float32 if isinstance(number, float) else writer.add_uint32
+        add(f"{name}.{key}", number)
+    writer.add_float32(f"{name}.rope.freq_base", config.rope_parameters["rope_theta"])
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
+    writer.add_key_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
     _add_tokenizer(writer)
-    if config.pad_token_id is not None:
-        writer.add_pad_token_id(config.pad_token_id)
     arch = next(arch for arch, title in MODEL_ARCH_NAMES.items() if title == name)
     names = get_tensor_name_map(arch, config.num_hidden_layers)
     for weight, numbers in model.state_dict().items():
@@ -113,10 +100,6 @@ def write_model(path: Path, model: Any) -> None:
         if name == "llama" and stem.endswith(("q_proj", "k_proj")):  # it rotates neighbors
             array = array.reshape(-1, 2, head_dim // 2, array.shape[-1]).swapaxes(1, 2)
             array = array.reshape(numbers.shape)
-        if name in ("gemma2", "gemma3", "nemotron") and "norm" in stem and end == "weight":
-            array = array + 1
-        if name == "gpt2" and array.ndim == 2 and ".h." in stem:
-            array = array.T
         writer.add_tensor(f"{names.get_name(stem)}.{end}", np.ascontiguousarray(array))
     _finish(writer)
 

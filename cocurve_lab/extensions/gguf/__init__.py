@@ -3,10 +3,10 @@
 In reading order:
 
     gguf.py       `export_gguf`: the file and its keys
-    quantizing.py `quantize_gguf`: the file in fewer bits, by llama.cpp's quantizer
     tensors.py    whether llama.cpp can compute the model, and the tensors of the file
     tokenizer.py  the tokenizer in llama.cpp's terms
-    reading.py    a file as input, read by transformers
+    source.py     a file as input: what the core asks of it
+    reading.py    the same, read by transformers
 
 The package `gguf` is imported where it is used. README.md says where a pruned model runs.
 """

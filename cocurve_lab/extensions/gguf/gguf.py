@@ -46,7 +46,7 @@ class GGUFFile(Folded):
     Attributes:
         path: the file.
         bytes: its size.
-        dtype: the dtype that was requested, or llama.cpp's name of the quantization.
+        dtype: the dtype that was requested.
         tensors: number of tensors by stored type; norms and biases are always F32.
         tokenizer: `tokenizer.ggml.model` and `tokenizer.ggml.pre`, as "model/pre".
         notes: sentences on how the file differs from the model; also in the file, under
@@ -149,7 +149,8 @@ def stop_tokens(model: PreTrainedModel) -> list[int]:
 
 
 def _notes(architecture: Architecture, counts: dict[str, int], dtype: GGUFDtype) -> tuple[str, ...]:
-    notes, window = [], window_of(architecture.model.config)
+    notes = []
+    window = window_of(architecture.model.config)
     if window is not None:
         notes.append(
             f"The model attends to the last {window} tokens, but llama.cpp to all. Up to {window} "
@@ -184,9 +185,9 @@ def _write(
         _describe_origin(writer, architecture.model, vocabulary, notes)
         vocabulary.write(writer)
         for tensor in tensors:
-            (shape, unit), size = tensor.stored(dtype), _bytes(tensor, dtype)
-            kind = tensor.kind(dtype)
-            writer.add_tensor_info(tensor.name, shape, unit, size, raw_dtype=kind)
+            shape, unit = tensor.stored(dtype)
+            size = _bytes(tensor, dtype)
+            writer.add_tensor_info(tensor.name, shape, unit, size, raw_dtype=tensor.kind(dtype))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -215,8 +216,10 @@ def _describe(writer: GGUFWriter, architecture: Architecture, dtype: GGUFDtype) 
     """Add the keys that describe the model."""
     from gguf import GGML_QUANT_VERSION, LlamaFileType
 
-    config, layers = architecture.model.config, range(len(architecture.layers))
-    heads, head_dim = [heads_of(architecture, layer) for layer in layers], architecture.head_dim(0)
+    config = architecture.model.config
+    layers = range(len(architecture.layers))
+    heads = [heads_of(architecture, layer) for layer in layers]
+    head_dim = architecture.head_dim(0)
     file_type = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}[dtype]
     writer.add_type("model")
     writer.add_file_type(LlamaFileType[file_type])

@@ -22,26 +22,17 @@ if TYPE_CHECKING:
     from gguf import GGUFReader
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+# llama.cpp's architectures of which transformers reads every setting; of others it leaves out some
+WHOLE = ("llama", "qwen2", "qwen3")
 # what transformers notes in the configuration of a model that it read from a GGUF
 _OF_THE_GGUF = (
-    *("quantization_config", "_name_or_path", "model_type", "transformers_version"),
-    *("architectures", "dtype"),
+    "quantization_config",
+    "_name_or_path",
+    "model_type",
+    "transformers_version",
+    "architectures",
+    "dtype",
 )
-_EPSILON = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
-# settings of a file that transformers reads for some families only: llama.cpp's key, ours
-_STATED = {
-    "context_length": ("max_position_embeddings",),
-    "feed_forward_length": ("n_inner",),
-    "attention.key_length": ("head_dim",),
-    "attention.sliding_window": ("sliding_window",),
-    "attention.layer_norm_epsilon": _EPSILON,
-    "attention.layer_norm_rms_epsilon": _EPSILON,
-    "attn_logit_softcapping": ("attn_logit_softcapping",),
-    "final_logit_softcapping": ("final_logit_softcapping",),
-}
-_ROTARY_BASE = {"full_attention": "rope.freq_base", "sliding_attention": "rope.freq_base_swa"}
-_LARGEST_GEMMA = {"gemma2": 46, "gemma3_text": 62}  # layers of the 27B, which scales otherwise
-_OF_ANY_WIDTH = ("deci", "openelm")
 
 
 def gguf_model(file: Path, dtype: torch.dtype | Literal["float32"] = "float32") -> PreTrainedModel:
@@ -55,7 +46,8 @@ def gguf_model(file: Path, dtype: torch.dtype | Literal["float32"] = "float32") 
     """
     from transformers import AutoModelForCausalLM
 
-    reader, config = _reader(file), gguf_config(file)
+    reader = _reader(file)
+    config = gguf_config(file)
     try:
         read: Any = AutoModelForCausalLM.from_pretrained(
             file.parent, config=config, gguf_file=file.name, dtype=dtype
@@ -73,10 +65,11 @@ def gguf_config(file: Path) -> PreTrainedConfig:
     """Read the configuration of a GGUF file, without weights; raises as `gguf_model`."""
     from transformers import AutoConfig
 
-    reader = _reader(file)
+    _reader(file)
     try:
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
-        config = _stock(config, _own(reader))
+        known = {k: v for k, v in config.to_dict().items() if k not in _OF_THE_GGUF}
+        config = type(config)(**known)
     except Exception as error:  # a damaged file can raise nearly anything
         raise explain(file, error, part="the configuration of ") from error
     config._name_or_path = str(file)
@@ -133,11 +126,11 @@ def _reader(file: Path) -> GGUFReader:
         reader = GGUFReader(file)
     except Exception as error:  # a damaged file can raise nearly anything
         raise explain(file, error) from error
-    if (kind := _text(reader, "general.architecture")) in _OF_ANY_WIDTH:
+    kind = _text(reader, "general.architecture")
+    if kind not in WHOLE:
         raise InputError(
-            f"{file} is of llama.cpp's architecture {kind}, whose layers may differ in width, as "
-            "export_gguf writes it. transformers cannot read it. Give the folder that it was made "
-            "from."
+            f"{file} is of llama.cpp's architecture {kind}, and transformers reads only "
+            f"{', '.join(WHOLE)} whole. Give the folder that it was made from."
         )
     return reader
 
@@ -147,46 +140,13 @@ def _text(reader: GGUFReader, key: str) -> str | None:
     return None if field is None else str(field.contents())
 
 
-def _own(reader: GGUFReader) -> dict[str, Any]:
-    """Return what a file states of its model, by llama.cpp's key."""
-    start = f"{_text(reader, 'general.architecture')}."
-    fields = reader.fields.items()
-    return {k.removeprefix(start): v.contents() for k, v in fields if k.startswith(start)}
-
-
-def _stock(config: PreTrainedConfig, own: dict[str, Any]) -> PreTrainedConfig:
-    """Return the configuration as its class makes it, with what the file states."""
-    settings = {k: v for k, v in config.to_dict().items() if k not in _OF_THE_GGUF}
-    for key, names in _STATED.items():
-        found = [config.attribute_map.get(name, name) for name in names if hasattr(config, name)]
-        settings |= dict.fromkeys(found, own[key]) if key in own else {}
-    heads = config.num_attention_heads
-    size = settings.get("head_dim") or config.hidden_size // heads
-    rope = settings.get("rope_parameters") or {}
-    for kind, base in _ROTARY_BASE.items():
-        part = rope.get(kind, rope if kind == "full_attention" else {})
-        if part and base in own:
-            part["rope_theta"] = own[base]
-        rotated = own.get("rope.dimension_count", size) / size
-        if part and rotated != part.get("partial_rotary_factor", 1):
-            part["partial_rotary_factor"] = rotated
-    if _LARGEST_GEMMA.get(config.model_type) == config.num_hidden_layers:
-        settings["query_pre_attn_scalar"] = config.hidden_size // heads
-    return type(config)(**settings)
-
-
 def _require_whole(file: Path, reader: GGUFReader, model: PreTrainedModel) -> None:
     """Raise InputError if the file holds numbers or a scaling that the model did not get."""
     held = sum(int(tensor.n_elements) for tensor in reader.tensors)
-    scaling = [key for key in reader.fields if ".rope.scaling." in key]
-    kind = next((_text(reader, key) for key in scaling if key.endswith(".type")), "none")
-    rope = getattr(model.config, "rope_parameters", None) or {}
-    rotary: Any = getattr(getattr(model.base_model, "rotary_emb", None), "inv_freq", None)
-    rotated = _own(reader).get("rope.dimension_count")
-    if scaling and kind != "none" and rope.get("rope_type", "default") == "default":
-        fact = f"scales positions by {kind!r}"
-    elif rotary is not None and rotated not in (None, 2 * len(rotary)):
-        fact = f"rotates {rotated} of the dimensions of a head"
+    kind = _text(reader, "general.architecture")
+    scaling = _text(reader, f"{kind}.rope.scaling.type") or "none"
+    if scaling != "none":
+        fact = f"scales positions by {scaling!r}"
     elif held != model.num_parameters():
         fact = f"holds {held:,} numbers, and the model {model.num_parameters():,}"
     else:

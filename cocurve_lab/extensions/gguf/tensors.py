@@ -28,8 +28,16 @@ GGUFDtype = Literal["f32", "f16", "q8_0"]
 Place = Literal["deci", "openelm"]
 _PAIRED = ("ernie4_5", "helium")  # rotate dimension 2i together with 2i + 1, as llama.cpp does
 _DECI = (
-    *("llama", "mistral", "qwen2", "phi3", "ministral", "seed_oss", "cwm", "internlm3"),
-    *("iquestcoder", *_PAIRED),
+    "llama",
+    "mistral",
+    "qwen2",
+    "phi3",
+    "ministral",
+    "seed_oss",
+    "cwm",
+    "internlm3",
+    "iquestcoder",
+    *_PAIRED,
 )
 FAMILIES: dict[str, Place] = {**dict.fromkeys(_DECI, "deci"), "qwen3": "openelm"}
 _AT_ONCE = 2**20  # numbers that are held in float32
@@ -89,8 +97,9 @@ def require_expressible(architecture: Architecture) -> None:
 
 def _obstacles(architecture: Architecture) -> Iterator[str]:
     """Properties that a model of a supported family may have and llama.cpp's block lacks."""
-    model, config = architecture.model, architecture.model.config
-    rope, head_dim = config.rope_parameters, architecture.head_dim(0)
+    config = architecture.model.config
+    rope = config.rope_parameters
+    head_dim = architecture.head_dim(0)
     if rope.get("rope_type", "default") not in ("default", "linear", "llama3"):
         yield f"its {rope['rope_type']!r} rotary scaling depends on the length, or scales attention"
     elif 2 * len(_rotary(architecture).inv_freq) != head_dim:
@@ -105,7 +114,7 @@ def _obstacles(architecture: Architecture) -> Iterator[str]:
             yield f"layer {layer} scales attention by {scale}, not by 1 / sqrt({head_dim})"
     if is_openelm(architecture):
         yield from _openelm_obstacles(architecture)
-    if not is_readable(model):
+    if not is_readable(architecture.model):
         yield "some of its weights are not in memory (meta device)"
 
 
@@ -163,7 +172,8 @@ class FileTensor:
         from gguf import quant_shape_to_byte_shape
 
         rows = sum(len(part) for part in (self.weight, *self.below))
-        kind, shape = self.kind(dtype), (rows, *self.weight.shape[1:])
+        kind = self.kind(dtype)
+        shape = (rows, *self.weight.shape[1:])
         if kind.name == "Q8_0":
             return tuple(quant_shape_to_byte_shape(shape, kind)), np.dtype(np.uint8)
         return shape, np.dtype({"F32": np.float32, "F16": np.float16}[kind.name])
@@ -177,7 +187,8 @@ class FileTensor:
         """
         from gguf.quants import quantize
 
-        kind, weight = self.kind(dtype), numbers(self.weight).cpu()
+        kind = self.kind(dtype)
+        weight = numbers(self.weight).cpu()
         if self.below:
             weight = torch.cat([weight, *(numbers(part).cpu() for part in self.below)])
         if self.heads:
@@ -218,7 +229,8 @@ def _attention(architecture: Architecture, layer: int) -> Iterator[FileTensor]:
     heads, groups = heads_of(architecture, layer)
     if heads == 0:
         return
-    prefix, norm = f"blk.{layer}.attn", architecture.layers[layer].input_layernorm.weight
+    prefix = f"blk.{layer}.attn"
+    norm = architecture.layers[layer].input_layernorm.weight
     yield FileTensor(f"{prefix}_norm.weight", norm)
     if architecture.width(layer, "attention") == 0:  # see heads_of
         zeros = torch.zeros(architecture.head_dim(layer), norm.numel())
@@ -245,7 +257,8 @@ def _attention(architecture: Architecture, layer: int) -> Iterator[FileTensor]:
 
 
 def _ffn(architecture: Architecture, layer: int) -> Iterator[FileTensor]:
-    prefix, norm = f"blk.{layer}.ffn", architecture.layers[layer].post_attention_layernorm.weight
+    prefix = f"blk.{layer}.ffn"
+    norm = architecture.layers[layer].post_attention_layernorm.weight
     yield FileTensor(f"{prefix}_norm.weight", norm)
     if architecture.width(layer, "ffn") == 0:  # see channels
         zeros = torch.zeros(channels(architecture, layer), norm.numel())
@@ -323,7 +336,8 @@ def rope_factors(architecture: Architecture) -> Tensor | None:
     None if all are 1. They express the scaling of "linear" and "llama3".
     """
     frequencies = _rotary(architecture).inv_freq.float().cpu()
-    theta, pairs = architecture.model.config.rope_parameters["rope_theta"], len(frequencies)
+    theta = architecture.model.config.rope_parameters["rope_theta"]
+    pairs = len(frequencies)
     plain = theta ** -(torch.arange(pairs, dtype=torch.float64) / pairs)
     factors = (plain / frequencies.double()).float()
     # within 1e-4 of 1 is the rounding of float32 frequencies, and no scaling

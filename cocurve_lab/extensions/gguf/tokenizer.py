@@ -164,12 +164,15 @@ def _tokens(
     vocab = tokenizer.get_vocab()
     added = {token["id"]: token for token in spec["added_tokens"]}
     texts = {index: text for text, index in vocab.items()}
-    tokens, types = [], []
+    tokens: list[str] = []
+    types: list[int] = []
     for index in range(size):
-        # llama.cpp wants a token for every row, so rows without one get a name that is never used
-        text, kind = texts.get(index), TokenType.NORMAL
+        text = texts.get(index)
+        kind = TokenType.NORMAL
         if text is None:
-            text, kind = f"[PAD{index}]", TokenType.UNUSED
+            # llama.cpp wants a token for every row: one without gets a name that is never used
+            kind = TokenType.UNUSED
+            text = f"[PAD{index}]"
             while text in vocab:  # llama.cpp ends the process if two tokens are equal
                 text = f"[{text}]"
         elif text == spec["model"]["unk_token"]:
@@ -217,7 +220,9 @@ def _added_around(
     whole = tokenizer("a")["input_ids"]
     for bos in (False, True):
         for eos in (False, True):
-            if whole == [special["bos"]] * bos + bare + [special["eos"]] * eos:
+            before = [special["bos"]] if bos else []
+            after = [special["eos"]] if eos else []
+            if whole == before + bare + after:
                 return (bos, eos), ()
     return (False, False), (
         f"The tokenizer turns 'a' into {whole}. llama.cpp cannot add the tokens around it: add "
@@ -254,7 +259,8 @@ def pretokenizer_for(spec: dict[str, Any], chosen: str | None) -> tuple[str, str
 
     `spec` is the content of tokenizer.json, and `chosen` the name the caller wants, or None.
     """
-    rules, whole_words = tuple(_rules(spec["pre_tokenizer"])), bool(spec["model"]["ignore_merges"])
+    rules = tuple(_rules(spec["pre_tokenizer"]))
+    whole_words = bool(spec["model"]["ignore_merges"])
     exact = _PRETOKENIZERS.get((rules, whole_words))
     if chosen is not None and chosen != exact:
         return chosen, (
@@ -334,7 +340,8 @@ def space_prefix(spec: dict[str, Any]) -> tuple[bool, tuple[str, ...]]:
 
     Older tokenizers express it as normalizers, newer ones as a Metaspace pre-tokenizer.
     """
-    normalizer, pre_tokenizer = spec["normalizer"], spec["pre_tokenizer"] or {}
+    normalizer = spec["normalizer"]
+    pre_tokenizer = spec["pre_tokenizer"] or {}
     parts = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
     prepend = {"type": "Prepend", "prepend": _SPACE}
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
@@ -367,7 +374,8 @@ def scores_of(spec: dict[str, Any], tokens: Sequence[str]) -> tuple[list[float],
     ranks: dict[str, int] = {}
     for rank, token in enumerate(made):
         ranks.setdefault(token, rank)
-    pieces, listed = spec["model"]["vocab"], set(pairs)
+    pieces = spec["model"]["vocab"]
+    listed = set(pairs)
     # as many runs of one token as tokens: the splits of each stand together
     exact = len([*groupby(made)]) == len(ranks) and all(
         (token[:cut], token[cut:]) in listed

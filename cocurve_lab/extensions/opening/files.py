@@ -13,7 +13,7 @@ from ...base.errors import FileFormatError, InputError, one_line
 from ...base.files import require_regular
 from ...base.schema import read_json
 from ...models.architectures import describe
-from ...models.loading import gguf_in
+from ...models.sources import file_in
 from ...models.weights import DTYPES
 from .errors import explaining
 from .places import beside, require_own_files
@@ -48,7 +48,7 @@ def weight_files(place: str, **options: Any) -> list[Path]:
 
     Files of the hub are downloaded if they are not here; `options` are those of `open_model`.
     """
-    if gguf_in(place) is not None:
+    if file_in(place) is not None:
         return []
     require_own_files(place, **options)
     whole = _find(place, WHOLE, options)

@@ -31,8 +31,8 @@ from ...base.schema import (
     reading,
     require_fields,
 )
-from ...models.loading import gguf_in
 from ...models.opening import Place
+from ...models.sources import file_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -64,7 +64,7 @@ def require_place(model_id: str | os.PathLike[str]) -> None:
     if path.is_dir():
         require_regular_files(path)
         require_no_adapter(path)
-        if not (path / "config.json").exists() and gguf_in(path) is None:
+        if not (path / "config.json").exists() and file_in(path) is None:
             held = ", ".join(sorted(entry.name for entry in path.iterdir())[:8])
             found = f"has no config.json; it holds {held}" if held else "is empty"
             raise InputError(
@@ -72,7 +72,7 @@ def require_place(model_id: str | os.PathLike[str]) -> None:
                 "the weights."
             )
     elif path.is_file():
-        if gguf_in(path) is None:
+        if file_in(path) is None:
             raise InputError(f"{text!r} is a file. Give the folder that contains it.")
     elif text.startswith(_PATH_SIGNS) or text.count("/") > 1 or not isinstance(model_id, str):
         raise InputError(f"there is no folder {text!r}.{_alike(path)} Check the path.")

@@ -37,10 +37,11 @@ from ...base.schema import (
 )
 from ...base.storage import SUM, dump_npz, load_npz, seal_json, unseal_json
 from ...curvature.matrix import Curvature
+from ...models.sources import SOURCES, source_named
 from ...models.units import UnitSet
 from ...solver.guards import Guards
 from ...solver.selection import Selection
-from .smollm2 import NAME, is_smollm2
+from .smollm2 import NAME
 
 if TYPE_CHECKING:
     from ..interactions.measured import Interactions
@@ -101,7 +102,7 @@ def kept_curvature(
     """
     if text not in KEPT_TEXTS:
         raise InputError(f"text is {text!r}. Choose from {', '.join(KEPT_TEXTS)}.")
-    return read_curvature(kept_folder() / KEPT_TEXTS[text]) if is_smollm2(model_id) else None
+    return read_curvature(kept_folder() / KEPT_TEXTS[text]) if _is_smollm2(model_id) else None
 
 
 def kept_interactions(
@@ -110,7 +111,11 @@ def kept_interactions(
     """Open the measured interactions that ship with a model; None for one that has none."""
     from ..interactions.measured import Interactions  # it needs torch
 
-    return Interactions.load(kept_folder() / f"{parts}.npz") if is_smollm2(model_id) else None
+    return Interactions.load(kept_folder() / f"{parts}.npz") if _is_smollm2(model_id) else None
+
+
+def _is_smollm2(model_id: str | os.PathLike[str]) -> bool:
+    return source_named(model_id) is SOURCES[NAME]
 
 
 def write_curvature(curvature: Curvature, path: str | os.PathLike[str]) -> None:
@@ -147,8 +152,10 @@ def read_curvature(path: str | os.PathLike[str]) -> Curvature:
     content = load_npz(path, format_name=FORMAT, version=VERSION)
     with reading(path, _REMEDY):
         require_fields(content, _FILE)
-        units, positions = UnitSet.from_plain(content["units"]), content["positions"]
-        (us, vs), groups = np.triu_indices(len(units)), len(positions)
+        units = UnitSet.from_plain(content["units"])
+        positions = content["positions"]
+        groups = len(positions)
+        us, vs = np.triu_indices(len(units))
         shapes = {name: content[name].shape for name in ("matrix", "reach", "apart")}
         wanted = dict.fromkeys(shapes, us.shape) | {"apart": (groups, len(us))}
         if shapes != wanted or not (positions > 0).all():
@@ -230,7 +237,8 @@ def read_plans(path: str | os.PathLike[str], curvature: Curvature) -> KeptPlans:
         for plan in content["plans"]:
             require_fields(plan, _PLAN, inside="a plan")
         plans = tuple(_kept_plan(plan, curvature) for plan in content["plans"])
-    found, mine = content["model_fingerprint"], curvature.provenance.get("model_fingerprint")
+    found = content["model_fingerprint"]
+    mine = curvature.provenance.get("model_fingerprint")
     if found != mine:
         raise MismatchError(
             f"{path} is of the model {str(found)[:12]}, and H is of {str(mine)[:12]}. {_REMEDY}"

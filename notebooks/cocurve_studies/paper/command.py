@@ -187,8 +187,7 @@ def _taken_for(name: str) -> str:
 
 def _settings(options: Paper) -> Any:
     """Return what to measure, checked before a model is loaded."""
-    from cocurve_lab.evaluation.code_execution import require_permission
-    from cocurve_lab.evaluation.confinement import require_confinement
+    from cocurve_lab.evaluation.code_execution import require_confinement, require_permission
     from cocurve_lab.evaluation.efficiency import EfficiencyOptions
     from cocurve_lab.evaluation.tasks import TaskOptions, suite_tasks
     from cocurve_lab.methods.registry import get_method

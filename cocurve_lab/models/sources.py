@@ -1,0 +1,85 @@
+"""The plug for models that are neither a folder of transformers nor on the hub.
+
+An extension registers an object for each: a `ModelSource` under a short name, a `FileSource` under
+the ending of the files that it reads. This file imports neither torch nor transformers, and neither
+do the objects until they are used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from ..base.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+Part = Literal["calibration", "held_out"]
+
+
+class ModelSource(Protocol):
+    """A model with a short name, and with text and questions of its own."""
+
+    @property
+    def row_options(self) -> Mapping[str, Any]:
+        """How its rows are cut: options of `CalibrationSet.from_texts`."""
+
+    def folder(self) -> Path:
+        """Return its folder, whether or not it is there; of the form that transformers saves."""
+
+    def require(self) -> Path:
+        """Return its folder; InputError says how to get it."""
+
+    def text(self, part: Part) -> tuple[list[str], str]:
+        """Return documents of one part, which shares none with the other, and their source."""
+
+    def questions(self) -> Path:
+        """Return a file of questions that it answers, as `read_questions` reads them."""
+
+
+class FileSource(Protocol):
+    """A form of files that hold a whole model each."""
+
+    def config(self, file: Path) -> PreTrainedConfig:
+        """Read the configuration, without weights."""
+
+    def model(self, file: Path, dtype: torch.dtype | Literal["float32"]) -> PreTrainedModel:
+        """Read the model, on the CPU and in eval mode."""
+
+    def tokenizer(self, file: Path) -> PreTrainedTokenizerBase:
+        """Read the tokenizer."""
+
+
+SOURCES: dict[str, ModelSource] = {}  # by the name of the model
+FILES: dict[str, FileSource] = {}  # by the ending of the files, such as ".gguf"
+
+
+def source_named(model_id: str | os.PathLike[str]) -> ModelSource | None:
+    """Return the source whose name or folder a model id is; None for any other model."""
+    for name, source in SOURCES.items():
+        if model_id == name or Path(model_id).absolute() == source.folder():
+            return source
+    return None
+
+
+def file_in(place: str | os.PathLike[str]) -> Path | None:
+    """Return the file of a source that a place is, or that a folder without config.json holds."""
+    path = Path(place)
+    if path.is_file():
+        return path if path.suffix.lower() in FILES else None
+    if not path.is_dir() or (path / "config.json").exists():
+        return None
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in FILES)
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise InputError(f"the folder {str(place)!r} holds {names}. Give the path of one of them.")
+    return files[0] if files else None
+
+
+def source_of_file(file: Path) -> FileSource:
+    """Return the source that reads a file that `file_in` found."""
+    return FILES[file.suffix.lower()]
