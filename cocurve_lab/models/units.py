@@ -19,7 +19,7 @@ from ..base.arguments import EXACT, as_int, as_list
 from ..base.errors import InputError, MismatchError, shown
 from ..base.schema import COUNT, Field, Schema, list_of, nullable, optional, require_fields
 from ..base.storage import fingerprint
-from .architectures import UNIT_KINDS, describe, is_packed, kind_number, widths
+from .architectures import UNIT_KINDS, Architecture, describe, is_packed, kind_number, widths
 from .kinds import KINDS
 from .unit import Unit
 
@@ -245,7 +245,11 @@ def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
     Returns:
         The M units; for Llama-3.1-8B with 16 groups, M = 768.
     """
-    architecture = describe(model)
+    return list_units(describe(model), ffn_groups)
+
+
+def list_units(architecture: Architecture, ffn_groups: int = 16) -> UnitSet:
+    """List the removable units of a model that is described already; see `enumerate_units`."""
     widest = max(architecture.width(layer, "ffn") for layer in range(len(architecture.layers)))
     if widest and not (isinstance(ffn_groups, (int, np.integer)) and 1 <= ffn_groups <= widest):
         raise InputError(
@@ -259,7 +263,13 @@ def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
     if not units:
         raise InputError("the model has no units left to remove. Start from a dense one.")
     least = max(kind.least(architecture) for kind in UNIT_KINDS.values())
-    return UnitSet(tuple(units), ffn_groups, _total(model), len(architecture.layers), least or None)
+    return UnitSet(
+        tuple(units),
+        ffn_groups,
+        _total(architecture.model),
+        len(architecture.layers),
+        least or None,
+    )
 
 
 def units_like(model: PreTrainedModel, units: UnitSet) -> UnitSet:

@@ -15,7 +15,7 @@ from ..models.architectures import Architecture, describe
 from ..models.identity import model_device, require_source
 from ..models.layers import weights_of
 from ..models.runtime import require_one_device
-from ..models.units import units_like
+from ..models.units import list_units
 from ..models.weights import is_readable
 from ..solver.selection import Selection
 from .equivalence import Reference
@@ -116,7 +116,7 @@ def require_prunable(
     if not (on_disk and is_readable(model)):
         require_one_device(model)
     architecture.require_unpacked()
-    selection.require_units(units_like(model, selection.units))
+    selection.require_units(list_units(architecture, selection.units.ffn_groups or 16))
     return architecture
 
 

@@ -44,7 +44,7 @@ from ..models.identity import (
 )
 from ..models.kinds import KINDS
 from ..models.loading import read_dtype
-from ..models.units import enumerate_units
+from ..models.units import list_units
 from ..solver.plan_json import UNIFORM, guards_to_plain
 from ..solver.selection import Selection
 from .plugs import Loader
@@ -261,7 +261,7 @@ def manifest_on(model: PreTrainedModel) -> dict[str, Any] | None:
 
 def manifest_elsewhere(pruned: Architecture) -> dict[str, Any]:
     """Make the manifest of a pruned model whose plan is not known; reads no weights."""
-    plan = Selection.from_pruned(enumerate_units(pruned.model), [])
+    plan = Selection.from_pruned(list_units(pruned), [])
     known = manifest_of(pruned, plan, Origin({}), [])
     return known | {"base_model": None, "weights_since_pruning": "trained elsewhere"}
 

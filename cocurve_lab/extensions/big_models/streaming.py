@@ -174,7 +174,9 @@ class Stream:
 
     def _copied(self, stored: _Layer) -> list[Tensor]:
         device = stored.device
-        side = self._side.setdefault(device, torch.cuda.Stream(device))
+        if device not in self._side:
+            self._side[device] = torch.cuda.Stream(device)
+        side = self._side[device]
         with torch.cuda.device(device), torch.cuda.stream(side):
             pinned = [place.read().pin_memory() for place in stored.places]
             weights = [weight.to(device, non_blocking=True) for weight in pinned]
