@@ -60,7 +60,6 @@ _IN_PYTHON = {  # what the library's messages name, and the option of a verb
     r"options=TaskOptions\(files=\[...\]\)": "--tasks FILE",
     r"; BuildOptions\(groups=\.\.\.\)": "",
     r"BuildOptions\((\w+)=([^)]*)\)": r"--\1 \2",
-    "--sketch_positions": "--sketch-positions",
     r"\bdtype=['\"](\w+)['\"]": r"--dtype \1",
     r", or choose yourself: load_model\(.*\)": "",
     r"\b(uniform|stream)=True": r"--\1",

@@ -35,7 +35,6 @@ from ..base.schema import (
     reading,
     require_fields,
 )
-from ..base.seams import require_extension
 from ..base.storage import dump_plain, load_plain, require_settings
 from ..base.tables import fold
 from ..calibration import CalibrationSet
@@ -57,7 +56,7 @@ from ..models.units import UnitSet
 from .batches import SMALLER, memory_needed, sweeps
 from .risks import is_guess, told_fit
 from .sums import GroupSums, Measured, Value, within_memory
-from .worker import Executor, LocalExecutor, Preparation, WorkerPool, WorkItem
+from .worker import Executor, LocalExecutor, WorkerPool, WorkItem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -75,8 +74,6 @@ _CHECKPOINT: Schema = {
     "seconds": Field("seconds of each sequence", list_of(SECONDS.fits)),
     "events": TEXTS,
     **SUMS,
-    "sketch": Field("positions and tokens", list_of(POSITIVE.fits), optional=True),
-    "shifts": OBJECT._replace(optional=True),
 }
 
 
@@ -123,10 +120,6 @@ class Build:
         if options.shard is not None:  # a setting, so that no other shard resumes its checkpoint
             settings = settings | {"shard": list(options.shard)}
         threads = require_threads(options.num_threads or executor.threads(), "num_threads")
-        sketches = None
-        if options.sketch is not None:
-            make = require_extension("sketches of a build", "sketch_positions")
-            sketches = make(options.sketch)
         runtime: dict[str, Any] = dict.fromkeys(RUNTIME)
         runtime |= {"num_threads": threads, "units_per_batch": options.units_per_batch}
         build = cls(
@@ -136,7 +129,7 @@ class Build:
             calibration,
             options,
             checkpoint=None if checkpoint is None else Path(checkpoint),
-            sums=GroupSums(groups, len(units), with_risks=True, sketches=sketches),
+            sums=GroupSums(groups, len(units), with_risks=True),
             runtime=runtime,
             executor=executor,
             numbers=shard_sequences(options.shard, groups, len(calibration)),
@@ -149,11 +142,6 @@ class Build:
     def total(self) -> int:
         """Number of sequences of this build or shard."""
         return len(self.numbers)
-
-    @property
-    def removed(self) -> tuple[int, ...]:
-        """Indices of the units that are masked throughout."""
-        return tuple(self.settings.get("removed", ()))
 
     @property
     def done(self) -> int:
@@ -193,13 +181,12 @@ class Build:
 
     def _go_on(self, pool: WorkerPool, progress: Progress, vocabulary: int) -> None:
         """Measure and add the remaining sequences, saving in between."""
-        saved, size = time.monotonic(), len(self.units) - len(self.removed)
-        rest = f" without {len(self.removed)} units" if self.removed else ""
+        saved, size = time.monotonic(), len(self.units)
         with open_bar(
             progress,
             total=self.total * size,
             initial=self.done * size,
-            desc=f"H of {self.name}{rest}",
+            desc=f"H of {self.name}",
             unit="ablation",
         ) as bar:
             try:
@@ -263,8 +250,6 @@ class Build:
             groups=self.settings["groups"],
             num_threads=self.runtime["num_threads"],
             units_per_batch=self.runtime["units_per_batch"],
-            removed=self.removed,
-            sketch_positions=0 if self.sums.sketches is None else self.options.sketch_positions,
         )
         left = self.total - self.done
         return WorkItem(self.units, self.calibration, self.settings["top_r"], options, left)
@@ -282,24 +267,19 @@ class Build:
         before = 0 if stream is None else stream.bytes_read
         seconds = pool.seconds()
         taking = "" if seconds is None else f"about {duration(seconds)} and "
-        preparing = Preparation.of(describe(model), self.calibration, self.options)
         memory = memory_needed(
             *(describe(model), self.units, self.calibration, self.settings["top_r"], batch),
             full_vocabulary=self.options.full_vocabulary,
             block=0 if stream is None else pool.block,
         )
-        memory = max(memory + preparing.kept, preparing.peak)
         shard = self.settings.get("shard")
         whose = "" if shard is None else f" (shard {shard[0]} of {shard[1]})"
-        left = len(self.units) - len(self.removed)
         present = bytes_of(weight for weight in model.parameters() if not weight.is_meta)
         beside, reading = "of the model", ""
         if stream is not None:
-            gone = set(self.removed)
-            ablated = [unit for at, unit in enumerate(self.units) if at not in gone]
-            passes = sweeps(ablated, batch, pool.block, bool(gone))
-            read, blocks = sum(map(stream.bytes_from, passes)), len(passes) - bool(gone)
-            first = stream.bytes_read - before + pool.workers * preparing.bytes_read
+            passes = sweeps(list(self.units), batch, pool.block)
+            read, blocks = sum(map(stream.bytes_from, passes)), len(passes)
+            first = stream.bytes_read - before
             everything = first + read * (self.total - self.done)
             beside = "that stay"
             reading = (
@@ -309,7 +289,7 @@ class Build:
                 f"{f' ({first / 1e9:.2g} GB before the first)' if first else ''}. "
             )
         text = (
-            f"{left} units x {self.total - self.done} sequences{whose} of "
+            f"{len(self.units)} units x {self.total - self.done} sequences{whose} of "
             f"{self.calibration.seq_len} tokens, {self.calibration.positions_per_sequence} scored "
             f"each: {taking}{memory / 1e9:.2g} GB beside the {present / 1e9:.2g} GB of weights "
             f"{beside} ({self.settings['model_dtype']} on {pool.device_kind}, {batch} ablations "
@@ -344,8 +324,6 @@ class Build:
             "events": self.events,
             **{name: getattr(self.sums, name) for name in SUMS},
         }
-        if self.sums.sketches is not None:
-            content |= self.sums.sketches.stored()
         try:
             write_atomically(self.checkpoint, dump_plain(content), keep_previous=True)
         except OSError as error:  # a full disk must not cost the hours that are done
@@ -380,14 +358,10 @@ class Build:
         require_settings(content["settings"], asked_for, f"the checkpoint {path}")
         with reading(path, "Delete it and build again."):
             self._require_consistent(content)
-            other = "" if self.sums.sketches is None else self.sums.sketches.restore(content)
         for name in (*SUMS, "seconds"):
             setattr(self.sums, name, content[name])
         self.sums.losses = content.get("losses", [])
         self.events = content["events"]
-        if other:
-            self.sums.sketches = None
-            self._note(other)
         asked = self.runtime
         # with the stored threads and batch size the result has the bits of an uninterrupted build
         self.runtime = content["runtime"]

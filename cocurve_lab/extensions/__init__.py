@@ -1,11 +1,10 @@
 """Optional features. Each hooks into a seam of the core; the core imports none of them.
 
-surrogates/   other matrices beside H: pair KL, additive KL, staged and refit-aware H
-big_models/   weights that stay on disk, pruning to a folder, Ray, forecasts, bfloat16 products
+big_models/   weights that stay on disk, pruning to a folder, Ray, forecasts
 choosing/     lambda, guards and gains chosen by measured KL; search; `best_plan`
 repairing/    least-squares refit of what remains, and training after it
 interactions/ edges measured between blocks, layers or given parts, and plans of whole parts
-analysis/     stability of plans, bounds, local refinement, infinitesimal and preview H
+analysis/     stability of plans, bounds, local refinement
 images/       rows that carry images, for a vision-language model; units of its image tower
 gguf/         one file for llama.cpp, and one as input
 pretrained/   a real language model under a short name, fetched by one command
@@ -18,24 +17,8 @@ offer("layer weights", f"{_STREAMING}:stream_of")
 offer("streamed load", f"{_STREAMING}:streamed_load")
 offer("layers in files", f"{_STREAMING}:leave_in_files")
 offer("layerwise passes", f"{__name__}.big_models.layerwise:LayerwisePasses")
-_PRODUCTS = f"{__name__}.big_models.products"
-offer("bfloat16 products", f"{_PRODUCTS}:ShiftProducts")
-offer("bytes of bfloat16 products", f"{_PRODUCTS}:products_bytes")
-offer("require products", f"{_PRODUCTS}:require_products")
 offer("prune to folder", f"{__name__}.big_models.on_disk:prune_to_folder")
 
-_SURROGATES, _ANALYSIS = f"{__name__}.surrogates", f"{__name__}.analysis"
-offer("sketch beside", f"{_SURROGATES}.sketched:beside")
-offer("sketch saved", f"{_SURROGATES}.sketched:keep")
-offer("sketches joined", f"{_SURROGATES}.sketched:joined")
-offer("prices of plans", f"{_SURROGATES}.sketched:Prices")
-offer("note of a curvature", f"{_SURROGATES}.notes:note_of")
-offer("sketches of a build", f"{_SURROGATES}.sketch:Sketches")
-offer("sketch of a sequence", f"{_SURROGATES}.sketch:SequenceSketch")
-offer("refit-aware ablations", f"{_SURROGATES}.refit_aware:leftovers")
-offer("refit-aware preparation", f"{_SURROGATES}.refit_aware:preparation")
-offer("probe options", f"{_ANALYSIS}.preview:ProbeOptions")
-offer("exact options", f"{_ANALYSIS}.exact:ExactOptions")
 for _part in ("model", "config", "tokenizer"):
     offer(f"gguf {_part}", f"{__name__}.gguf.reading:gguf_{_part}")
 offer("images of rows", f"{__name__}.images.rows:show")

@@ -119,11 +119,10 @@ from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
 torch.set_num_threads(1)
 load = {"stream": False, "dtype": "float32", "attn_implementation": "sdpa"}
 load |= json.loads(sys.argv[3])
-own = {name: load.pop(name) for name in ("refit_ratio", "bfloat16_products") if name in load}
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
-def build(place, tokens, **own):
+def build(place, tokens):
     model, _ = cl.load_model(place, device="cpu", **load)
     for weight in model.parameters():
         weight.data = weight.data.clone()  # else it is a part of a mapped file
@@ -131,7 +130,6 @@ def build(place, tokens, **own):
     with contextlib.redirect_stdout(said):
         cl.estimate_curvature(
             model, cl.enumerate_units(model, 4), tiny_text(1, tokens), 256, progress="lines",
-            options=cl.BuildOptions(**own),
         )
     return " ".join(said.getvalue().split())
 with tempfile.TemporaryDirectory() as folder:
@@ -144,7 +142,7 @@ def watch():
         most[0] = max(most[0], anonymous() - before)
 thread = threading.Thread(target=watch)
 thread.start()
-said = build(sys.argv[2], 128, **own)
+said = build(sys.argv[2], 128)
 over.set()
 thread.join()
 print(json.dumps([most[0], said]))
@@ -159,9 +157,6 @@ print(json.dumps([most[0], said]))
         {"dtype": "bfloat16"},
         {"stream": True, "dtype": "bfloat16"},
         {"attn_implementation": "eager"},
-        {"refit_ratio": 0.4},
-        {"bfloat16_products": True},
-        {"stream": True, "refit_ratio": 0.4},
     ],
     ids=str,
 )

@@ -200,31 +200,6 @@ def test_guards_know_the_towers_apart(built: Any) -> None:
         gone(cl.Guards(protect_first=2, kinds=("attention", "ffn")))
 
 
-def test_a_build_where_units_are_gone_already(built: Any, capsys: Any) -> None:
-    model, rows, curvature = built
-    units = curvature.units
-    gone, pair = len(units) - 1, (units.index("L1.ffn[0]"), units.index("L2.vision-ffn[0]"))
-    options = cl.BuildOptions(removed=(gone,), units_per_batch=3)
-    found = cl.estimate_curvature(model, units, rows, 32, options=options)
-    assert "per batch" in capsys.readouterr().out  # with the time it takes
-    by_hand_all = units_by_hand(model) + vision_by_hand(model)
-    product = 0.0
-    for number in range(len(rows)):
-
-        def at(*masked: int, number: int = number) -> torch.Tensor:
-            with masked_by_hand(model, [by_hand_all[index] for index in masked]):
-                return logits_of(model, rows, number)[rows.positions[number]].double()
-
-        support = at().topk(32, dim=-1).indices
-        base = at(gone).gather(-1, support)
-        p = torch.softmax(base, dim=-1)
-        shifts = [base - at(gone, index).gather(-1, support) for index in pair]
-        one, other = (shift - (p * shift).sum(dim=-1, keepdim=True) for shift in shifts)
-        product += float((p * one * other).sum())
-    assert found.matrix[pair] == pytest.approx(product / rows.positions.numel(), rel=1e-3)
-    assert not found.matrix[gone].any()
-
-
 def test_the_size_of_a_batch_changes_nothing(built: Any) -> None:
     model, rows, curvature = built
     one = cl.BuildOptions(units_per_batch=1)
