@@ -3,7 +3,6 @@
 In the order of the flow:
 
     inventory.py   `inventory`: the removable units and their costs
-    forecast.py    `inventory --build`: what a build takes on other machines
     building.py    `build` and `merge`: H
     planning.py    `solve`: a plan
     searching.py   `search`: a plan of lower measured KL

@@ -20,7 +20,7 @@ import numpy as np
 from ..base.arguments import require_threads
 from ..base.atomic import is_full, previous, write_atomically
 from ..base.errors import CocurveError, FileFormatError
-from ..base.progress import Progress, duration, open_bar
+from ..base.progress import Progress, open_bar
 from ..base.schema import (
     COUNT,
     OBJECT,
@@ -50,10 +50,9 @@ from ..curvature.settings import (
 )
 from ..models.architectures import describe
 from ..models.identity import model_device
-from ..models.layers import bytes_of, source_of
 from ..models.runtime import device_name
 from ..models.units import UnitSet
-from .batches import SMALLER, memory_needed, sweeps
+from .batches import SMALLER
 from .risks import is_guess, told_fit
 from .sums import GroupSums, Measured, Value, within_memory
 from .worker import Executor, LocalExecutor, WorkerPool, WorkItem
@@ -171,8 +170,6 @@ class Build:
             with self.executor.open(model, self._work()) as pool:
                 device = pool.device
                 self._settle_runtime(pool)
-                if progress:
-                    print(self._within_memory(lambda: self._announcement(model, pool)), flush=True)
                 self._go_on(pool, progress, describe(model).vocabulary)
         curvature = self.sums.curvature(self.units, self._provenance(device))
         if self.stopped != _BY_HAND:
@@ -251,8 +248,7 @@ class Build:
             num_threads=self.runtime["num_threads"],
             units_per_batch=self.runtime["units_per_batch"],
         )
-        left = self.total - self.done
-        return WorkItem(self.units, self.calibration, self.settings["top_r"], options, left)
+        return WorkItem(self.units, self.calibration, self.settings["top_r"], options)
 
     def _settle_runtime(self, pool: WorkerPool) -> None:
         stored = self.runtime["device_kind"]
@@ -260,43 +256,6 @@ class Build:
             self._note(f"moved from {stored} to {pool.device_kind}")
         self.runtime["device_kind"] = pool.device_kind
         self.runtime["units_per_batch"] = pool.units_per_batch
-
-    def _announcement(self, model: PreTrainedModel, pool: WorkerPool) -> str:
-        """Time, memory and size of the build, in words."""
-        stream, batch = source_of(model), pool.units_per_batch
-        before = 0 if stream is None else stream.bytes_read
-        seconds = pool.seconds()
-        taking = "" if seconds is None else f"about {duration(seconds)} and "
-        memory = memory_needed(
-            *(describe(model), self.units, self.calibration, self.settings["top_r"], batch),
-            full_vocabulary=self.options.full_vocabulary,
-            block=0 if stream is None else pool.block,
-        )
-        shard = self.settings.get("shard")
-        whose = "" if shard is None else f" (shard {shard[0]} of {shard[1]})"
-        present = bytes_of(weight for weight in model.parameters() if not weight.is_meta)
-        beside, reading = "of the model", ""
-        if stream is not None:
-            passes = sweeps(list(self.units), batch, pool.block)
-            read, blocks = sum(map(stream.bytes_from, passes)), len(passes)
-            first = stream.bytes_read - before
-            everything = first + read * (self.total - self.done)
-            beside = "that stay"
-            reading = (
-                f"Ablations advance in {blocks} block{'s' if blocks > 1 else ''} of at "
-                f"most {max(batch, pool.block)}: {read / 1e9:.2g} GB of weights are read for each "
-                f"sequence, {everything / 1e9:.2g} GB in all"
-                f"{f' ({first / 1e9:.2g} GB before the first)' if first else ''}. "
-            )
-        text = (
-            f"{len(self.units)} units x {self.total - self.done} sequences{whose} of "
-            f"{self.calibration.seq_len} tokens, {self.calibration.positions_per_sequence} scored "
-            f"each: {taking}{memory / 1e9:.2g} GB beside the {present / 1e9:.2g} GB of weights "
-            f"{beside} ({self.settings['model_dtype']} on {pool.device_kind}, {batch} ablations "
-            "per batch). "
-            f"{reading}Interrupts keep finished rows."
-        )
-        return fold(text)
 
     def _provenance(self, device: str) -> dict[str, Any]:
         facts = {

@@ -62,8 +62,7 @@ def estimate_curvature(
         calibration: rows and scored positions.
         top_r: r, size of the shared support; a smaller vocabulary is taken whole.
         checkpoint: file to resume from and to write to; None keeps nothing.
-        progress: show the estimated time and a progress bar; "lines" writes lines for a log file
-            instead.
+        progress: show a progress bar; "lines" writes lines for a log file instead.
         method: "ablation", the paper's and the only one.
         options: further settings of the build; None takes the paper's.
         executor: where to measure sequences: None is this process, or give `ray_executor(...)`. The

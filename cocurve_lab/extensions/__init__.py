@@ -1,6 +1,6 @@
 """Optional features. Each hooks into a seam of the core; the core imports none of them.
 
-big_models/   weights that stay on disk, pruning to a folder, Ray, forecasts
+big_models/   weights that stay on disk, pruning to a folder, Ray
 choosing/     lambda, guards and gains chosen by measured KL; search; `best_plan`
 repairing/    least-squares refit of what remains, and training after it
 interactions/ edges measured between blocks, layers or given parts, and plans of whole parts

@@ -30,7 +30,7 @@ from cocurve_lab.estimator.files import build_path
 from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.measuring import risk
 from cocurve_lab.measuring.risk import compare_models
-from cocurve_lab.models.identity import MANIFEST, demo_folder
+from cocurve_lab.models.identity import MANIFEST
 from cocurve_lab.solver.targets import flop_costs
 from helpers.problems import interrupt_at
 from helpers.release import Shape, write_release
@@ -475,49 +475,6 @@ def test_removable_parameters_follow_from_the_configuration() -> None:
         assert PAPER[name][2] == values["num_hidden_layers"] * layer
 
 
-def test_builds_of_large_models_are_told_beforehand(tmp_path: Path, cocurve: Run) -> None:
-    values = json.loads((demo_folder().parent / "paper_models.json").read_text())
-    file = tmp_path / "config.json"
-    large = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
-    large |= {"num_attention_heads": 64}  # the shape of Llama-3.1-70B
-    file.write_text(json.dumps(values["Llama-3.1-8B-Instruct"] | large))
-    command = ["inventory", "--config", file, "--build", "--host-memory"]
-    paper, few = json.loads(cocurve(*command, "100", "--disk", "2", "--json").out)
-    assert (paper["rows"], paper["positions"]) == (128, 64)
-    assert (few["rows"], few["positions"]) == (12, "all")
-    for table in (paper, few):
-        builds = table["builds"]
-        sizes = [int(build["gpu"].split(", ")[1].removesuffix(" GB")) for build in builds]
-        assert sizes == [24, 48, 80, 141]
-        assert all(build["streamed"] for build in builds)
-        sweeps = [build["sweeps_per_row"] for build in builds]
-        assert sweeps == sorted(sweeps, reverse=True)
-        assert sweeps[0] < 100  # even the smallest one lets many ablations advance together
-        for size, build in zip(sizes, builds, strict=True):
-            assert build["weight_bytes"] == 2 * 70_553_706_496
-            # beside both embeddings
-            assert build["memory_bytes"] < size * 1e9 - 2 * 2 * 128256 * 8192
-            read = table["rows"] * build["bytes_read_per_row"]  # more than 100 GB: every time
-            assert build["hours_reading"] == pytest.approx(read / 2e9 / 3600)
-    # files that fit in host memory are read once: 141 GB at 3 GB/s, on four GPUs in two settings
-    assert cocurve(*command, "150").out.count("| 0.013 |") == 8
-    assert cocurve("inventory", "demo", "--build").out.count("| loaded | - | - |") == 8
-
-
-def test_a_build_on_this_machine_is_told_from_its_speed(cocurve: Run) -> None:
-    *_, here = json.loads(cocurve("inventory", "demo", "--build", "--here", "24", "--json").out)
-    model, _ = cl.load_model("demo")
-    matrices = sum(weight.numel() for layer in model.model.layers for weight in layer.parameters())
-    # 160 units, each followed by half of the layers on average, two operations per weight and token
-    assert here["operations_per_row"] == pytest.approx(160 * matrices * 256, rel=0.5)
-    assert 1e8 < here["rate"] < 1e14
-    assert 3600 * here["hours_computing"] * here["rate"] == pytest.approx(
-        24 * here["operations_per_row"]
-    )
-    said = cocurve("inventory", "demo", "--build", "--here", "24").out
-    assert "24 rows of 256 tokens" in said.splitlines()[-1]
-
-
 # The lab ------------------------------------------------------------------------------------------
 
 
@@ -586,12 +543,6 @@ BAD = [  # the command, its exit code, and what stderr must name
     ("evaluate demo --allow-code-execution", FAILED, "--allow-code-execution"),
     ("compress demo --ratio 0.2 --out H --stream", USAGE, "--stream"),
     ("inventory --config nowhere.json", FAILED, "nowhere.json"),
-    ("inventory --paper --disk 3", FAILED, "--disk 3"),
-    ("inventory --paper --build --disk 0", FAILED, "--disk is 0"),
-    ("inventory demo --here 24", FAILED, "--here is 24"),
-    ("inventory demo --build --here 0", FAILED, "--here is 0"),
-    ("inventory demo --build --share nan", FAILED, "--share is nan"),
-    ("inventory demo --build --share 2", FAILED, "--share is 2"),
 ]
 
 

@@ -6,7 +6,6 @@ import errno
 import logging
 import operator
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -697,11 +696,3 @@ def test_load_or_estimate_goes_on_after_an_interrupt(
     assert not list(tmp_path.glob("*.pkl"))
     whole = cl.load_or_estimate(tmp_path, model, units, text, 32, progress=False)
     require_same_bits(whole, build(model, text))
-
-
-def test_announcement_states_time_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    model = tiny_model()
-    cl.estimate_curvature(model, cl.enumerate_units(model, GROUPS), tiny_text(2, 20, 6), 32)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "18 units x 2 sequences of 20 tokens, 6 scored each: about" in said
-    assert re.search(r"GB beside the [\d.e-]+ GB of weights of the model", said)

@@ -80,8 +80,6 @@ def test_a_block_takes_whole_batches_of_consecutive_layers() -> None:
             part = batches.block_from(units, start, size, block)
             found.append([rows.stop - rows.start for rows, _ in part])
             start = part[-1][0].stop
-        firsts = [units[sum(map(sum, found[:at]))].layer for at in range(len(found))]
-        assert batches.sweeps(units, size, block) == firsts
         return found
 
     assert sizes(4, 1) == [[4], [2]] * 3
@@ -89,8 +87,6 @@ def test_a_block_takes_whole_batches_of_consecutive_layers() -> None:
     assert sizes(4, 10) == [[4, 2, 4], [2, 4, 2]]
     assert sizes(6, 17) == [[6, 6], [6]]
     assert sizes(9, 18) == [[6, 6, 6]]
-    # the teacher reads every layer, also those below the first ablation
-    assert batches.sweeps(units[6:], 6, 6) == [0, 2]
 
 
 def test_a_block_that_does_not_fit_goes_on_where_it_stopped(
@@ -113,7 +109,6 @@ def test_what_rides_along_and_does_not_fit_goes_by_itself(
     own, expected = streamed(tmp_path, model), build(model, units_per_batch=4)
     fail_once(monkeypatch, range(2, 2 + fails))
     monkeypatch.setattr(worker, "choose_block", lambda *_, **__: 1000)
-    monkeypatch.setattr(worker.Worker, "seconds", lambda self: None)
     found = build(own, units_per_batch=4)
     if fails == 1:  # there was room once the teacher's pass was over
         assert same_bits(found, expected)
@@ -151,13 +146,10 @@ def test_traces_that_are_not_kept_are_made_while_the_layer_is_there(
     assert same_bits(build(streamed(tmp_path, model)), expected)
 
 
-def test_the_announced_weights_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_block_reads_each_layer_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = streamed(tmp_path, tiny_model())
     stream = source_of(model)
     assert stream is not None
-    monkeypatch.setattr(worker.Worker, "seconds", lambda self: None)
     layer = stream.bytes_from(2)
     assert stream.bytes_from(0) == 3 * layer
     build(model)  # what is checked once is checked now
@@ -166,41 +158,8 @@ def test_the_announced_weights_are_read(
     for block, layers in ((1000, 3), (6, 3 + 2 + 1)):
         monkeypatch.setattr(worker, "choose_block", lambda *_, block=block, **__: block)
         before = stream.bytes_read
-        build(model, progress="lines")
-        said = " ".join(capsys.readouterr().out.split())
-        blocks = "1 block of at most 1000" if block == 1000 else "3 blocks of at most 6"
-        assert f"Ablations advance in {blocks}: {layers * layer / 1e9:.2g} GB" in said
-        assert f"for each sequence, {2 * layers * layer / 1e9:.2g} GB in all" in said
-        around = sum(weight.nbytes for weight in model.parameters() if not weight.is_meta)
-        assert f"GB beside the {around / 1e9:.2g} GB of weights that stay" in said
+        build(model)
         assert stream.bytes_read - before == 2 * layers * layer  # 2 rows
-
-
-@pytest.mark.parametrize(
-    ("options", "layers"),
-    [
-        # the estimate of time: the teacher's 3 layers, two batches of the last one, and that layer;
-        # then 2 rows in one block
-        ({}, 6 + 2 * 3),
-        ({"units_per_batch": 3}, 6 + 2 * 3),
-    ],
-)
-def test_what_is_read_beforehand_is_announced_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: dict[str, Any], layers: int
-) -> None:
-    loaded = tiny_model()
-    model = streamed(tmp_path, loaded)
-    stream = source_of(model)
-    assert stream is not None
-    build(model)  # what is checked once is checked now
-    before = stream.bytes_read
-    found = build(model, progress="lines", **options)
-    read = stream.bytes_read - before
-    assert read == layers * stream.bytes_from(2)
-    each = 3 * stream.bytes_from(2)
-    said = f"{read / 1e9:.2g} GB in all ({(read - 2 * each) / 1e9:.2g} GB before the first)"
-    assert said in " ".join(capsys.readouterr().out.split())
-    assert same_bits(found, build(loaded, **options))
 
 
 def test_an_interrupted_build_goes_on_with_the_loaded_model(tmp_path: Path) -> None:
