@@ -51,8 +51,6 @@ _MOST_CELLS = 320  # above this a heatmap of single units is megabytes and unrea
 def plot_correlation(curvature: Curvature, by_layer: bool | None = None) -> Figure:
     """Curvature correlation rho_uv in blocks: attention, cross, FFN; layers in order within each.
 
-    On a preview of H the title says so.
-
     Args:
         by_layer: False: a cell is a pair of units, signed. True: it is the mean |rho| over the
             pairs u != v of two (kind, layer) blocks, as in the paper's figure "evidence" (a). None
@@ -103,14 +101,13 @@ def plot_correlation(curvature: Curvature, by_layer: bool | None = None) -> Figu
     figure.update_xaxes(**axis)
     figure.update_yaxes(autorange="reversed", scaleanchor="x", **axis)
     title = f"Curvature correlation; mean |ρ|: {text}"
-    return finish(figure, title, 680, 620, note=curvature.note("picture"))
+    return finish(figure, title, 680, 620)
 
 
 def plot_saliency(curvature: Curvature, bridges: Bridges | None = None) -> Figure:
     """Saliency against connectivity, log axes, bridge units ringed (appendix "Mechanism Analysis").
 
     Units below 1e-6 of the largest value are drawn at that floor, so that the axes stay readable.
-    On a preview of H the title says so.
     """
     go = graph_objects()
     bridges = bridges if bridges is not None else bridge_units(curvature)
@@ -152,14 +149,11 @@ def plot_saliency(curvature: Curvature, bridges: Bridges | None = None) -> Figur
     title = "Cheap alone, tied to many: bridge units are top left"
     if bridges.ranked:
         title = "Few bridge units; ringed are the most connected for their saliency"
-    return finish(figure, title, note=curvature.note("picture"))
+    return finish(figure, title)
 
 
 def plot_budget(selection: Selection) -> Figure:
-    """Share of each layer's attention and FFN cost that a plan removes.
-
-    A plan does not hold its H, so a plan of a preview is not called one here.
-    """
+    """Share of each layer's attention and FFN cost that a plan removes."""
     go = graph_objects()
     figure = go.Figure()
     layers = list(range(selection.units.num_layers))
@@ -216,9 +210,7 @@ def look(number: int) -> dict[str, str]:
     }
 
 
-def finish(
-    figure: Any, title: str, width: int | None = None, height: int = 440, note: str = ""
-) -> Figure:
+def finish(figure: Any, title: str, width: int | None = None, height: int = 440) -> Figure:
     """Give a figure the common look: transparent, readable in both themes, no cloud button."""
     lines = wrap(title, ((width or 850) - 250) // 8)  # the buttons stand beside the title
     title, more = "<br>".join(lines), 20 * (len(lines) - 1)
@@ -236,8 +228,6 @@ def finish(
     figure.update_xaxes(**axis)
     figure.update_yaxes(**axis)
     _place_legend(figure, max(lines, key=len, default=""))
-    if note:
-        _add_note(figure, title, note)
     return figure
 
 
@@ -269,19 +259,6 @@ def log_axis(values: Iterable[float]) -> dict[str, Any]:
     ratio = max(positive) / min(positive) if positive else 1.0
     step = 1 if ratio >= 1000 else "D2" if ratio >= 10 else None
     return {"type": "log", "exponentformat": "power", "dtick": step}
-
-
-def _add_note(figure: Any, title: str, note: str) -> None:
-    """Small lines between title and legend."""
-    lines = wrap(note, 100)
-    small = "".join(f'<br><span style="font-size:11px">{line}</span>' for line in lines)
-    room = 20 * len(lines)
-    figure.update_layout(
-        # anchored at the top: by default the middle of a title stands in the middle of the margin
-        title={"text": title + small, "y": 1, "yanchor": "top", "pad": {"t": 14}},
-        margin={"t": figure.layout.margin.t + 15 + room},
-        height=figure.layout.height + 15 + room,
-    )
 
 
 def graph_objects() -> Any:

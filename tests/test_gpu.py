@@ -20,7 +20,6 @@ import cocurve_lab as cl
 from cocurve_lab.estimator.batches import by_layer, memory_needed
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency, most_held
 from cocurve_lab.extensions.repairing.repair import RepairOptions
-from cocurve_lab.extensions.surrogates.additive_torch import TorchAdditiveKL
 from cocurve_lab.measuring.lockstep import Sampling, compare_text
 from cocurve_lab.methods.registry import get_method, method_names
 from cocurve_lab.models.architectures import describe
@@ -133,18 +132,6 @@ def test_risks_over_the_full_vocabulary_are_those_of_the_cpu() -> None:
         build(model, tiny_text(2), full_vocabulary=True) for model in both("llama", "gqa")
     )
     require_close("KL", found.single_unit_risk, expected.single_unit_risk, FLOAT32)
-
-
-@pytest.mark.parametrize("memory", [0, 1 << 30])
-def test_a_plan_on_the_additive_kl_is_that_of_the_cpu(memory: int) -> None:
-    """With TF32, whose products are off by 1e-3, marginals and plans would differ."""
-    curvature = demo_build("cpu")
-    numpy = curvature.additive()
-    torched = TorchAdditiveKL(curvature, DEVICE, memory=memory)
-    plan = numpy.solve(0.3)
-    assert torched.solve(0.3).pruned == plan.pruned
-    found, expected = (one.marginals(plan.pruned) for one in (torched, numpy))
-    require_close("marginals", found, expected, FLOAT32)
 
 
 @pytest.mark.parametrize("setting", ["allow_tf32", "fp32_precision"])

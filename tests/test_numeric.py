@@ -13,7 +13,6 @@ from cocurve_lab.base.arguments import MOST_THREADS
 from cocurve_lab.evaluation.code_execution import Limits
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions
 from cocurve_lab.evaluation.tasks import TaskOptions
-from cocurve_lab.extensions.analysis.preview import ProbeOptions
 from cocurve_lab.measuring.perplexity import PerplexityOptions
 from cocurve_lab.methods.base import Evidence
 from cocurve_lab.models.runtime import measuring
@@ -90,7 +89,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a shard as text": (lambda: cl.BuildOptions(shard="12"), "shard is '12'"),
     "a shard of floats": (lambda: cl.BuildOptions(shard=(1.5, 2)), "shard is 1.5"),
     "a million threads": (lambda: cl.BuildOptions(num_threads=10**6), "num_threads is 1,000,000"),
-    "probes as text": (lambda: ProbeOptions(probes="3"), "probes is '3'"),
     "context as text": (lambda: cl.perplexity(MODEL, TOKENIZER, TEXTS, "8"), "context is '8'"),
     "no text": (lambda: cl.perplexity(MODEL, TOKENIZER, None), "text is None"),
     "windows as text": (lambda: PerplexityOptions(batch_size="3"), "batch_size is '3'"),

@@ -3,7 +3,6 @@
 In the order of the flow:
 
     inventory.py   `inventory`: the removable units and their costs
-    forecast.py    `inventory --build`: what a build takes on other machines
     building.py    `build` and `merge`: H
     planning.py    `solve`: a plan
     searching.py   `search`: a plan of lower measured KL
@@ -57,7 +56,6 @@ _IN_PYTHON = {  # what the library's messages name, and the option of a verb
     r"options=TaskOptions\(files=\[...\]\)": "--tasks FILE",
     r"; BuildOptions\(groups=\.\.\.\)": "",
     r"BuildOptions\((\w+)=([^)]*)\)": r"--\1 \2",
-    "--sketch_positions": "--sketch-positions",
     r"\bdtype=['\"](\w+)['\"]": r"--dtype \1",
     r", or choose yourself: load_model\(.*\)": "",
     r"\b(uniform|stream)=True": r"--\1",

@@ -20,7 +20,7 @@ from .options import Verb, flag, part
 class Compress(Verb):
     """Find the best smaller model that some minutes of work buy.
 
-    Build H on as many rows as fit, solve on it and on the shifts, search by measured KL from the
+    Build H on as many rows as fit, solve on it, search by measured KL from the
     best plan, refit, and measure on text that no step before has seen. The result is a folder, as
     `cocurve prune` writes it, and a report of ten lines. Each step is also a verb or a function of
     its own. The model must fit in memory twice; for a larger one run the steps with --stream:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,7 @@ from ..models.loading import place_of
 from ..models.opening import OPENING
 from ..models.units import enumerate_units
 from ..pruner.saving import empty_pruned
-from .forecast import Forecast
-from .options import Verb, argument, flag, part
+from .options import Verb, argument, flag
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,14 +32,12 @@ class Inventory(Verb):
 
     They are KV-aligned groups of attention heads and groups of FFN channels, with the number of
     parameters of each. Only the configuration is read; no weights are downloaded or loaded. It
-    takes seconds to see whether a model is supported, and how large H (M x M) becomes. --build
-    tells what a build of H takes on GPUs of four sizes, before you rent one.
+    takes seconds to see whether a model is supported, and how large H (M x M) becomes.
 
     Examples:
       cocurve inventory demo
       cocurve inventory meta-llama/Llama-3.1-8B-Instruct --json
       cocurve inventory --paper
-      cocurve inventory --paper --build --host-memory 256 --disk 6
       cocurve inventory --config some/folder/config.json --ffn-groups 32
     """
 
@@ -51,16 +48,10 @@ class Inventory(Verb):
     config: Path | None = flag("a config.json instead of MODEL", metavar="FILE", one_of="place")
     ffn_groups: int = flag("FFN groups per layer (16)", 16)
     json: bool = flag("print JSON")
-    forecast: Forecast = part()
 
     def run(self) -> int:
         """Run `cocurve inventory`."""
-        if self.forecast.build:
-            models: Iterable[tuple[str, PreTrainedModel]] = paper_models()
-            if not self.paper:
-                models = [(str(self.model or self.config), self._without_weights())]
-            print(self.forecast.tables(models, self.ffn_groups, self.json))
-        elif self.paper:
+        if self.paper:
             print(_paper(self.ffn_groups))
         else:
             facts = _facts(self._without_weights(), self.ffn_groups)

@@ -6,19 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..base.errors import FileFormatError, InputError
-from ..base.tables import spread
+from ..base.errors import InputError
 from ..curvature.matrix import Curvature
 from ..extensions.machine import Machine, solve_aligned
 from ..solver.gate import redundancy_gate
-from ..solver.guards import FREE, Guards
-from ..solver.selection import Selection
+from ..solver.guards import Guards
 from ..solver.solve import solve_greedy
 from ..solver.targets import Target, flop_costs
 from .common import Dtype, read_curvature, write_new
 from .options import Verb, argument, flag, part
-
-Surrogate = Literal["H", "pair-kl", "additive-kl"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +52,6 @@ class Solve(Verb):
         "weight of the edges (1.0)", 1.0, name="lambda", at_most_one_of="strength"
     )
     gate: bool = flag("set lambda by the redundancy gate", at_most_one_of="strength")
-    surrogate: Surrogate = flag(
-        "solve on H (default), on the KL of pairs, or on the KL of summed shifts; the last two "
-        "need the .shifts.npz beside H",
-        "H",
-    )
     uniform: bool = flag("remove the same counts from every layer")
     guards: Guards = part(
         layer_cap="largest share removed from a layer",
@@ -86,9 +77,8 @@ class Solve(Verb):
             budget = Target(ratio=self.ratio, costs=flop_costs(curvature.units, self.context))
         strength = _by_gate(curvature) if self.gate else self.strength
         if self.machine == Machine():
-            selection = solve_on(
-                curvature, self.surrogate, budget, strength, self.guards, self.uniform
-            )
+            uniform = self.uniform or None
+            selection = solve_greedy(curvature, budget, strength, self.guards, uniform=uniform)
         else:
             selection = solve_aligned(
                 curvature,
@@ -101,7 +91,7 @@ class Solve(Verb):
         said = f"{self.out} already holds this plan (nothing was written)."
         if write_new(self.out, selection.to_json()):
             said = f"Saved to {self.out}."
-        print(f"{selection}\n{_price(curvature, selection, self.surrogate)}{said}")
+        print(f"{selection}\n{said}")
         return 0
 
     def _budget(self) -> float | Target:
@@ -125,48 +115,6 @@ class Solve(Verb):
         return Target(
             parameters=self.parameters, size=self.size, kv_cache=self.kv_cache, dtype=self.dtype
         )
-
-
-def solve_on(
-    curvature: Curvature,
-    surrogate: Surrogate,
-    budget: float | Target,
-    strength: float,
-    guards: Guards = FREE,
-    uniform: bool = False,
-) -> Selection:
-    """Solve a plan on a surrogate; on the shifts at the positions of the part "fit"."""
-    if surrogate == "additive-kl":
-        if uniform:
-            raise InputError(
-                "--uniform does not go with additive-kl. Use --surrogate pair-kl, or H."
-            )
-        return curvature.additive().solve(budget, strength, guards, part="fit")
-    solved_on = curvature if surrogate == "H" else curvature.pair_kl("fit")
-    return solve_greedy(solved_on, budget, strength, guards, uniform=uniform or None)
-
-
-def _price(curvature: Curvature, selection: Selection, surrogate: Surrogate) -> str:
-    """The additive KL of a plan at the positions that its shifts were not solved on, in words."""
-    try:
-        if curvature.shifts is None:
-            return ""
-        additive = curvature.additive()
-        priced = additive.shifts.of("price")
-    except FileFormatError as damage:  # the plan is worth more than its price
-        return f"No additive KL of the plan: {damage}\n"
-    except InputError:
-        return (
-            f"No additive KL of the plan: {additive.shifts} leave no group of sequences aside for "
-            "it. Build H on at least 4 sequences.\n"
-        )
-    kl, error = (f(selection, "price") for f in (additive.predict, additive.standard_error))
-    # H was summed over all positions of its text, so none are left for a plan of it
-    whose = "of the text of H" if surrogate == "H" else "that it was not solved on"
-    return (
-        f"Additive KL at {len(priced):,} positions {whose}: "
-        f"{kl:.4g}{spread(error, '.2g')} nats per token.\n"
-    )
 
 
 def _by_gate(curvature: Curvature) -> float:

@@ -12,6 +12,7 @@ from ..extensions.choosing.search import SearchOptions, search_plan
 from ..extensions.repairing.repair import RepairOptions, repair
 from ..measuring.plan_memory import plans_file
 from ..solver.selection import Selection
+from ..solver.solve import solve_greedy
 from .common import (
     PlannedModel,
     Rows,
@@ -25,7 +26,6 @@ from .common import (
     write_new,
 )
 from .options import Verb, argument, flag, part
-from .planning import Surrogate, solve_on
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,11 +56,6 @@ class Search(Verb):
     ratio: float | None = flag("start from the plan of H for this share", one_of="start")
     plan: Path | None = flag("start from this plan", one_of="start", metavar="PLAN")
     strength: float = flag("of the start of --ratio (1.0)", 1.0, name="lambda")
-    surrogate: Surrogate = flag(
-        "what solves the start of --ratio and proposes half of the swaps (H); for additive-kl the "
-        "pair KL proposes them",
-        "H",
-    )
     evaluations: int = flag("budget: one plan on one row is one evaluation", metavar="N")
     text: Rows = rows_of("calibration", 128, "text of the rows of H", "C4 from the hub")
     rows: int = flag("of them, the rows to search on (32)", 32)
@@ -82,7 +77,7 @@ class Search(Verb):
         curvature = read_curvature(self.curvature)
         if start is None:
             ratio: Any = self.ratio  # one of the two is given
-            start = solve_on(curvature, self.surrogate, ratio, self.strength)
+            start = solve_greedy(curvature, ratio, self.strength)
         model, tokenizer = self.model.load(self.model.place)
         curvature = self.model.allowing(curvature, model)
         start = self.model.allowing(start, model)
@@ -100,7 +95,7 @@ class Search(Verb):
                 held_out=held_out,
                 evaluations=self.evaluations,
                 repair=refit,
-                surrogate=curvature if self.surrogate == "H" else curvature.pair_kl(),
+                surrogate=curvature,
                 checkpoint=checkpoint,
                 progress=progress(),
                 options=settings,

@@ -172,8 +172,6 @@ def bridge_units(
         )
         order = np.argsort(np.where(np.isnan(residual), np.inf, -residual), kind="stable")[:FEW]
         found = order[residual[order] > 1e-9]  # for units on the line rounding decides the sign
-    if curvature.is_preview:
-        note += " H is a preview: the noise of its probes alone adds connectivity."
     return Bridges(
         indices=tuple(found.tolist()),
         saliency_threshold=float(low),

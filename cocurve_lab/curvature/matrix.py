@@ -20,7 +20,6 @@ from ..base.atomic import write_atomically
 from ..base.errors import InputError
 from ..base.origin import ALLOWED, record_in
 from ..base.schema import reading
-from ..base.seams import extension
 from ..base.storage import dump_npz, dump_plain, fingerprint, load_npz, load_plain, require_settings
 from ..base.tables import Folded
 from ..models.architectures import UNIT_KINDS
@@ -35,7 +34,6 @@ FORMAT, VERSION = "cocurve-curvature", 1
 GROUPED = tuple(f"group_{name}" for name in SUMS)  # the fields with a value per group of sequences
 CROSS = "cross"  # the block of pairs of different kinds
 BLOCKS = (KINDS[0], CROSS, *KINDS[1:])
-STAGED = "staged H"  # the `surrogate` of an H of a model without some units
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +74,7 @@ class Curvature(Folded):
             )
         matrix = np.array(self.matrix, dtype=np.float64)  # a copy, made read-only below
         object.__setattr__(self, "matrix", matrix)
-        require_matrix(matrix, len(self.units), signed=bool(self.removed))
+        require_matrix(matrix, len(self.units))
         # exact symmetry (Alg. 1), so that the solver may read a row where the paper has a column
         matrix[:] = (matrix + matrix.T) / 2
         matrix.flags.writeable = False
@@ -97,28 +95,9 @@ class Curvature(Folded):
         return {name: a for name in GROUPED if (a := getattr(self, name)) is not None}
 
     @property
-    def is_preview(self) -> bool:
-        """Whether H is a preview from random probes: infinitesimal and noisy."""
-        return self.provenance.get("method") == "probe"
-
-    @property
-    def removed(self) -> tuple[int, ...]:
-        """Indices of the units that were masked throughout the build (`BuildOptions.removed`)."""
-        return tuple(self.provenance.get("removed") or ())
-
-    @property
-    def refit_ratio(self) -> float:
-        """`BuildOptions.refit_ratio` of the build; 0 for the paper's ablations."""
-        return float(self.provenance.get("refit_ratio") or 0)
-
-    @property
     def surrogate(self) -> str:
-        """What the matrix is: "H", the paper's, or what an extension made of it, as "pair KL".
-
-        A "staged H" is that of a model without some units. Its diagonal has the first-order term
-        too, so it may be negative.
-        """
-        return str(self.provenance.get("surrogate", STAGED if self.removed else "H"))
+        """What the matrix is: "H", the paper's, or another that an extension measured."""
+        return str(self.provenance.get("surrogate", "H"))
 
     def require_gram(self, what: str) -> None:
         """Raise InputError, naming `what` needs a Gram matrix, unless this is an H alone."""
@@ -126,13 +105,8 @@ class Curvature(Folded):
             raise InputError(
                 f"{what} rests on H being a Gram matrix (Proposition gram), and this is a "
                 f"{self.surrogate} with its smallest eigenvalue at "
-                f"{np.linalg.eigvalsh(self.matrix)[0]:.3g}. Use the H of the whole model."
+                f"{np.linalg.eigvalsh(self.matrix)[0]:.3g}. Use the H of the model."
             )
-
-    def note(self, view: str = "instrument") -> str:
-        """Return what a `view` ("instrument", "picture") must say of anything but the paper's H."""
-        find = extension("note of a curvature")
-        return "" if find is None else str(find(self, view))
 
     # Statistics ---------------------------------------------------------------------------------
 
@@ -152,8 +126,7 @@ class Curvature(Folded):
 
         It is over the tokens that `risk_support` names. The teacher's top-r support misses what
         moves between it and the rest, some percent of the sum over units on the models measured;
-        `BuildOptions(full_vocabulary=True)` does not. Where units were `removed` beforehand it is
-        what each other unit adds to their KL.
+        `BuildOptions(full_vocabulary=True)` does not.
         """
         risks, positions = self.group_risks, self.group_positions
         return None if risks is None or positions is None else risks.sum(axis=0) / positions.sum()
@@ -164,8 +137,6 @@ class Curvature(Folded):
 
         It warns where H cannot be trusted: see `Saturation.warning`.
         """
-        if self.removed:  # what others add may be negative, so it has no shares
-            return None
         sure, parts = self.group_sure_positions, self.group_sure_risks
         positions, risks = self.group_positions, self.group_risks
         if sure is None or parts is None or positions is None or risks is None:
@@ -186,7 +157,7 @@ class Curvature(Folded):
         """Return the signed curvature correlation rho_uv = H_uv / sqrt(H_uu H_vv) [M, M].
 
         The diagonal is 1. Units whose removal changes nothing (H_uu = 0) correlate 0 with others.
-        Those of a pair KL may lie beyond 1 and are shown as they are.
+        Those of measured interactions may lie beyond 1 and are shown as they are.
         """
         return self._correlation.copy()
 
@@ -278,44 +249,16 @@ class Curvature(Folded):
         """SHA-256 of matrix and units."""
         return fingerprint(self.matrix, self.units.fingerprint)
 
-    # What a sketch of shifts adds: see `SketchedCurvature`. Here there is none --------------------
-
-    @property
-    def shifts(self) -> Any:
-        """The sketch of shifts that the build kept; None where there is none."""
-        return None
-
-    def require_shifts(self) -> Any:
-        """Return `shifts`, or raise InputError if there are none."""
-        if self.shifts is None:
-            raise InputError(
-                "this H has no sketch of shifts: it was built without one, or its .shifts.npz is "
-                "not beside it. Build it again in another folder, with "
-                "BuildOptions(sketch_positions=1024)."
-            )
-        return self.shifts
-
-    def pair_kl(self, part: str = "all") -> Curvature:
-        """Return the pair KL Q [M, M], a drop-in for H; InputError without a sketch of shifts."""
-        return self.require_shifts()
-
-    def additive(self) -> Any:
-        """Return the additive KL of sets of units; InputError without a sketch of shifts."""
-        return self.require_shifts()
-
     # Files --------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write to `path`: an `.npz` archive if it has that suffix, otherwise a plain pickle.
 
         An interrupted write leaves no partial file. The pickle contains only containers and bytes,
-        and a checksum at its end (see storage.py); `load` reads it without executing anything. The
-        sketch of shifts, if there is one, goes to `<name>.shifts.npz` beside it.
+        and a checksum at its end (see storage.py); `load` reads it without executing anything.
         """
         path = as_path(path, "path")
         dump = dump_npz if path.suffix == ".npz" else dump_plain
-        if (keep := extension("sketch saved")) is not None:
-            keep(self, path)  # first: where H is, its sketch is
         write_atomically(path, dump(self._to_plain()))
         return path
 
@@ -341,8 +284,7 @@ class Curvature(Folded):
             curvature = cls(content["matrix"], units, content["provenance"], **groups)
             require_own_grams(curvature.matrix, curvature.group_grams, curvature.group_positions)
         require_settings(curvature.provenance, expected or {}, f"the curvature in {path}")
-        find = extension("sketch beside")
-        return curvature if find is None else find(curvature, path)
+        return curvature
 
     def _to_plain(self) -> dict[str, Any]:
         single = self.matrix.astype(np.float32)  # half the bytes where nothing is lost
@@ -387,7 +329,7 @@ class Curvature(Folded):
             require_type(part, Curvature, "a part")
         if any("shard" in part.provenance for part in parts):
             return merge_shards(parts)
-        return _with_sketches(cls.from_groups(**sum_builds(parts)), parts)
+        return cls.from_groups(**sum_builds(parts))
 
     @classmethod
     def from_release(cls, folder: str | os.PathLike[str]) -> Curvature:
@@ -414,7 +356,7 @@ class Curvature(Folded):
         means = {key: value for key, value in self.block_means().items() if np.isfinite(value)}
         blocks = ", ".join(f"{key} {value:.3f}" for key, value in means.items()) or "of no pair"
         saturated = self.saturation is not None and self.saturation.saturated
-        kind = "Preview of the curvature" if self.is_preview else "Curvature"
+        kind = "Curvature"
         if self.surrogate != "H":
             kind = self.surrogate[0].upper() + self.surrogate[1:]
         return (
@@ -433,14 +375,7 @@ def merge_shards(parts: Sequence[Curvature]) -> Curvature:
 
     `parts` are curvatures built with `BuildOptions(shard=(i, n))`, one of each i, in any order.
     """
-    return _with_sketches(Curvature.from_groups(**join_shards(parts)), parts, in_order=True)
-
-
-def _with_sketches(
-    merged: Curvature, parts: Sequence[Curvature], *, in_order: bool = False
-) -> Curvature:
-    join = extension("sketches joined")
-    return merged if join is None else join(merged, parts, in_order=in_order)
+    return Curvature.from_groups(**join_shards(parts))
 
 
 def _correlate(matrix: np.ndarray, bound: float = 1.0) -> np.ndarray:

@@ -1,19 +1,18 @@
 """The settings of a build, each declared once: its options, what decides H, what a file may hold.
 
-A setting that decides H is part of its mark: of its file name, and of what is compared when H or a
-checkpoint is loaded. Options at their default, the paper's, leave no trace in the mark.
+A setting that decides H is part of its file name, and of what is compared when H or a checkpoint is
+loaded. Options at their default, the paper's, leave no trace there.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ..base.arguments import as_float, as_int, as_list, require_threads
+from ..base.arguments import as_float, as_int, require_threads
 from ..base.errors import FileFormatError, InputError, NumericalError, shown
 from ..base.origin import RECORD
 from ..base.schema import (
@@ -37,26 +36,10 @@ from ..base.schema import (
     or_none,
     require_fields,
 )
-from ..base.seams import is_offered
 from ..base.text_windows import is_record
-from ..models.units import Unit, UnitSet
 
-FULL_VOCABULARY, BFLOAT16 = "full vocabulary", "bfloat16"
+FULL_VOCABULARY = "full vocabulary"
 Shard = tuple[int, int]  # (number of the shard from 1, number of shards)
-
-
-class Mark(NamedTuple):
-    """How an option that decides H is stored.
-
-    Attributes:
-        key: its name in the provenance, where it is absent at its default.
-        field: what a file may hold.
-        store: from the option and the units to the stored value.
-    """
-
-    key: str
-    field: Field
-    store: Callable[[Any, UnitSet], Any] = lambda value, _: value
 
 
 # Options ------------------------------------------------------------------------------------------
@@ -73,40 +56,22 @@ def _as_count(value: Any, name: str) -> int:
     return as_int(value, name, 1)
 
 
-def _number(fits: Callable[[float], bool], wanted: str) -> Callable[[Any, str], float]:
-    """Return the check of a number; NaN fits nothing."""
-
-    def check(value: Any, name: str) -> float:
-        number = as_float(value, name)
-        if not fits(number):
-            raise InputError(f"{name} is {number}. Give {wanted}.")
-        return number
-
-    return check
-
-
-def _indices(removed: Iterable[Unit | str | int], units: UnitSet) -> list[int]:
-    gone = sorted(units.indices(removed))
-    if len(gone) == len(units):
-        raise InputError(f"all {len(gone)} units are removed, so none is left. Remove fewer.")
-    return gone
+def _as_seconds(value: Any, name: str) -> float:
+    seconds = as_float(value, name)
+    if not seconds >= 0:
+        raise InputError(f"{name} is {seconds}. Give 0 seconds or more.")
+    return seconds
 
 
 def _option(
-    default: Any,
-    check: Callable[[Any, str], Any] | None = None,
-    flag: str = "",
-    mark: Mark | None = None,
-    name: str = "",
+    default: Any, check: Callable[[Any, str], Any] | None = None, flag: str = "", name: str = ""
 ) -> Any:
-    return field(
-        default=default, metadata={"check": check, "flag": flag, "mark": mark, "name": name}
-    )
+    return field(default=default, metadata={"check": check, "flag": flag, "name": name})
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Options of a build by ablations; only those that follow `sketch_top` change H.
+    """Options of a build; none of them changes H but in its last bits.
 
     Attributes:
         units_per_batch: ablations per forward pass; None chooses by free memory. It is halved when
@@ -119,36 +84,15 @@ class BuildOptions:
             KeyboardInterrupt ends it like Ctrl-C, and it is called once more with `stopped` set.
         shard: (i, n), i from 1: do only part i of n. `Curvature.merge` of all n has the bits of one
             build.
-        sketch_positions, sketch_top: size of the sketch of shifts that is kept beside H, for
-            `Curvature.pair_kl` and `Curvature.additive`: scored positions and tokens per position.
-            0 positions keep none.
         full_vocabulary: measure the KL of removing each unit alone (`Curvature.single_unit_risk`)
             over the full vocabulary, not on the top-r support. H keeps its bits.
-        temperature: T > 0: all logits are divided by it, so p_0 is softmax(z_0 / T) and shifts are
-            1 / T of what they were. 1 is the paper's.
-        removed: units, names or indices that are masked throughout, while the teacher stays the
-            whole model: 1/2 s^T H s is what s adds to their KL, first-order term included. Their
-            rows are 0. None in the paper; for `staged_plan`.
-        refit_ratio: for plans that will be repaired: from each ablation is taken what the other
-            units of its block make up for by least squares, if this share of them is gone too. 0 is
-            the paper's.
-        bfloat16_products: compute what ablations shift with products in bfloat16, for a float32
-            model on a processor that is fast at them (AVX512-BF16, AMX, a GPU); all else stays in
-            float32, and the teacher keeps its bits (extensions/big_models/products.py). On
-            SmolLM2-135M 1.8 times as fast with AVX512-BF16 (tests/benchmarks/README.md).
     """
-
-    method: ClassVar[str] = "ablation"  # as the provenance names it
 
     units_per_batch: int | None = _option(
         None, _as_count, "ablations per forward pass; default: as many as fit"
     )
     groups: int = _option(16, _as_count, "groups of rows, for error bars (16)")
-    checkpoint_seconds: float = _option(
-        60.0,
-        _number(lambda seconds: seconds >= 0, "0 seconds or more"),
-        "seconds between checkpoints (60)",
-    )
+    checkpoint_seconds: float = _option(60.0, _as_seconds, "seconds between checkpoints (60)")
     num_threads: int | None = _option(
         None, require_threads, "CPU threads; default: as torch chooses", name="threads"
     )
@@ -159,64 +103,17 @@ class BuildOptions:
         lambda value, _: bool(value),
         "measure the KL of removing each unit alone over the full vocabulary, not on the top-r "
         "support; H stays the same",
-        Mark("risk_support", TEXT, lambda *_: FULL_VOCABULARY),
     )
-    sketch_positions: int = _option(
-        1024,
-        as_int,
-        "positions whose shifts are kept beside H, for `solve --surrogate` (1024; 0: none)",
-    )
-    sketch_top: int = _option(64, _as_count)
-    temperature: float = _option(
-        1.0,
-        _number(lambda t: 0 < t < math.inf, "one above 0, by which logits are divided"),
-        "divide the logits by this, for a teacher that is too sure (1.0, the paper's)",
-        Mark("temperature", Field("a number above 0", lambda v: is_number(v) and v > 0)),
-    )
-    removed: tuple[Unit | str | int, ...] = _option(
-        (),
-        lambda value, name: tuple(as_list(value, name)),
-        mark=Mark("removed", Field("a list of unit indices", list_of(is_count)), _indices),
-    )
-    refit_ratio: float = _option(
-        0.0,
-        _number(lambda share: 0 <= share <= 1, "a share of units, in [0, 1]"),
-        "ratio of the plans that will be refitted: ablations are then those that the rest of their "
-        "block makes up for (0, the paper's: masks)",
-        Mark("refit_ratio", Field("in (0, 1]", lambda v: is_number(v) and 0 < v <= 1)),
-    )
-    bfloat16_products: bool = _option(
-        False,
-        lambda value, _: bool(value),
-        "compute what ablations shift with bfloat16 products, where the processor is fast at them",
-        Mark("products", TEXT, lambda *_: BFLOAT16),
-    )
-
-    @property
-    def sketch(self) -> tuple[int, int] | None:
-        """(positions, tokens) of the sketch of shifts; None if none is kept, or none can be."""
-        kept = self.sketch_positions and is_offered("sketches of a build")
-        return (self.sketch_positions, self.sketch_top) if kept else None
 
     def __post_init__(self) -> None:
         for each in fields(self):
             value, check = getattr(self, each.name), each.metadata["check"]
             if check is not None and (value is not None or each.default is not None):
                 object.__setattr__(self, each.name, check(value, each.name))
-        if self.removed and (self.full_vocabulary or self.refit_ratio):
-            name = "full_vocabulary" if self.full_vocabulary else "refit_ratio"
-            raise InputError(
-                f"{name} is {getattr(self, name)} with {len(self.removed)} removed units, whose "
-                "risks are of masks on the support. Omit one of the two."
-            )
 
-    def marks(self, units: UnitSet) -> dict[str, Any]:
-        """Return what of the options decides H, as it is stored; empty for the paper's build."""
-        return {
-            each.metadata["mark"].key: each.metadata["mark"].store(value, units)
-            for each in fields(self)
-            if each.metadata["mark"] and (value := getattr(self, each.name)) != each.default
-        }
+    def marks(self) -> dict[str, Any]:
+        """Return what the options change in a result, as it is stored; empty by default."""
+        return {"risk_support": FULL_VOCABULARY} if self.full_vocabulary else {}
 
 
 # What decides H -----------------------------------------------------------------------------------
@@ -231,10 +128,9 @@ FACTS: Schema = {  # of every build
 }
 # whole builds that are merged need not agree in these; units are compared one by one
 _MAY_DIFFER = {"units_fingerprint", "calibration_fingerprint", "num_sequences", "groups"}
-_MARKS: list[Mark] = [m for each in fields(BuildOptions) if (m := each.metadata["mark"])]
 SETTINGS = tuple(FACTS)
 # what a plain build lacks, and what to compare there
-MAY_BE_ABSENT: dict[str, Any] = dict.fromkeys(mark.key for mark in _MARKS)
+MAY_BE_ABSENT: dict[str, Any] = {"risk_support": None}
 MERGE_KEYS = (*(name for name in FACTS if name not in _MAY_DIFFER), *MAY_BE_ABSENT)
 
 
@@ -274,7 +170,7 @@ RUNTIME: Schema = {
 }
 STORED_SETTINGS: Schema = {
     **FACTS,
-    **optional({mark.key: mark.field for mark in _MARKS}),
+    **optional(dict.fromkeys(MAY_BE_ABSENT, TEXT)),
     "shard": Field(
         "the number of a shard and how many there are, or null", or_none(_is_shard), True
     ),
@@ -361,8 +257,8 @@ def require_own_grams(
         )
 
 
-def require_matrix(matrix: np.ndarray, size: int, *, signed: bool) -> None:
-    """Check that a matrix is an H of `size` units; `signed`: its diagonal may be negative."""
+def require_matrix(matrix: np.ndarray, size: int) -> None:
+    """Check that a matrix is an H of `size` units."""
     if matrix.shape != (size, size):
         raise InputError(
             f"H has shape {matrix.shape}, but there are {size} units. Give one row and one column "
@@ -383,7 +279,7 @@ def require_matrix(matrix: np.ndarray, size: int, *, signed: bool) -> None:
             f"{scale:.3g}. It is not a Gram matrix; check its source."
         )
     lowest = float(np.diagonal(matrix).min(initial=0.0))
-    if lowest < -1e-9 * scale and not signed:
+    if lowest < -1e-9 * scale:
         raise NumericalError(
             f"H has a negative diagonal entry {lowest:.3g}, impossible for a Gram matrix "
             "(Proposition gram). Check its source."

@@ -55,24 +55,21 @@ def sequence_gram(
 
     Returns:
         [M, M] float64, the sum over T(x) of the products of D_u and D_v. Summed over all sequences
-        and divided by the total number of positions (the P of eq. gram) it is H. The diagonal also
-        has twice the first-order term, which is 0 if no unit is removed beforehand.
+        and divided by the total number of positions (the P of eq. gram) it is H.
     """
-    with setup.begin(calibration, number, batches.first(units)) as start:  # the teacher pass
-        z_0, p_0 = start.logits, start.probabilities  # [P, r] on V_r(x, t), p_0 renormalized
-        D = z_0.new_empty(len(units), z_0.numel())  # whitened shifts of eq. (gram), a row per unit
-        slope = torch.zeros(len(units), dtype=torch.float64)
-        for listener in listeners:
-            listener.begin(start)
-        # for each unit u, mask only u; those of a layer run together: hidden is [B, P, d]
-        for rows, hidden in batches.of(units, start.replay.ride):
-            with batches.halved_when_too_large():
-                batch = start.ablations(rows, hidden)  # z_-u - z_0 on the support, centred
-                for listener in listeners:
-                    listener.hear(batch)
-                slope[rows] = batch.first_order.sum(dim=-1).cpu()
-                torch.mul(batch.shift, p_0.sqrt(), out=D[rows].view(batch.shift.shape))  # eq. (huv)
-    return gram_matrix(D) + 2 * np.diag(slope)
+    start = setup.begin(calibration, number, batches.first(units))  # the teacher pass
+    p_0 = start.teacher.probabilities  # [P, r] on V_r(x, t), renormalized
+    D = p_0.new_empty(len(units), p_0.numel())  # whitened shifts of eq. (gram), a row per unit
+    for listener in listeners:
+        listener.begin(start)
+    # for each unit u, mask only u; those of a layer run together: hidden is [B, P, d]
+    for rows, hidden in batches.of(units, start.replay.ride):
+        with batches.halved_when_too_large():
+            batch = start.ablations(rows, hidden)  # z_-u - z_0 on the support, centred
+            for listener in listeners:
+                listener.hear(batch)
+            torch.mul(batch.shift, p_0.sqrt(), out=D[rows].view(batch.shift.shape))  # eq. (huv)
+    return gram_matrix(D)
 
 
 def gram_matrix(features: Tensor) -> np.ndarray:

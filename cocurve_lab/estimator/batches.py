@@ -127,24 +127,9 @@ def block_from(
     return found
 
 
-def sweeps(units: Sequence[Unit], size: int, block: int, removed: bool = False) -> list[int]:
-    """Return the layer that each pass over a sequence starts in; it runs all from there on.
-
-    The first block rides along in the pass that ablations start from, which starts in layer 0. With
-    `removed` units, the teacher needs a pass of its own. `size` and `block` are as for `Batches`.
-    """
-    found, start = [0] * (1 + removed), len(units)
-    if units:
-        start = block_from(units, 0, size, block)[-1][0].stop
-    while start < len(units):
-        found.append(units[start].layer)
-        start = block_from(units, start, size, block)[-1][0].stop
-    return found
-
-
 @dataclass(frozen=True)
 class Room:
-    """What a build may take on its device; plain numbers, so that a forecast can make it up.
+    """The memory that a build may take on its device.
 
     Attributes:
         free: bytes that can still be taken.

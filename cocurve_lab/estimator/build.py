@@ -20,7 +20,7 @@ import numpy as np
 from ..base.arguments import require_threads
 from ..base.atomic import is_full, previous, write_atomically
 from ..base.errors import CocurveError, FileFormatError
-from ..base.progress import Progress, duration, open_bar
+from ..base.progress import Progress, open_bar
 from ..base.schema import (
     COUNT,
     OBJECT,
@@ -35,7 +35,6 @@ from ..base.schema import (
     reading,
     require_fields,
 )
-from ..base.seams import require_extension
 from ..base.storage import dump_plain, load_plain, require_settings
 from ..base.tables import fold
 from ..calibration import CalibrationSet
@@ -51,13 +50,12 @@ from ..curvature.settings import (
 )
 from ..models.architectures import describe
 from ..models.identity import model_device
-from ..models.layers import bytes_of, weights_of
 from ..models.runtime import device_name
 from ..models.units import UnitSet
-from .batches import SMALLER, memory_needed, sweeps
+from .batches import SMALLER
 from .risks import is_guess, told_fit
 from .sums import GroupSums, Measured, Value, within_memory
-from .worker import Executor, LocalExecutor, Preparation, WorkerPool, WorkItem
+from .worker import Executor, LocalExecutor, WorkerPool, WorkItem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -75,8 +73,6 @@ _CHECKPOINT: Schema = {
     "seconds": Field("seconds of each sequence", list_of(SECONDS.fits)),
     "events": TEXTS,
     **SUMS,
-    "sketch": Field("positions and tokens", list_of(POSITIVE.fits), optional=True),
-    "shifts": OBJECT._replace(optional=True),
 }
 
 
@@ -123,10 +119,6 @@ class Build:
         if options.shard is not None:  # a setting, so that no other shard resumes its checkpoint
             settings = settings | {"shard": list(options.shard)}
         threads = require_threads(options.num_threads or executor.threads(), "num_threads")
-        sketches = None
-        if options.sketch is not None:
-            make = require_extension("sketches of a build", "sketch_positions")
-            sketches = make(options.sketch)
         runtime: dict[str, Any] = dict.fromkeys(RUNTIME)
         runtime |= {"num_threads": threads, "units_per_batch": options.units_per_batch}
         build = cls(
@@ -136,7 +128,7 @@ class Build:
             calibration,
             options,
             checkpoint=None if checkpoint is None else Path(checkpoint),
-            sums=GroupSums(groups, len(units), with_risks=True, sketches=sketches),
+            sums=GroupSums(groups, len(units), with_risks=True),
             runtime=runtime,
             executor=executor,
             numbers=shard_sequences(options.shard, groups, len(calibration)),
@@ -149,11 +141,6 @@ class Build:
     def total(self) -> int:
         """Number of sequences of this build or shard."""
         return len(self.numbers)
-
-    @property
-    def removed(self) -> tuple[int, ...]:
-        """Indices of the units that are masked throughout."""
-        return tuple(self.settings.get("removed", ()))
 
     @property
     def done(self) -> int:
@@ -183,8 +170,6 @@ class Build:
             with self.executor.open(model, self._work()) as pool:
                 device = pool.device
                 self._settle_runtime(pool)
-                if progress:
-                    print(self._within_memory(lambda: self._announcement(model, pool)), flush=True)
                 self._go_on(pool, progress, describe(model).vocabulary)
         curvature = self.sums.curvature(self.units, self._provenance(device))
         if self.stopped != _BY_HAND:
@@ -193,13 +178,12 @@ class Build:
 
     def _go_on(self, pool: WorkerPool, progress: Progress, vocabulary: int) -> None:
         """Measure and add the remaining sequences, saving in between."""
-        saved, size = time.monotonic(), len(self.units) - len(self.removed)
-        rest = f" without {len(self.removed)} units" if self.removed else ""
+        saved, size = time.monotonic(), len(self.units)
         with open_bar(
             progress,
             total=self.total * size,
             initial=self.done * size,
-            desc=f"H of {self.name}{rest}",
+            desc=f"H of {self.name}",
             unit="ablation",
         ) as bar:
             try:
@@ -263,11 +247,8 @@ class Build:
             groups=self.settings["groups"],
             num_threads=self.runtime["num_threads"],
             units_per_batch=self.runtime["units_per_batch"],
-            removed=self.removed,
-            sketch_positions=0 if self.sums.sketches is None else self.options.sketch_positions,
         )
-        left = self.total - self.done
-        return WorkItem(self.units, self.calibration, self.settings["top_r"], options, left)
+        return WorkItem(self.units, self.calibration, self.settings["top_r"], options)
 
     def _settle_runtime(self, pool: WorkerPool) -> None:
         stored = self.runtime["device_kind"]
@@ -275,48 +256,6 @@ class Build:
             self._note(f"moved from {stored} to {pool.device_kind}")
         self.runtime["device_kind"] = pool.device_kind
         self.runtime["units_per_batch"] = pool.units_per_batch
-
-    def _announcement(self, model: PreTrainedModel, pool: WorkerPool) -> str:
-        """Time, memory and size of the build, in words."""
-        source, batch = weights_of(model), pool.units_per_batch
-        before = source.bytes_read
-        seconds = pool.seconds()
-        taking = "" if seconds is None else f"about {duration(seconds)} and "
-        preparing = Preparation.of(describe(model), self.calibration, self.options)
-        memory = memory_needed(
-            *(describe(model), self.units, self.calibration, self.settings["top_r"], batch),
-            full_vocabulary=self.options.full_vocabulary,
-            block=pool.block if source.devices else 0,
-        )
-        memory = max(memory + preparing.kept, preparing.peak)
-        shard = self.settings.get("shard")
-        whose = "" if shard is None else f" (shard {shard[0]} of {shard[1]})"
-        left = len(self.units) - len(self.removed)
-        present = bytes_of(weight for weight in model.parameters() if not weight.is_meta)
-        beside, reading = "of the model", ""
-        if source.devices:
-            gone = set(self.removed)
-            ablated = [unit for at, unit in enumerate(self.units) if at not in gone]
-            passes = sweeps(ablated, batch, pool.block, bool(gone))
-            read, blocks = sum(map(source.bytes_from, passes)), len(passes) - bool(gone)
-            first = source.bytes_read - before + pool.workers * preparing.bytes_read
-            everything = first + read * (self.total - self.done)
-            beside = "that stay"
-            reading = (
-                f"Ablations advance in {blocks} block{'s' if blocks > 1 else ''} of at "
-                f"most {max(batch, pool.block)}: {read / 1e9:.2g} GB of weights are read for each "
-                f"sequence, {everything / 1e9:.2g} GB in all"
-                f"{f' ({first / 1e9:.2g} GB before the first)' if first else ''}. "
-            )
-        text = (
-            f"{left} units x {self.total - self.done} sequences{whose} of "
-            f"{self.calibration.seq_len} tokens, {self.calibration.positions_per_sequence} scored "
-            f"each: {taking}{memory / 1e9:.2g} GB beside the {present / 1e9:.2g} GB of weights "
-            f"{beside} ({self.settings['model_dtype']} on {pool.device_kind}, {batch} ablations "
-            "per batch). "
-            f"{reading}Interrupts keep finished rows."
-        )
-        return fold(text)
 
     def _provenance(self, device: str) -> dict[str, Any]:
         facts = {
@@ -344,8 +283,6 @@ class Build:
             "events": self.events,
             **{name: getattr(self.sums, name) for name in SUMS},
         }
-        if self.sums.sketches is not None:
-            content |= self.sums.sketches.stored()
         try:
             write_atomically(self.checkpoint, dump_plain(content), keep_previous=True)
         except OSError as error:  # a full disk must not cost the hours that are done
@@ -380,14 +317,10 @@ class Build:
         require_settings(content["settings"], asked_for, f"the checkpoint {path}")
         with reading(path, "Delete it and build again."):
             self._require_consistent(content)
-            other = "" if self.sums.sketches is None else self.sums.sketches.restore(content)
         for name in (*SUMS, "seconds"):
             setattr(self.sums, name, content[name])
         self.sums.losses = content.get("losses", [])
         self.events = content["events"]
-        if other:
-            self.sums.sketches = None
-            self._note(other)
         asked = self.runtime
         # with the stored threads and batch size the result has the bits of an uninterrupted build
         self.runtime = content["runtime"]

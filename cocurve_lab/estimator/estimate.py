@@ -1,4 +1,4 @@
-"""`estimate_curvature`: from a model to H by ablations, or to H* by derivatives.
+"""`estimate_curvature`: from a model to H by ablations.
 
 `load_or_estimate` keeps H in a folder. The algorithm itself is in algorithm1.py, the sum over
 sequences in sums.py and build.py.
@@ -9,20 +9,19 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..base.arguments import as_int, require_type
+from ..base.arguments import as_int, require_choice, require_type
 from ..base.atomic import clean, previous
-from ..base.errors import InputError, shown
+from ..base.errors import InputError
 from ..base.origin import LOADED
 from ..base.progress import Progress
-from ..base.seams import require_extension
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature, merge_shards
 from ..curvature.settings import MAY_BE_ABSENT, BuildOptions
 from ..models.architectures import describe
 from ..models.identity import known_record, model_dtype, model_name
-from ..models.runtime import require_measurable, require_one_device
+from ..models.runtime import require_measurable
 from ..models.units import UnitSet, enumerate_units, require_units
 from .build import Build, remedy, tell_text
 from .files import build_path, checkpoint_of, complete_shards, files_in, kept_at
@@ -34,31 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-METHODS = ("ablation", "probe", "exact")
-
-
-class Derivatives(Protocol):
-    """Options of a method in which derivatives stand for removals (extensions/analysis)."""
-
-    method: ClassVar[str]  # as the provenance names it
-    name: ClassVar[str]  # in messages
-
-    @property
-    def groups(self) -> int: ...
-    def marks(self, units: UnitSet) -> dict[str, Any]: ...
-    def estimate(
-        self,
-        model: PreTrainedModel,
-        units: UnitSet,
-        calibration: CalibrationSet,
-        settings: dict[str, Any],
-        progress: Progress,
-    ) -> Curvature: ...
-
-
-Options = BuildOptions | Derivatives  # the type of the options is the method
-
-
 def estimate_curvature(
     model: PreTrainedModel,
     units: UnitSet | None,
@@ -67,8 +41,8 @@ def estimate_curvature(
     *,
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress = True,
-    method: Literal["ablation", "probe", "exact"] | None = None,
-    options: Options | None = None,
+    method: Literal["ablation"] = "ablation",
+    options: BuildOptions | None = None,
     executor: Executor | None = None,
 ) -> Curvature:
     """Estimate H by single-unit ablations (eq. huv, eq. gram, Alg. 1).
@@ -82,21 +56,15 @@ def estimate_curvature(
     model, compared with float64 on the same weights, float32 differs by 4e-6 in Frobenius norm,
     float16 by 0.2 % and bfloat16 by 1.6 %; single diagonal entries by up to 14 % in bfloat16.
 
-    Two other methods give the infinitesimal H*, in which derivatives stand for removals:
-    `method="probe"` a quick unbiased preview of it from random probes, about three forward passes
-    each; `method="exact"` H* itself, at about six times the cost of a build.
-
     Args:
         model: a supported causal language model; measured in eval mode, left as it was.
         units: from `enumerate_units(model)`; None does that.
         calibration: rows and scored positions.
         top_r: r, size of the shared support; a smaller vocabulary is taken whole.
         checkpoint: file to resume from and to write to; None keeps nothing.
-        progress: show the estimated time and a progress bar; "lines" writes lines for a log file
-            instead.
-        method: "ablation" (the paper's, the default), "probe" or "exact"; it stands for the default
-            options of that method.
-        options: BuildOptions, ProbeOptions or ExactOptions; their type chooses the method.
+        progress: show a progress bar; "lines" writes lines for a log file instead.
+        method: "ablation", the paper's and the only one.
+        options: further settings of the build; None takes the paper's.
         executor: where to measure sequences: None is this process, or give `ray_executor(...)`. The
             result has the same bits on devices of one kind.
 
@@ -109,38 +77,15 @@ def estimate_curvature(
         A Curvature [M, M] in nats per token. After Ctrl-C with at least one sequence done, it is
         the estimate over the sequences done, with provenance["complete"] False.
     """
-    options = _chosen(method, options)
+    require_choice(method, Literal["ablation"], "method")
+    options = BuildOptions() if options is None else options
+    require_type(options, BuildOptions, "options")
     units = units or enumerate_units(model)
-    if isinstance(options, BuildOptions):
-        settings = build_settings(model, units, calibration, top_r, options)
-        build = Build.start(
-            settings, model_name(model), units, calibration, options, checkpoint, executor
-        )
-        return _marked(build.run(model, progress=progress), model)
-    for name, given, why in (
-        ("checkpoint", checkpoint, "keeps none"),
-        ("executor", executor, "runs here"),
-    ):
-        if given is not None:
-            raise InputError(
-                f"{name} is {shown(given)}, but {options.name} {why}. Omit {name}; the result can "
-                "be saved with save(path)."
-            )
-    require_one_device(model)  # derivatives need the weights of all layers
     settings = build_settings(model, units, calibration, top_r, options)
-    return _marked(options.estimate(model, units, calibration, settings, progress), model)
-
-
-def exact_curvature(
-    model: PreTrainedModel,
-    units: UnitSet | None,
-    calibration: CalibrationSet,
-    top_r: int = 256,
-    *,
-    progress: Progress = True,
-) -> Curvature:
-    """Estimate the exact infinitesimal H* [M, M], as `estimate_curvature(..., method="exact")`."""
-    return estimate_curvature(model, units, calibration, top_r, progress=progress, method="exact")
+    build = Build.start(
+        settings, model_name(model), units, calibration, options, checkpoint, executor
+    )
+    return _marked(build.run(model, progress=progress), model)
 
 
 def load_or_estimate(
@@ -231,7 +176,7 @@ def build_settings(
     units: UnitSet,
     calibration: CalibrationSet,
     top_r: int,
-    options: Options,
+    options: BuildOptions,
 ) -> dict[str, Any]:
     """Collect all settings that decide H; they are stored with it and compared on loading.
 
@@ -245,9 +190,7 @@ def build_settings(
     if top_r < 1:
         raise InputError(f"top_r is {top_r}. Give a support of at least one token.")
     require_measurable(model, calibration)
-    if isinstance(options, BuildOptions) and options.bfloat16_products:
-        require_extension("require products", "bfloat16_products")(model)
-    return options.marks(units) | {
+    return options.marks() | {
         "model_fingerprint": known_record(model, fresh=True)["checkpoint"][LOADED],
         "model_dtype": model_dtype(model),
         "units_fingerprint": units.fingerprint,
@@ -257,28 +200,6 @@ def build_settings(
         "positions_per_sequence": calibration.positions_per_sequence,
         # as it is used, so that any r above the vocabulary is one build
         "top_r": min(top_r, describe(model).vocabulary),
-        "method": options.method,
+        "method": "ablation",
         "groups": min(options.groups, len(calibration)),
     }
-
-
-def _options_of(method: str) -> Any:
-    if method == "ablation":
-        return BuildOptions
-    return require_extension(f"{method} options", f"method {method!r}")
-
-
-def _chosen(method: str | None, options: Options | None) -> Options:
-    if method is not None and method not in METHODS:
-        raise InputError(f"method is {method!r}; choose from {', '.join(map(repr, METHODS))}.")
-    if options is None:
-        return _options_of(method or "ablation")()
-    if isinstance(options, BuildOptions) and method in (None, "ablation"):
-        return options
-    allowed = [_options_of(name) for name in METHODS if method in (None, name)]
-    if not isinstance(options, tuple(allowed)):
-        raise InputError(
-            f"options is {type(options).__name__}, but estimate_curvature takes "
-            f"{', '.join(each.__name__ for each in allowed)}. Pass that, or None."
-        )
-    return options

@@ -14,7 +14,7 @@ CoCurve Estimator", prefix-cache replay).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -69,8 +69,6 @@ class Replay:
     Args:
         input_ids: [1, T] int64 on the model's device.
         positions: [P] int64 on the model's device, the scored positions.
-        refit_scales: what an ablation takes from each block's columns [W, W]; None: the unit's own
-            columns, as in the paper.
         along: the batches that `ride` will be asked for first. Where weights come from elsewhere,
             they ride along in this pass, while each layer is there for it.
     """
@@ -80,11 +78,10 @@ class Replay:
         architecture: Architecture,
         input_ids: Tensor,
         positions: Tensor,
-        refit_scales: Mapping[tuple[int, Kind], Tensor] | None = None,
         along: Batched = (),
     ) -> None:
         self.architecture = architecture
-        self.input_ids, self.positions, self.refit_scales = input_ids, positions, refit_scales
+        self.input_ids, self.positions = input_ids, positions
         self.source = weights_of(architecture.model)
         self._traces: dict[int, dict[Kind | int, BlockTrace]] = {}
         # what rides along, and its states; None if nothing does, or if it did not fit
@@ -214,9 +211,8 @@ class Replay:
             return scaled(self.architecture, stack_rows(self.architecture, masks))
         own = self._trace(layer)[kind]
         projection = self.architecture.output_projection(layer, kind)
-        taken = None if self.refit_scales is None else self.refit_scales[layer, kind]
         columns, write = own.columns[:, keep], own.write[:, keep]
-        return _answering(own, _writes_without(projection, columns, write, units, taken))
+        return _answering(own, _writes_without(projection, columns, write, units))
 
     def _trace(self, layer: int) -> dict[Kind | int, BlockTrace]:
         """Return the teacher's activations inside a layer, by kind of block; mixers by number."""
@@ -335,13 +331,7 @@ def _answering(trace: BlockTrace, write: Tensor) -> Any:
     return replaced_forward(trace.module, lambda *_, **__: answer)
 
 
-def _writes_without(
-    projection: Any,
-    columns: Tensor,
-    write: Tensor,
-    units: list[Unit],
-    taken: Tensor | None = None,
-) -> Tensor:
+def _writes_without(projection: Any, columns: Tensor, write: Tensor, units: list[Unit]) -> Tensor:
     """Return the writes of a block without each of B units [B, T, d]."""
     if is_packed(projection):  # packed weights cannot be sliced: run them on masked columns
         masked = columns.repeat(len(units), 1, 1)
@@ -349,9 +339,8 @@ def _writes_without(
             row[:, unit.start : unit.stop] = 0
         return projection(masked)
     weight = weight_of(projection)
-    gone = columns[0] if taken is None else F.linear(columns[0], taken)
     own = [
-        F.linear(gone[:, unit.start : unit.stop], weight[:, unit.start : unit.stop])
+        F.linear(columns[0, :, unit.start : unit.stop], weight[:, unit.start : unit.stop])
         for unit in units
     ]
     without = write - torch.stack(own)

@@ -38,7 +38,7 @@ class UnitRisks:
         full_kl: `FullVocabulary.kl`, for risks over the full vocabulary; None: on the support.
 
     Attributes:
-        risk: [M] float64, the sum over positions of KL(p_0 || p_-u) - KL(p_0 || p_S), in nats.
+        risk: [M] float64, the sum over positions of KL(p_0 || p_-u), in nats.
         sure_risk: [M] float64, the part of `risk` where the teacher is sure (`saturation.SURE`).
     """
 
@@ -54,10 +54,10 @@ class UnitRisks:
     def hear(self, batch: Ablations) -> None:
         start, rows = batch.start, batch.rows
         if self.full_kl is None:
-            kl = centered_kl(start.probabilities, batch.shift)
+            kl = centered_kl(start.teacher.probabilities, batch.shift)
         else:
             kl = self.full_kl(start.replay.scored_hidden, batch.hidden)
-        kl = in_double(kl) + batch.first_order
+        kl = in_double(kl)
         self.risk[rows] = kl.sum(dim=-1).cpu()
         self.sure_risk[rows] = (kl * self.sure.to(kl.device)).sum(dim=-1).cpu()
 
@@ -77,14 +77,13 @@ class FullVocabulary:
 
     Args:
         architecture: the model. In half precision its head is copied once, to float32.
-        temperature: by which all logits are divided.
     """
 
-    def __init__(self, architecture: Architecture, temperature: float = 1.0) -> None:
+    def __init__(self, architecture: Architecture) -> None:
         self.size = architecture.vocabulary
         # every token in order is a support that is the same at any positions
         every = torch.arange(self.size, device=model_device(architecture.model))[None]
-        self.head = SupportHead(architecture, every, temperature)
+        self.head = SupportHead(architecture, every)
 
     def kl(self, teacher: Tensor, ablated: Tensor) -> Tensor:
         """Return the KL [B, P] in nats; a few positions at a time, to bound the memory.
@@ -109,7 +108,7 @@ class RowLoss:
     """Measures the dense model on a row, from the hidden states that a build has anyway.
 
     Attributes:
-        mean: nats per scored token; None in a build that starts without some units.
+        mean: nats per scored token.
     """
 
     def __init__(
@@ -120,8 +119,7 @@ class RowLoss:
         self.mean: float | None = None
 
     def begin(self, start: AblationPass) -> None:
-        if start.base is None:
-            self.mean = mean_loss(self.architecture, start.replay.scored_hidden[0], self.next)
+        self.mean = mean_loss(self.architecture, start.replay.scored_hidden[0], self.next)
 
     def hear(self, batch: Ablations) -> None:
         """Ablations do not matter here."""

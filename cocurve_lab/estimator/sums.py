@@ -2,13 +2,11 @@
 
 Sequences outside, units inside: the Gram of one sequence is added and its features are dropped, so
 memory does not grow with the calibration, an interrupted build is already an estimate, and builds
-over other sequences can be merged. Groups are kept apart for error bars. Builds by ablations, by
-probes and by exact derivatives all sum here.
+over other sequences can be merged. Groups are kept apart for error bars.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -16,17 +14,14 @@ import numpy as np
 
 from ..base.errors import InputError
 from ..base.interrupts import uninterrupted
-from ..base.progress import Progress, open_bar
-from ..base.tables import fold
 from ..base.text_windows import record, windows
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
-from ..models.identity import model_device, model_name
-from ..models.runtime import device_name, is_out_of_memory, software_versions
+from ..models.runtime import is_out_of_memory, software_versions
 from ..models.units import UnitSet
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    pass
 
 Value = TypeVar("Value")
 
@@ -44,7 +39,6 @@ class Measured(NamedTuple):
         notes: events that belong in the provenance.
         sure: number of positions where the teacher is sure (`saturation.SURE`), and the part of
             `risks` there [M] float64, nats; None if unknown.
-        sketch: this sequence's part of the sketch of shifts; None if none is kept.
         loss: the dense model's nats per scored token; None if unknown.
     """
 
@@ -55,7 +49,6 @@ class Measured(NamedTuple):
     units_per_batch: int = 1
     notes: tuple[str, ...] = ()
     sure: tuple[int, np.ndarray] | None = None
-    sketch: Any = None
     loss: float | None = None
 
 
@@ -67,10 +60,9 @@ class GroupSums:
             three are None where units are not removed.
         seconds: what each sequence done took.
         losses: `Measured.loss` of each sequence that has one.
-        sketches: keeps the sketch of shifts of each sequence; None where none is kept.
     """
 
-    def __init__(self, groups: int, size: int, *, with_risks: bool, sketches: Any = None) -> None:
+    def __init__(self, groups: int, size: int, *, with_risks: bool) -> None:
         self.grams = np.zeros((groups, size, size))
         self.positions = np.zeros(groups, np.int64)
         self.risks = np.zeros((groups, size)) if with_risks else None
@@ -78,7 +70,6 @@ class GroupSums:
         self.sure_risks = np.zeros((groups, size)) if with_risks else None
         self.seconds: list[float] = []
         self.losses: list[float] = []
-        self.sketches = sketches
 
     @property
     def done(self) -> int:
@@ -97,8 +88,6 @@ class GroupSums:
             if sure is not None and self.sure_positions is not None and self.sure_risks is not None:
                 self.sure_positions[group] += sure[0]
                 self.sure_risks[group] += sure[1]
-            if self.sketches is not None and measured.sketch is not None:
-                self.sketches.add(measured.sketch)
             self.positions[group] += measured.positions
             self.seconds.append(seconds)
             if measured.loss is not None:
@@ -113,10 +102,7 @@ class GroupSums:
             for array in (self.risks, self.sure_positions, self.sure_risks)
         )
         parts = (self.grams[groups], self.positions[groups], risks)
-        found = Curvature.from_groups(units, *parts, provenance, *sure)
-        if self.sketches is None or groups != slice(None):
-            return found
-        return self.sketches.attached(found)
+        return Curvature.from_groups(units, *parts, provenance, *sure)
 
     def facts(self, calibration: CalibrationSet, numbers: list[int]) -> dict[str, Any]:
         """Return what the provenance records of the sequences done, the first of `numbers`."""
@@ -133,43 +119,6 @@ class GroupSums:
             "sequence_seconds": list(self.seconds),
             "versions": software_versions(),
         }
-
-
-def sum_derivatives(
-    model: PreTrainedModel,
-    units: UnitSet,
-    calibration: CalibrationSet,
-    settings: dict[str, Any],
-    gram: Callable[[int], np.ndarray],
-    *,
-    weight: int,
-    label: str,
-    progress: Progress,
-) -> Curvature:
-    """Build H* from gram(number), the Gram [M, M] of a sequence; after Ctrl-C, over those done.
-
-    `settings` are those of `estimate.build_settings`; a sequence counts for `weight` positions.
-    """
-    sums, total = GroupSums(settings["groups"], len(units), with_risks=False), len(calibration)
-    with open_bar(progress, total=total, desc=label, unit="sequence") as bar:
-        try:
-            for number in range(total):
-                begun = time.monotonic()
-                found = within_memory(
-                    lambda number=number: gram(number),  # type: ignore[misc]
-                    f"memory runs out on sequence {number}: derivatives keep the activations of a "
-                    "whole row ({error}). Use shorter rows, bfloat16 weights, or a larger device.",
-                )
-                sums.add(Measured(number, found, None, weight), time.monotonic() - begun)
-                bar.update()
-        except KeyboardInterrupt:
-            if sums.done == 0:
-                raise
-            bar.leave = False
-            bar.write(fold(f"Interrupted. H over {sums.done} of {total} sequences is kept."))
-    facts = {"model_name": model_name(model), "device": device_name(model_device(model))}
-    facts |= sums.facts(calibration, list(range(total)))
-    return sums.curvature(units, settings | facts)
 
 
 def within_memory(step: Callable[[], Value], message: str) -> Value:

@@ -22,14 +22,11 @@ class SupportHead:
     Args:
         architecture: the model, whose logits are the head's own z, scaled and capped if it says so.
         support: [P, r] int64 token ids, the same for every unit (Alg. 1: one coordinate system).
-        temperature: by which all logits are divided; 1 is the paper's.
     """
 
-    def __init__(
-        self, architecture: Architecture, support: Tensor, temperature: float = 1.0
-    ) -> None:
+    def __init__(self, architecture: Architecture, support: Tensor) -> None:
         self.weight: Tensor = architecture.head.weight
-        self.bias, self.temperature = architecture.head.bias, temperature
+        self.bias = architecture.head.bias
         self.cap, self.scale = architecture.logit_cap, architecture.logit_scale
         self.support = support = support.to(self.weight.device)
         vocabulary, size = self.weight.shape
@@ -51,25 +48,14 @@ class SupportHead:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Compute the logits [B, P, r], float32 or better, of hidden states [B, P, d]."""
-        logits = self.linear(hidden)
+        logits = self._linear(widen(hidden).to(self.weight.device)).to(hidden.device)
         logits = logits if self.scale == 1 else logits.mul_(self.scale)
         if self.cap is not None:
             logits = logits.div_(self.cap).tanh_().mul_(self.cap)
-        return logits if self.temperature == 1 else logits / self.temperature
-
-    def slope(self, logits: Tensor) -> Tensor | None:
-        """Compute d(logit) / d(head's z) at given logits, in their shape; None if it is 1."""
-        if self.cap is None:
-            return None if self.scale == 1 else torch.full_like(logits, self.scale)
-        return self.scale * (1 - (logits / self.cap).square())
-
-    def linear(self, hidden: Tensor) -> Tensor:
-        """Compute the head's own z [B, P, r], before a scale and a cap."""
-        device = hidden.device
-        return self._linear(widen(hidden).to(self.weight.device)).to(device)
+        return logits
 
     def _linear(self, hidden: Tensor) -> Tensor:
-        """The same, on the device of the head."""
+        """Compute the head's own z [B, P, r], before a scale and a cap, on its device."""
         if self.columns is not None:
             logits = torch.bmm(hidden.transpose(0, 1), self.columns).transpose(0, 1)
             return logits if self.bias is None else logits + widen(self.bias[self.support])

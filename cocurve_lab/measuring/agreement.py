@@ -6,16 +6,12 @@ This file needs numpy and scipy only: it makes plans, and `measure_plans` measur
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
 from ..base.errors import InputError
-from ..base.seams import extension
 from ..curvature.matrix import Curvature
 from ..models.units import UnitSet
 from ..solver.selection import Selection
@@ -30,8 +26,6 @@ PREDICTIONS = {
     "predicted": "½ sᵀHs",
     "diagonal": "½ Σ H_uu",
     "single_units": "Σ KL of each unit alone",
-    "pair_kl": "pair KL",
-    "additive_kl": "additive KL",
 }
 FEW = 3  # fewer points have no correlation: two always lie on a line
 _TRIES = 50  # draws per wanted set; after that a small model is assumed to have no more sets
@@ -122,11 +116,10 @@ def _why_none(x: np.ndarray, y: np.ndarray) -> str:
 
 
 def predictions(curvature: Curvature, pruned: Sequence[int]) -> dict[str, float | None]:
-    """Compute the scores that order plans: with edges, without, without H, and from the shifts.
+    """Compute the scores that order plans: with edges, without edges, and without H.
 
     The two without edges are what a ranking by H must beat. The second of them knows no quadratic
-    form either: what it lacks of the measured risk is the interaction of the units alone. The two
-    from the shifts are not in the paper (extensions/surrogates).
+    form either: what it lacks of the measured risk is the interaction of the units alone.
 
     Args:
         curvature: H [M, M].
@@ -136,41 +129,14 @@ def predictions(curvature: Curvature, pruned: Sequence[int]) -> dict[str, float 
         Nats per token: "predicted" 1/2 s^T H s (eq. quadratic); "diagonal" 1/2 sum of H_uu;
         "single_units" the sum of R({u}), the KL of removing each unit alone as the build measured
         it (`Curvature.single_unit_risk`, over the tokens of its `risk_support`), None where it did
-        not; "pair_kl" 1/2 s^T Q s and "additive_kl" F(S), both on the part "price" of the sketch of
-        shifts, None without one. A plan solved on the part "fit" has not seen those positions; H
-        has.
+        not.
     """
-    chosen, alone, prices = list(pruned), curvature.single_unit_risk, _prices(curvature)
-    pair_kl, additive_kl = (None, None) if prices is None else prices.of(chosen)
+    chosen, alone = list(pruned), curvature.single_unit_risk
     return {
         "predicted": curvature.risk(chosen),
         "diagonal": float(curvature.saliency[chosen].sum() / 2),
         "single_units": None if alone is None else float(alone[chosen].sum()),
-        "pair_kl": pair_kl,
-        "additive_kl": additive_kl,
     }
-
-
-def price_error(curvature: Curvature, pruned: Sequence[int]) -> float:
-    """Compute the standard error of "additive_kl" in `predictions`, over groups of sequences.
-
-    NaN without a sketch of shifts, or where its part "price" has one group only.
-    """
-    prices = _prices(curvature)
-    return float("nan") if prices is None else prices.additive.standard_error(pruned)
-
-
-_PRICES: WeakKeyDictionary[Curvature, Any] = WeakKeyDictionary()
-
-
-def _prices(curvature: Curvature) -> Any:
-    """None where there is no sketch of shifts, or it has no part "price"."""
-    if curvature not in _PRICES:
-        _PRICES[curvature] = None
-        make = extension("prices of plans")
-        with suppress(InputError):
-            _PRICES[curvature] = None if make is None else make(curvature)
-    return _PRICES[curvature]
 
 
 # Pools of plans ---------------------------------------------------------------------------------

@@ -65,8 +65,7 @@ class RiskSplit(Folded):
         p_max: probability of the teacher's first choice, in [0, 1].
         quadratic_of_sum: A, 1/2 dz^T F dz of the summed shifts of the units, each removed alone.
             Its mean is 1/2 s^T H s of an H on these very rows and the full vocabulary.
-        kl_of_sum: B, the exact KL of the summed shifts: the additive KL of the plan
-            (`Curvature.additive`), here on other text and over the full vocabulary.
+        kl_of_sum: B, the exact KL of the summed shifts, over the full vocabulary.
         quadratic_of_joint: C, 1/2 dz^T F dz of the true shift of the plan.
         kl_of_joint: D, the KL of the plan, as `measure_plans` has it.
         units_predicted: sum over the units of 1/2 dz^T F dz of each alone: 1/2 sum of H_uu.

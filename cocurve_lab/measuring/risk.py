@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import ceil, inf
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -364,8 +364,6 @@ class Meter:
         lacking = len(memory.absent(plans, rows))
         wanted, scales[DENSE] = [*plans, DENSE], {}
         todo = {n: marks for n in rows if (marks := memory.absent(wanted, n))}
-        if progress and todo:
-            self.engine.announce([sum(bool(scales[m]) for m in marks) for marks in todo.values()])
         label = f"KL of {lacking} plan{'' if lacking == 1 else 's'}"
         bar = open_bar(progress, total=len(todo), desc=label, unit="sequence")
         with measuring(self.model, torch.get_num_threads()), bar:
@@ -498,18 +496,6 @@ class _Engine:
         if self.passes is None:
             return self.batch
         return self.passes.most_together(self.batch, self.most)
-
-    def announce(self, counts: Sequence[int]) -> None:
-        """Print what measuring takes where weights come from elsewhere.
-
-        Args:
-            counts: plans that change something, for each sequence to be measured.
-        """
-        if self.passes is None:
-            return
-        size = min(self._together(), max(counts))
-        passes = sum(max(1, ceil(count / size)) for count in counts)
-        print(self.passes.announcement(self.batch, size, passes), flush=True)
 
     def _run(
         self, ids: Tensor, positions: Tensor, teacher: Tensor | None, rows: list[Scales]

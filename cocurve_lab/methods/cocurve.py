@@ -9,15 +9,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ..base.arguments import require_choice
-from ..base.errors import FileFormatError, InfeasibleError, InputError, MismatchError
+from ..base.errors import FileFormatError, InfeasibleError, InputError
 from ..calibration import CalibrationSet
 from ..curvature.matrix import GROUPED, Curvature
-from ..curvature.settings import BuildOptions
 from ..estimator.estimate import estimate_curvature
-from ..extensions.surrogates.pair_kl import PAIR_KL
-from ..extensions.surrogates.shifts import Shifts
-from ..extensions.surrogates.sketched import with_shifts
 from ..models.unit import Kind
 from ..models.units import UnitSet
 from ..solver.gains import solve_gains
@@ -33,8 +28,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Strength = float | Literal["gate"]
-Surrogate = Literal["H", "pair-kl", "additive-kl"]
-_SHIFTS = "shifts/"  # before the names of the arrays of a sketch
 
 
 @dataclass(frozen=True)
@@ -56,18 +49,12 @@ class CoCurve(Method):
             where they help on held-out rows.
         measured_diagonal: solve on H with the measured KL of single units on its diagonal (see
             `variants.measured_diagonal`), on the top-r support of H; not in the paper.
-        surrogate: what is solved on: H; or, from the sketch of shifts beside it, the pair KL or the
-            additive KL. These two are not in the paper.
-        refit_ratio: build H of a model that will be refitted (`BuildOptions.refit_ratio`); not in
-            the paper.
     """
 
     interaction_strength: Strength = 1.0
     top_r: int = 256
     compensate: bool = False
     measured_diagonal: bool = False
-    surrogate: Surrogate = "H"
-    refit_ratio: float = 0.0
 
     name = "cocurve"
     title = "CoCurve"
@@ -84,14 +71,6 @@ class CoCurve(Method):
             require_strength(self.interaction_strength)
         if self.top_r < 1:
             raise InputError(f"top_r is {self.top_r}. Give a support of at least one token.")
-        require_choice(self.surrogate, Surrogate, "surrogate")
-        of_h = self.compensate or self.measured_diagonal or self.interaction_strength == "gate"
-        if self.surrogate != "H" and of_h:
-            raise InputError(
-                f"gains, the measured diagonal and the gate are of H, and surrogate is "
-                f"{self.surrogate!r}. Leave them out, or solve on H."
-            )
-        BuildOptions(refit_ratio=self.refit_ratio)  # checks it
         # an option decides it, so the instance says it, not the class
         object.__setattr__(self, "repairs", self.compensate)
 
@@ -105,22 +84,13 @@ class CoCurve(Method):
         progress: bool = True,
     ) -> Evidence:
         """Build H by ablating every unit alone; nothing is drawn. See `Method.measure`."""
-        options = BuildOptions(refit_ratio=self.refit_ratio)
-        inputs = (model, units, calibration, self.top_r)
-        return self.adopt(estimate_curvature(*inputs, progress=progress, options=options))
+        return self.adopt(
+            estimate_curvature(model, units, calibration, self.top_r, progress=progress)
+        )
 
     def adopt(self, curvature: Curvature) -> Evidence:
         """Make this method's evidence of an existing H, without the model."""
-        if curvature.refit_ratio != self.refit_ratio:
-            raise MismatchError(
-                f"refit_ratio is {self.refit_ratio:g}, and this H was built with "
-                f"{curvature.refit_ratio:g}. Make the method with the ratio of H."
-            )
-        if self.surrogate == "pair-kl":
-            curvature = curvature.pair_kl()
         arrays = {"matrix": curvature.matrix} | curvature.grouped
-        if self.surrogate == "additive-kl":
-            arrays |= {_SHIFTS + n: a for n, a in curvature.require_shifts().arrays().items()}
         known = ("model_fingerprint", "model_dtype", "calibration_fingerprint", "top_r")
         provenance: dict[str, Any] = {key: curvature.provenance.get(key) for key in known}
         options = asdict(self) | {"top_r": provenance["top_r"]}  # of that H, not of this instance
@@ -134,19 +104,11 @@ class CoCurve(Method):
         self.require_own(evidence, units)
         ratio = require_ratio(ratio)
         curvature = curvature_of(evidence)
-        wanted = PAIR_KL if self.surrogate == "pair-kl" else "H"
-        if curvature.surrogate != wanted:
-            raise MismatchError(
-                f"the evidence holds {curvature.surrogate}, the method solves on {wanted}. Make it "
-                "with `adopt` of the method that selects."
-            )
         guards = self._narrowed(guards, ratio)
         strength = self.interaction_strength
         if strength == "gate":
             strength = _gated(curvature)
-        if self.surrogate == "additive-kl":
-            selection = curvature.additive().solve(ratio, float(strength), guards)
-        elif self.measured_diagonal:
+        if self.measured_diagonal:
             solved_on = measured_diagonal(curvature)
             selection = solve_variant(curvature, solved_on, ratio, float(strength), guards)
         else:
@@ -207,13 +169,7 @@ def curvature_of(evidence: Evidence) -> Curvature:
         )
     grouped: dict[str, Any] = {name: evidence.arrays.get(name) for name in GROUPED}
     provenance = dict(evidence.provenance.get("curvature", {}))
-    shifts = {
-        n: a
-        for n in Shifts.__dataclass_fields__
-        if (a := evidence.arrays.get(_SHIFTS + n)) is not None
-    }
-    curvature = Curvature(matrix, evidence.units, provenance, **grouped)
-    return with_shifts(curvature, Shifts(**shifts)) if shifts else curvature
+    return Curvature(matrix, evidence.units, provenance, **grouped)
 
 
 def _gated(curvature: Curvature) -> float:

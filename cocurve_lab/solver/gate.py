@@ -32,10 +32,6 @@ _DOUBTS: dict[Doubt, str] = {
     "border": "The redundancy may lie anywhere in {low:.3f} to {high:.3f}.",
     "balance": "The edges are not clearly larger than the diagonal.",
 }
-_PREVIEW = (
-    "This H is a preview from random probes, whose noise alone can cross a threshold. The gate "
-    "says nothing on it; build H by ablations."
-)
 _NO_PAIRS = "The FFN redundancy is NaN because there is no pair of FFN units."
 _RULE = (
     "H cannot see saturation: it adds up the logit shifts of single units, and these level off "
@@ -55,7 +51,7 @@ class Gate:
         diagonal_cv: kind -> std / mean of the saliency H_uu (population std); NaN where undefined.
         edge_to_diagonal: 2 |S| |rho_bar| of Proposition "Edge-to-diagonal balance".
         edge_to_diagonal_measured: the left-hand side of that proposition, measured on S.
-        band: "low", "gray" or "high"; "unknown" without FFN pairs or on a preview.
+        band: "low", "gray" or "high"; "unknown" without FFN pairs.
         recommended: the lambda of the band, also where undecided; None where unknown.
         ratio: the ratio of S.
         redundancy_error: standard error of `redundancy` over groups; None without groups.
@@ -110,8 +106,6 @@ class Gate:
     def reason(self) -> str:
         """The verdict and the numbers in words, what H cannot see, and the rule that can."""
         if self.recommended is None:
-            if not math.isnan(self.redundancy):
-                return _PREVIEW
             parts = [_NO_PAIRS]
         else:
             floor, doubts, (low, high) = self.noise_floor, self.doubts, self.interval
@@ -150,8 +144,7 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
     The paper's thresholds conflict: its table calls < 0.10 favorable, about 0.11 gray and > 0.15
     high; its text damps from about 0.12, yet also damps Mistral-Nemo at 0.111. Here the bands are
     low below 0.10, gray from 0.10 and high from 0.12. The recommendation follows the paper: 1 when
-    low, 0 otherwise. A preview (`Curvature.is_preview`) gets none, because its noise alone can
-    cross a threshold.
+    low, 0 otherwise.
 
     The recommendation is a default to start from. H adds up logit shifts where true ones saturate:
     edges that are right of two units may mislead a plan, and more so as the ratio rises. The rule
@@ -179,7 +172,7 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
     predicted, measured = _edge_to_diagonal(curvature, chosen)
     error, balance_error = _errors(curvature, chosen)
     band: Band = "unknown"
-    if not (curvature.is_preview or math.isnan(redundancy)):
+    if not math.isnan(redundancy):
         band = next(band for band, (end, *_) in _BANDS.items() if redundancy < end)
     return Gate(
         redundancy=redundancy,

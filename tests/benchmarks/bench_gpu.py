@@ -1,10 +1,10 @@
 """The estimator on a GPU, on random weights in the shapes of real models (nothing is downloaded).
 
-Prints three Markdown tables. The first is of builds: seconds per row, the fraction of this GPU's
-own measured matrix-product rate that they achieve, the speed-up over naive passes, memory, and the
-projected time of 128 rows (the paper reports 12.9 h on an A6000 for Llama-3.1-8B). The second is of
-what comes after a build: a solve, pruning, and the equivalence check. The third is of the last
-build once more, on the model streamed from its files, with seconds per row beside those in memory.
+Prints three Markdown tables. The first is of builds: seconds per row, the speed-up over naive
+passes, memory, and the projected time of 128 rows (the paper reports 12.9 h on an A6000 for
+Llama-3.1-8B). The second is of what comes after a build: a solve, pruning, and the equivalence
+check. The third is of the last build once more, on the model streamed from its files, with seconds
+per row beside those in memory.
 What fails is said in its row, and the next one goes on. Progress goes to the error stream.
 
     python tests/benchmarks/bench_gpu.py --shapes llama-3.2-3b llama-3.1-8b
@@ -32,8 +32,6 @@ import cocurve_lab as cl
 from cocurve_lab.estimator.batches import memory_needed
 from cocurve_lab.estimator.build import Build
 from cocurve_lab.estimator.teacher import row
-from cocurve_lab.estimator.worker import LocalExecutor, WorkItem
-from cocurve_lab.extensions.big_models.forecast import row_operations
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.layers import weights_of
 from cocurve_lab.models.runtime import measuring, require_known_head
@@ -47,10 +45,8 @@ BUILDS = (
     "units",
     "scored positions",
     "s per row",
-    "announced",
-    "of the matrix rate",
     "naive passes / estimator",
-    "peak GB (announced)",
+    "peak GB (estimated)",
     "128 rows",
 )
 AFTERWARDS = ("shape", "removed", "solve", "prune", "check_equivalence", "result")
@@ -117,7 +113,7 @@ def main() -> None:
     head(*BUILDS)
     found = []
     for shape in options.shapes:
-        found.append(of_shape(shape, device, rate, options))
+        found.append(of_shape(shape, device, options))
         free_memory()
     for columns, rows in zip((AFTERWARDS, STREAMED), zip(*found, strict=True), strict=True):
         print()
@@ -127,7 +123,7 @@ def main() -> None:
     tell("done")
 
 
-def of_shape(shape: str, device: torch.device, rate: float, options) -> tuple[list[str], list[str]]:
+def of_shape(shape: str, device: torch.device, options) -> tuple[list[str], list[str]]:
     """Print the builds of a shape; return the cells of what comes after, and when streamed."""
     tell(f"{shape}: making random weights")
     model, failed = attempt(lambda: random_model(shape, device, options.dtype), options)
@@ -141,7 +137,7 @@ def of_shape(shape: str, device: torch.device, rate: float, options) -> tuple[li
         text = random_text(model, length, scored, options)
         tell(f"{shape}: building with {scored} scored positions")
         found, failed = attempt(
-            lambda text=text: measured_build(model, units, text, rate, options), options
+            lambda text=text: measured_build(model, units, text, options), options
         )
         free_memory()
         if found is None:
@@ -178,18 +174,11 @@ def filled(shape: str, why: str) -> tuple[list[str], list[str]]:
 
 
 def measured_build(
-    model, units, text: cl.CalibrationSet, rate: float, options
+    model, units, text: cl.CalibrationSet, options
 ) -> tuple[cl.Curvature, list[str]]:
     """Build H; return it and the cells of its row from the fourth on."""
     device = model.device
-    settings = cl.BuildOptions(
-        num_threads=torch.get_num_threads(),
-        units_per_batch=options.units_per_batch,
-        sketch_positions=0,
-    )
-    naive = naive_seconds(model, units, text, options)
-    with LocalExecutor().open(model, WorkItem(units, text, options.top_r, settings, 1)) as pool:
-        announced, batch = pool.seconds(), pool.units_per_batch  # this warms up too
+    naive = naive_seconds(model, units, text, options)  # this warms up too
     free_memory()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -199,7 +188,7 @@ def measured_build(
         if build.done < build.total and time.monotonic() - begun > options.seconds:
             raise KeyboardInterrupt  # ends the build cleanly
 
-    knobs = cl.BuildOptions(units_per_batch=batch, on_sequence=stop_in_time)
+    knobs = cl.BuildOptions(units_per_batch=options.units_per_batch, on_sequence=stop_in_time)
     with redirect_stdout(sys.stderr):  # an early stop is told in the middle of the table
         curvature = cl.estimate_curvature(
             model, units, text, options.top_r, progress=False, options=knobs
@@ -211,12 +200,8 @@ def measured_build(
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         needed = weights + memory_needed(describe(model), units, text, options.top_r, batch)
         memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f} ({needed / 1e9:.1f})"
-    operations = row_operations(describe(model), units, text, options.top_r)
-    achieved = operations / one / rate
     cells = [
         f"{one:.2f} ({min(taken):.2f} to {max(taken):.2f}; {len(taken)} rows)",
-        "-" if announced is None else f"{announced:.2f}",
-        f"{achieved:.0%}",
         f"{naive / one:.2f}x",
         memory,
         duration(128 * one),

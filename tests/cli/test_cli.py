@@ -30,7 +30,7 @@ from cocurve_lab.estimator.files import build_path
 from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.measuring import risk
 from cocurve_lab.measuring.risk import compare_models
-from cocurve_lab.models.identity import MANIFEST, demo_folder
+from cocurve_lab.models.identity import MANIFEST
 from cocurve_lab.solver.targets import flop_costs
 from helpers.problems import interrupt_at
 from helpers.release import Shape, write_release
@@ -245,52 +245,6 @@ def test_budgets_of_solve_reach_the_solver(built: Path, tmp_path: Path, cocurve:
     assert not (tmp_path / "no").exists()
 
 
-SURROGATES = ("H", "pair-kl", "additive-kl")
-
-
-def test_solve_on_the_shifts_prices_the_plan_elsewhere(
-    built: Path, tmp_path: Path, cocurve: Run
-) -> None:
-    curvature, solve = the_h_in(built), ["solve", built, "--ratio", "0.3", "--surrogate"]
-    plans = (
-        cl.solve_greedy(curvature, 0.3),
-        cl.solve_greedy(curvature.pair_kl("fit"), 0.3),
-        curvature.additive().solve(0.3, part="fit"),
-    )
-    for name, expected in zip(SURROGATES, plans, strict=True):
-        out = tmp_path / f"{name}.json"
-        said = cocurve(*solve, name, "--out", out).out
-        assert plan_in(out).pruned == expected.pruned
-        assert f": {curvature.additive().predict(expected, 'price'):.4g}" in said
-    cocurve(*solve, "additive-kl", "--uniform", "--out", tmp_path / "no", code=FAILED)
-
-
-def test_h_of_fewer_sequences_than_a_price_takes_is_solved_without_one(
-    place: Path, tmp_path: Path, cocurve: Run
-) -> None:
-    cocurve(*build_command(place, tmp_path / "H", "--sequences", "3"))
-    for name in SURROGATES:
-        solve = ["solve", tmp_path / "H", "--ratio", "0.3", "--surrogate", name]
-        gate = ["--gate"] if name == "H" else []
-        said = cocurve(*solve, *gate, "--out", tmp_path / f"{name}.json").out
-        assert "at least 4 sequences" in said
-        assert plan_in(tmp_path / f"{name}.json").pruned
-
-
-def test_a_price_that_cannot_be_told_costs_no_plan(
-    place: Path, tmp_path: Path, cocurve: Run
-) -> None:
-    cocurve(*build_command(place, tmp_path / "H", "--sequences", "4"))
-    solve = ["solve", tmp_path / "H", "--ratio", "0.3", "--out"]
-    said = cocurve(*solve, tmp_path / "one group.json").out
-    assert "Additive KL" in said
-    assert "nan" not in said
-    (shifts,) = (tmp_path / "H").glob("*.shifts*")
-    shifts.write_bytes(b"spoiled")
-    assert "No additive KL of the plan" in cocurve(*solve, tmp_path / "spoiled.json").out
-    assert plan_in(tmp_path / "spoiled.json").pruned == plan_in(tmp_path / "one group.json").pruned
-
-
 # Search -----------------------------------------------------------------------------------------
 
 
@@ -300,17 +254,13 @@ def search_command(place: Path, built: Path, out: Path, *more: str) -> list[str]
     return ["search", str(place / "model"), str(built), *text, *budget, *more]
 
 
-@pytest.mark.parametrize("surrogate", ["H", "additive-kl"])
 def test_search_writes_the_plan_that_search_plan_finds(
-    place: Path, built: Path, tmp_path: Path, cocurve: Run, surrogate: str
+    place: Path, built: Path, tmp_path: Path, cocurve: Run
 ) -> None:
     h, out = the_h_in(built), tmp_path / "found.json"
     model, calibration, held_out = texts(place, 3)
-    command = search_command(place, built, out, "--ratio", "0.3", "--surrogate", surrogate)
-    start = h.additive().solve(0.3, part="fit")
-    proposer: Any = h.pair_kl()
-    if surrogate == "H":
-        command, start, proposer = [*command, "--lambda", "0"], cl.solve_greedy(h, 0.3, 0.0), h
+    command = search_command(place, built, out, "--ratio", "0.3", "--lambda", "0")
+    start = cl.solve_greedy(h, 0.3, 0.0)
     said = cocurve(*command).out
     expected = cl.search_plan(
         model,
@@ -318,7 +268,7 @@ def test_search_writes_the_plan_that_search_plan_finds(
         calibration.rows(0, 4),
         held_out=held_out,
         evaluations=60,
-        surrogate=proposer,
+        surrogate=h,
         progress=False,
     )
     assert plan_in(out).pruned == expected.selection.pruned
@@ -525,49 +475,6 @@ def test_removable_parameters_follow_from_the_configuration() -> None:
         assert PAPER[name][2] == values["num_hidden_layers"] * layer
 
 
-def test_builds_of_large_models_are_told_beforehand(tmp_path: Path, cocurve: Run) -> None:
-    values = json.loads((demo_folder().parent / "paper_models.json").read_text())
-    file = tmp_path / "config.json"
-    large = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
-    large |= {"num_attention_heads": 64}  # the shape of Llama-3.1-70B
-    file.write_text(json.dumps(values["Llama-3.1-8B-Instruct"] | large))
-    command = ["inventory", "--config", file, "--build", "--host-memory"]
-    paper, few = json.loads(cocurve(*command, "100", "--disk", "2", "--json").out)
-    assert (paper["rows"], paper["positions"]) == (128, 64)
-    assert (few["rows"], few["positions"]) == (12, "all")
-    for table in (paper, few):
-        builds = table["builds"]
-        sizes = [int(build["gpu"].split(", ")[1].removesuffix(" GB")) for build in builds]
-        assert sizes == [24, 48, 80, 141]
-        assert all(build["streamed"] for build in builds)
-        sweeps = [build["sweeps_per_row"] for build in builds]
-        assert sweeps == sorted(sweeps, reverse=True)
-        assert sweeps[0] < 100  # even the smallest one lets many ablations advance together
-        for size, build in zip(sizes, builds, strict=True):
-            assert build["weight_bytes"] == 2 * 70_553_706_496
-            # beside both embeddings
-            assert build["memory_bytes"] < size * 1e9 - 2 * 2 * 128256 * 8192
-            read = table["rows"] * build["bytes_read_per_row"]  # more than 100 GB: every time
-            assert build["hours_reading"] == pytest.approx(read / 2e9 / 3600)
-    # files that fit in host memory are read once: 141 GB at 3 GB/s, on four GPUs in two settings
-    assert cocurve(*command, "150").out.count("| 0.013 |") == 8
-    assert cocurve("inventory", "demo", "--build").out.count("| loaded | - | - |") == 8
-
-
-def test_a_build_on_this_machine_is_told_from_its_speed(cocurve: Run) -> None:
-    *_, here = json.loads(cocurve("inventory", "demo", "--build", "--here", "24", "--json").out)
-    model, _ = cl.load_model("demo")
-    matrices = sum(weight.numel() for layer in model.model.layers for weight in layer.parameters())
-    # 160 units, each followed by half of the layers on average, two operations per weight and token
-    assert here["operations_per_row"] == pytest.approx(160 * matrices * 256, rel=0.5)
-    assert 1e8 < here["rate"] < 1e14
-    assert 3600 * here["hours_computing"] * here["rate"] == pytest.approx(
-        24 * here["operations_per_row"]
-    )
-    said = cocurve("inventory", "demo", "--build", "--here", "24").out
-    assert "24 rows of 256 tokens" in said.splitlines()[-1]
-
-
 # The lab ------------------------------------------------------------------------------------------
 
 
@@ -636,12 +543,6 @@ BAD = [  # the command, its exit code, and what stderr must name
     ("evaluate demo --allow-code-execution", FAILED, "--allow-code-execution"),
     ("compress demo --ratio 0.2 --out H --stream", USAGE, "--stream"),
     ("inventory --config nowhere.json", FAILED, "nowhere.json"),
-    ("inventory --paper --disk 3", FAILED, "--disk 3"),
-    ("inventory --paper --build --disk 0", FAILED, "--disk is 0"),
-    ("inventory demo --here 24", FAILED, "--here is 24"),
-    ("inventory demo --build --here 0", FAILED, "--here is 0"),
-    ("inventory demo --build --share nan", FAILED, "--share is nan"),
-    ("inventory demo --build --share 2", FAILED, "--share is 2"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Options of a build: the temperature, risks over the full vocabulary, and the sure positions."""
+"""Options of a build: risks over the full vocabulary, and the sure positions."""
 
 from __future__ import annotations
 
@@ -41,29 +41,6 @@ def sharper(factor: float) -> PreTrainedModel:
     with torch.no_grad():
         model.lm_head.weight.mul_(factor)
     return model
-
-
-# Temperature --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("full", [False, True])
-def test_a_temperature_divides_the_logits(full: bool) -> None:
-    expected = build(sharper(1 / 2.5), top_r=16, full_vocabulary=full)
-    found = build(top_r=16, temperature=2.5, full_vocabulary=full)
-    np.testing.assert_allclose(found.matrix, expected.matrix, rtol=1e-3, atol=1e-9)
-    np.testing.assert_allclose(found.single_unit_risk, expected.single_unit_risk, rtol=1e-3)
-    pairs = [each.pair_kl().matrix for each in (found, expected)]
-    np.testing.assert_allclose(*pairs, rtol=0.01, atol=1e-6)
-    assert not np.allclose(found.matrix, build(top_r=16).matrix, rtol=0.1)
-
-
-def test_h_says_that_its_teacher_is_softened(tmp_path: Path) -> None:
-    soft = build(temperature=2)
-    assert "divided by 2" in soft.note()
-    assert cl.Curvature.load(soft.save(tmp_path / "H.pkl")).provenance["temperature"] == 2
-    plain = build(temperature=1.0)
-    assert "temperature" not in plain.provenance
-    assert plain.note() == ""
 
 
 # Risks over the full vocabulary -------------------------------------------------------------------

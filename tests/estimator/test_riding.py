@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 import cocurve_lab as cl
 from cocurve_lab.estimator import batches, replay, worker
 from cocurve_lab.estimator.replay import Replay
-from cocurve_lab.extensions.repairing import projection_inputs as inputs
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.layers import weights_of
 from helpers import builds
@@ -81,9 +80,6 @@ def test_a_block_takes_whole_batches_of_consecutive_layers() -> None:
             part = batches.block_from(units, start, size, block)
             found.append([rows.stop - rows.start for rows, _ in part])
             start = part[-1][0].stop
-        firsts = [units[sum(map(sum, found[:at]))].layer for at in range(len(found))]
-        assert batches.sweeps(units, size, block) == firsts
-        assert batches.sweeps(units, size, block, removed=True) == [0, *firsts]
         return found
 
     assert sizes(4, 1) == [[4], [2]] * 3
@@ -91,8 +87,6 @@ def test_a_block_takes_whole_batches_of_consecutive_layers() -> None:
     assert sizes(4, 10) == [[4, 2, 4], [2, 4, 2]]
     assert sizes(6, 17) == [[6, 6], [6]]
     assert sizes(9, 18) == [[6, 6, 6]]
-    # the teacher reads every layer, also those below the first ablation
-    assert batches.sweeps(units[6:], 6, 6) == [0, 2]
 
 
 def test_a_block_that_does_not_fit_goes_on_where_it_stopped(
@@ -115,7 +109,6 @@ def test_what_rides_along_and_does_not_fit_goes_by_itself(
     own, expected = streamed(tmp_path, model), build(model, units_per_batch=4)
     fail_once(monkeypatch, range(2, 2 + fails))
     monkeypatch.setattr(worker, "choose_block", lambda *_, **__: 1000)
-    monkeypatch.setattr(worker.Worker, "seconds", lambda self: None)
     found = build(own, units_per_batch=4)
     if fails == 1:  # there was room once the teacher's pass was over
         assert same_bits(found, expected)
@@ -130,7 +123,7 @@ def test_h_of_a_streamed_model_has_the_bits_of_the_loaded_one(tmp_path: Path, fa
     own = streamed(tmp_path, model)
     cases: tuple[dict[str, Any], ...] = ({},)
     if family == "llama":
-        cases += ({"full_vocabulary": True}, {"removed": (0, 7)}, {"temperature": 2.0})
+        cases += ({"full_vocabulary": True},)
     for options in cases:
         found = build(own, **options)
         assert same_bits(found, build(model, **options))
@@ -153,83 +146,20 @@ def test_traces_that_are_not_kept_are_made_while_the_layer_is_there(
     assert same_bits(build(streamed(tmp_path, model)), expected)
 
 
-def test_the_announced_weights_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_block_reads_each_layer_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = streamed(tmp_path, tiny_model())
     stream = weights_of(model)
     assert stream is not None
-    monkeypatch.setattr(worker.Worker, "seconds", lambda self: None)
     layer = stream.bytes_from(2)
     assert stream.bytes_from(0) == 3 * layer
     build(model)  # what is checked once is checked now
     # blocks that start in layers 0, 1 and 2 read 3, 2 and 1; the first rides along in the teacher's
-    # pass, or in that of the model without units that are gone already
-    cases = ((1000, (), 3), (6, (), 3 + 2 + 1), (1000, (0, 7), 3 + 3), (6, (0, 7), 3 + 3 + 2 + 1))
-    for block, removed, layers in cases:
+    # pass
+    for block, layers in ((1000, 3), (6, 3 + 2 + 1)):
         monkeypatch.setattr(worker, "choose_block", lambda *_, block=block, **__: block)
         before = stream.bytes_read
-        build(model, progress="lines", removed=removed)
-        said = " ".join(capsys.readouterr().out.split())
-        blocks = "1 block of at most 1000" if block == 1000 else "3 blocks of at most 6"
-        assert f"Ablations advance in {blocks}: {layers * layer / 1e9:.2g} GB" in said
-        assert f"for each sequence, {2 * layers * layer / 1e9:.2g} GB in all" in said
-        around = sum(weight.nbytes for weight in model.parameters() if not weight.is_meta)
-        assert f"GB beside the {around / 1e9:.2g} GB of weights that stay" in said
+        build(model)
         assert stream.bytes_read - before == 2 * layers * layer  # 2 rows
-
-
-@pytest.mark.parametrize(
-    ("options", "layers"),
-    [
-        # the estimate of time: the teacher's 3 layers, two batches of the last one, and that layer;
-        # then 2 rows in one block
-        ({}, 6 + 2 * 3),
-        ({"units_per_batch": 3}, 6 + 2 * 3),
-        # 40 tokens in one pass over the rows, or in two
-        ({"refit_ratio": 0.4}, 6 + 3 + 2 * 3),
-        ({"refit_ratio": 0.4, "tokens": 20}, 6 + 2 * 3 + 2 * 3),
-        ({"removed": (0, 7)}, 6 + 2 * (3 + 3)),
-    ],
-)
-def test_what_is_read_beforehand_is_announced_too(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: dict[str, Any],
-    layers: int,
-) -> None:
-    loaded = tiny_model()
-    model = streamed(tmp_path, loaded)
-    stream, options = weights_of(model), dict(options)
-    assert stream is not None
-    monkeypatch.setattr(inputs, "TOKENS_PER_BATCH", options.pop("tokens", 2048))
-    build(model)  # what is checked once is checked now
-    before = stream.bytes_read
-    found = build(model, progress="lines", **options)
-    read = stream.bytes_read - before
-    assert read == layers * stream.bytes_from(2)
-    each = (6 if "removed" in options else 3) * stream.bytes_from(2)
-    said = f"{read / 1e9:.2g} GB in all ({(read - 2 * each) / 1e9:.2g} GB before the first)"
-    assert said in " ".join(capsys.readouterr().out.split())
-    assert same_bits(found, build(loaded, **options))
-
-
-def test_what_a_refit_ratio_takes_is_announced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = tiny_model(intermediate_size=400)
-    own = streamed(tmp_path, model)
-    # moments of 3 layers in float64, then the results in float32
-    moments = 3 * (32**2 + 400**2)
-    refit = cl.BuildOptions(refit_ratio=0.4)
-    kept = worker.Preparation.of(describe(own), TEXT, refit)
-    assert kept.kept == 4 * moments
-    assert 8 * moments < kept.peak < 4 * 8 * moments
-    build(own, refit_ratio=0.4, progress="lines")
-    assert f"{kept.peak / 1e9:.2g} GB beside" in " ".join(capsys.readouterr().out.split())
-    assert worker.Preparation.of(describe(model), TEXT, refit).bytes_read == 0
-    assert worker.Preparation.of(describe(own), TEXT, cl.BuildOptions()) == (0, 0, 0)
 
 
 def test_an_interrupted_build_goes_on_with_the_loaded_model(tmp_path: Path) -> None:
@@ -297,11 +227,3 @@ def test_a_batch_and_its_block_are_halved_down_to_one() -> None:
     assert steps[-2] == (1, 3)
     with pytest.raises(cl.InputError):
         batches.halved(1, 1)
-
-
-@pytest.mark.parametrize("method", ["probe", "exact"])
-def test_derivatives_of_a_streamed_model_are_refused(tmp_path: Path, method: Any) -> None:
-    model = streamed(tmp_path, tiny_model())
-    units = cl.enumerate_units(model, GROUPS)
-    with pytest.raises(cl.InputError):
-        cl.estimate_curvature(model, units, TEXT, 16, method=method, progress=False)

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.extensions.surrogates.shifts import Shifts
-from cocurve_lab.extensions.surrogates.sketched import with_shifts
-from cocurve_lab.models.kinds import Kind
+from cocurve_lab.models.unit import Kind
 from cocurve_lab.models.units import Unit, UnitSet
 from cocurve_lab.solver.guards import Guards
 
@@ -64,27 +62,6 @@ def random_curvature(
     features += shared * rng.normal(size=(size, 1)) * rng.normal(size=positions)
     features *= 0.01 * np.exp(rng.normal(size=(size, 1)))
     return gram_curvature(units, features, groups)
-
-
-def with_random_shifts(
-    units: UnitSet,
-    *,
-    scale: float = 1.0,
-    spread: float = 1.0,
-    positions: int = 30,
-    tokens: int = 7,
-) -> Curvature:
-    """An H with random shifts, which has nothing to do with them.
-
-    Units differ in their size by a factor of about e^spread; with little spread, which units go
-    depends on lambda.
-    """
-    rng = np.random.default_rng(3)
-    p = rng.dirichlet(np.ones(tokens), positions).astype(np.float32)
-    size = np.exp(spread * rng.normal(size=(len(units), 1, 1)))
-    values = (scale * size * rng.normal(size=(len(units), positions, tokens))).astype(np.float16)
-    sequences = np.sort(rng.integers(0, 8, positions))
-    return with_shifts(random_curvature(units), Shifts(values, p, sequences, sequences % 4))
 
 
 NO_TEXT = {"text_windows": ""}  # the record of an H that no text made

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
 from torch.nn import Module
 
 import cocurve_lab as cl
-from cocurve_lab.estimator.estimate import exact_curvature
 from cocurve_studies.trust.choices import Texts
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
 
 
 class Problem:
-    """A tiny model, its H from four groups, H* of the same rows, and texts they have not seen."""
+    """A tiny model, its H from four groups, and texts that H has not seen."""
 
     def __init__(self) -> None:
         self.model, self.calibration = tiny_model(), tiny_text(4)
@@ -25,10 +23,6 @@ class Problem:
         self.curvature = cl.estimate_curvature(*self.built, progress=False)
         text = tiny_text(8, 20, 5, seed=1)
         self.texts = Texts(text.rows(0, 4), text.rows(4, 8))
-
-    @cached_property
-    def exact(self) -> cl.Curvature:
-        return exact_curvature(*self.built, progress=False)
 
 
 @contextmanager

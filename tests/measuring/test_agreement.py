@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cocurve_lab as cl
-from cocurve_lab.extensions.surrogates.sketched import with_shifts
 from cocurve_lab.measuring.agreement import (
     DIAGONAL,
     EDGE_AWARE,
@@ -20,10 +18,9 @@ from cocurve_lab.measuring.agreement import (
     RANDOM,
     SWAP,
     predictions,
-    price_error,
     same_budget_pool,
 )
-from helpers.problems import llama_8b_units, make_units, random_curvature, with_random_shifts
+from helpers.problems import llama_8b_units, make_units, random_curvature
 
 CURVATURE = random_curvature(make_units(6, 3, 8), seed=5)
 
@@ -105,25 +102,7 @@ def test_the_scores_of_h_are_their_sums() -> None:
     alone = [built.group_risks[:, u].sum() / built.group_positions.sum() for u in chosen]
     assert scores["single_units"] == pytest.approx(sum(alone))
     assert predictions(CURVATURE, chosen)["single_units"] is None
-    assert set(predictions(built, []).values()) == {0.0, None}
-    assert scores["pair_kl"] is scores["additive_kl"] is None
-    assert math.isnan(price_error(built, chosen))
-
-
-def test_the_scores_of_the_shifts_are_prices() -> None:
-    built, chosen = with_random_shifts(make_units(), positions=200), [7, 1, 4]
-    additive, scores = built.additive(), predictions(built, chosen)
-    assert scores["additive_kl"] == additive.predict(chosen, "price")
-    assert scores["additive_kl"] != pytest.approx(additive.predict(chosen, "fit"), rel=1e-3)
-    assert scores["pair_kl"] == pytest.approx(built.pair_kl("price").risk(chosen))
-    assert scores["predicted"] == built.risk(chosen)
-    assert set(predictions(built, []).values()) == {0.0, None}  # it has no single-unit risks
-    shifts = built.require_shifts()
-    two = replace(shifts, groups=np.where(shifts.groups == 3, shifts.sequences, 0))  # 3 and 7
-    mine = with_shifts(built, two)
-    assert price_error(mine, chosen) == mine.additive().standard_error(chosen, "price") > 0
-    few = with_shifts(built, replace(shifts, groups=np.zeros_like(shifts.groups)))
-    assert predictions(few, chosen)["additive_kl"] is None
+    assert set(predictions(built, []).values()) == {0.0}
 
 
 # Pool -------------------------------------------------------------------------------------------

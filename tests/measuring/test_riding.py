@@ -72,38 +72,6 @@ def test_all_plans_of_a_row_take_one_reading_and_keep_their_bits(
     assert cl.pruning_risk(own, plans[3], TEXT) == cl.pruning_risk(model, plans[3], TEXT)
 
 
-def test_the_announced_weights_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = tiny_model()
-    own, stream = streamed(tmp_path / "model", model)
-    plans, file = plans_of(model), tmp_path / "plans"
-    cl.pruning_risk(own, plans[0], TEXT)
-    real = LayerwisePasses.most_together
-    # 6 distinct plans that change something: together, then in whole batches of 2 and of 1
-    for most, together, passes in ((1000, 7, 2), (5, 4, 4), (0, 2, 8)):
-        monkeypatch.setattr(
-            LayerwisePasses,
-            "most_together",
-            lambda self, b, _, most=most: real(self, b, most),
-        )
-        before = stream.bytes_read
-        cl.measure_plans(own, plans, TEXT, plans_per_batch=2, progress="lines")
-        said = " ".join(capsys.readouterr().out.split())
-        once = stream.bytes_from(0) / 1e9
-        assert f"dense model and up to {together} plans: {once:.2g} GB of weights each" in said
-        assert f"{passes * once:.2g} GB in all" in said
-        assert stream.bytes_read - before == passes * stream.bytes_from(0)
-    monkeypatch.undo()
-    for chosen, passes in ((plans[:2], 2), (plans, 2), (plans, 0)):  # 0: all is remembered
-        before = stream.bytes_read
-        cl.measure_plans(own, chosen, TEXT, checkpoint=file, progress="lines")
-        assert ("GB in all" in capsys.readouterr().out) == (passes > 0)
-        assert stream.bytes_read - before == passes * stream.bytes_from(0)
-    cl.measure_plans(model, plans, TEXT, progress="lines")
-    assert "read" not in capsys.readouterr().out
-
-
 def test_how_many_advance_follows_from_the_free_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,11 +18,9 @@ import cocurve_lab as cl
 from cocurve_lab.base.errors import InfeasibleError, InputError, MismatchError
 from cocurve_lab.extensions.repairing import projection_inputs as inputs
 from cocurve_lab.methods.base import Evidence, Method
-from cocurve_lab.methods.cocurve import CoCurve
 from cocurve_lab.methods.registry import get_method, method_names
 from cocurve_lab.models.identity import fingerprint_model, known_record
 from cocurve_lab.solver.guards import Guards
-from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import FAMILIES, GROUPS, VOCAB, tiny_model, tiny_text, word_tokenizer
 
 RATIO = 0.25
@@ -349,10 +347,6 @@ BAD_OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("cocurve", {"interaction_strength": -1.0}),
     ("cocurve", {"interaction_strength": "auto"}),
     ("cocurve", {"top_r": 0}),
-    ("cocurve", {"surrogate": "hessian"}),
-    ("cocurve", {"surrogate": "additive-kl", "compensate": True}),
-    ("cocurve", {"surrogate": "additive-kl", "measured_diagonal": True}),
-    ("cocurve", {"surrogate": "pair-kl", "interaction_strength": "gate"}),
     ("diagonal", {"interaction_strength": 1.0}),
     ("llm-pruner", {"taylor": "vectorize"}),
     ("llm-pruner", {"layers_per_pass": 0}),
@@ -380,14 +374,3 @@ def test_a_ratio_out_of_range_is_refused(name: str, ratio: float) -> None:
     evidence = measured(name, "llama", "gqa")
     with pytest.raises(InputError):
         get_method(name).select(evidence, evidence.units, ratio)
-
-
-def test_a_surrogate_needs_its_own_evidence() -> None:
-    units = make_units()
-    h = random_curvature(units)
-    for surrogate, error in (("pair-kl", MismatchError), ("additive-kl", InputError)):
-        method: Any = get_method("cocurve", surrogate=surrogate)
-        with pytest.raises(InputError):  # there is no sketch of shifts beside this H
-            method.select(method.adopt(h), units, 0.3)
-        with pytest.raises(error):
-            method.select(CoCurve().adopt(h), units, 0.3)

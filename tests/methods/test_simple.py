@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -241,25 +240,6 @@ def test_the_gate_sets_lambda(shared: float, strength: float) -> None:
     plan = method.select(method.adopt(curvature), units, 0.3)
     assert plan.interaction_strength == strength
     assert plan.pruned == cl.solve_greedy(curvature, 0.3, strength).pruned
-
-
-@pytest.mark.parametrize("strength", [0.0, 1.0])
-def test_cocurve_solves_on_each_surrogate(strength: float, tmp_path: Path) -> None:
-    model, text = tiny_model(), tiny_text()
-    units = cl.enumerate_units(model, GROUPS)
-    h = cl.estimate_curvature(model, units, text, progress=False)
-    expected = {
-        "H": cl.solve_greedy(h, 0.4, strength),
-        "pair-kl": cl.solve_greedy(h.pair_kl(), 0.4, strength),
-        "additive-kl": h.additive().solve(0.4, strength),
-    }
-    for surrogate, plan in expected.items():
-        method = CoCurve(strength, surrogate=surrogate)  # type: ignore[arg-type]
-        evidence = method.adopt(h)
-        evidence.save(tmp_path / "evidence.pkl")
-        for known in (evidence, Evidence.load(tmp_path / "evidence.pkl")):
-            found = method.select(known, units, 0.4)
-            assert (found.pruned, found.made.matrix) == (plan.pruned, plan.made.matrix)
 
 
 def test_compensation_carries_gains_into_the_weights() -> None:

@@ -13,7 +13,6 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.estimator.estimate import exact_curvature
 from cocurve_lab.evaluation.efficiency import measure_efficiency
 from cocurve_lab.extensions.repairing.repair import refit
 from cocurve_lab.measuring.lockstep import Sampling, compare_text, forced_kl
@@ -169,10 +168,6 @@ NEED_ALL: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "repair": lambda m, plan, h, small: cl.repair(m, plan, TEXT),
     "repair with gains": lambda m, plan, h, small: cl.repair(m, plan, TEXT, gains=(h, OTHER)),
     "refit": lambda m, plan, h, small: refit(m, small, plan, TEXT),
-    "exact": lambda m, plan, h, small: exact_curvature(m, plan.units, TEXT, 8, progress=False),
-    "probe": lambda m, plan, h, small: cl.estimate_curvature(
-        m, plan.units, TEXT, 8, method="probe", progress=False
-    ),
     "efficiency": lambda m, plan, h, small: measure_efficiency(m, small),
     "speeds": lambda m, plan, h, small: speed_table(m, {"plan": plan}),
     "best plan": lambda m, plan, h, small: cl.best_plan(m, word_tokenizer(), 0.2),

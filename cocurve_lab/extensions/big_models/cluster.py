@@ -223,7 +223,6 @@ class RayPool:
         self._spare = executor.workers  # replacements: one for each worker, on average
         self._devices: set[str] = set()
         self.units_per_batch, self.block = item.options.units_per_batch or 0, 1
-        self.workers = executor.workers
         self.device_kind = self._place
         for _ in range(executor.workers):
             self._begin()
@@ -232,9 +231,6 @@ class RayPool:
     @property
     def device(self) -> str:
         return ", ".join(sorted(self._devices))
-
-    def seconds(self) -> float | None:
-        return None  # the other workers may still be starting
 
     def measure(self, numbers: Sequence[int], tick: Tick, note: Note) -> Iterator[Measured]:
         turns = Turns(numbers, _AHEAD * self.executor.workers)

@@ -13,7 +13,6 @@ from functools import partial
 
 from torch import Tensor
 
-from ...base.tables import fold
 from ...calibration import CalibrationSet
 from ...estimator.batches import Room, memory_needed
 from ...models.architectures import Architecture
@@ -77,13 +76,3 @@ class LayerwisePasses:
         fixed = needed()
         fitting = Room.of(self.architecture.model).beside(fixed) // (needed(block=1) - fixed)
         return max(1, int(min(fitting, most) // batch)) * batch
-
-    def announcement(self, batch: int, together: int, passes: int) -> str:
-        """State memory and bytes of weights to be read, for `passes` over the layers in all."""
-        memory = memory_needed(self.architecture, (), self.text, 0, batch, block=together)
-        once = self.source.bytes_from(0)
-        return fold(
-            f"Layers are read when they run, once for the dense model and up to {together} plans: "
-            f"{once / 1e9:.2g} GB of weights each time, {passes * once / 1e9:.2g} GB in all. "
-            f"{memory / 1e9:.2g} GB beside the weights that stay."
-        )

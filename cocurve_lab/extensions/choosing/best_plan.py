@@ -1,9 +1,9 @@
 """`best_plan`: from a model, a budget and some minutes to the best smaller model, in one call.
 
 H is built on as many rows as its share of the time allows, and whole layers are measured alone
-and in pairs. Plans of H, of the shifts, of the KL of single units and of layers are measured. The
-best of them starts a search by measured KL that moves units and layers, and the plan found is
-refitted. All numbers of the report are measured on rows that no step before has seen.
+and in pairs. Plans of H, of the KL of single units and of layers are measured. The best of them
+starts a search by measured KL that moves units and layers, and the plan found is refitted. All
+numbers of the report are measured on rows that no step before has seen.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ...measuring.answers import ALL, AnswerTable, answer_accuracy
 from ...measuring.generation import Question, own_questions
 from ...measuring.plan_memory import plans_file
 from ...measuring.risk import Side, compare_models, measure_plans
-from ...models.identity import model_device, model_name
+from ...models.identity import model_name
 from ...models.runtime import require_one_device
 from ...models.units import UnitSet, enumerate_units
 from ...pruner.cutting import prune
@@ -44,7 +44,6 @@ from ...solver.targets import Target
 from ...solver.variants import measured_diagonal
 from ..interactions.measured import Interactions, measure_interactions
 from ..repairing.repair import RepairOptions, repair
-from ..surrogates.additive_torch import TorchAdditiveKL
 from .search import PlanSearch, search_plan
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class BestPlan:
         repaired: whether it is refitted.
         curvature: H over the rows that the time allowed.
         search: the search, with its start.
-        start: what made the start: "H, lambda 1", "additive KL", and so on.
+        start: what made the start: "H, lambda 1", "KL of each unit alone", and so on.
         pruned, refitted: the plan as pruned and as refitted, on the test rows; `refitted` is None
             where no refit was asked for.
         minutes: that were given.
@@ -238,7 +237,7 @@ def best_plan(
         layers = _layers(model, units, rows.rows(0, 2), clock, folder, progress)
     with clock.step("plans"):
         path = plans_file(folder, model, rows)
-        named = _candidates(model, curvature, layers, target, guards)
+        named = _candidates(curvature, layers, target, guards)
         plans = list(named.values())
         table = measure_plans(model, plans, rows, checkpoint=path, progress=progress)
         best = int(table.mean.argmin())
@@ -366,21 +365,15 @@ def _layers(
 
 
 def _candidates(
-    model: PreTrainedModel,
     curvature: Curvature,
     layers: Sequence[Interactions],
     target: float | Target,
     guards: Guards,
 ) -> dict[str, Selection]:
-    """The plans that H, the shifts, single units and layers make, by what made them."""
-    additive, pair, device = curvature.additive(), curvature.pair_kl(), model_device(model)
-    if device.type == "cuda":
-        additive = TorchAdditiveKL(curvature, device)
+    """The plans that H, single units and layers make, by what made them."""
     ways: dict[str, Callable[[], Selection]] = {
         "H, lambda 1": lambda: solve_greedy(curvature, target, 1.0, guards),
         "H, lambda 0": lambda: solve_greedy(curvature, target, 0.0, guards),
-        "pair KL": lambda: solve_greedy(pair, target, 1.0, guards),
-        "additive KL": lambda: additive.solve(target, 1.0, guards),
     }
     if curvature.single_unit_risk is not None:
         alone = measured_diagonal(curvature)

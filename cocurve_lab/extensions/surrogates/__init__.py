@@ -1,1 +1,0 @@
-"""Matrices beside H, made from the shifts of the logits."""
