@@ -330,7 +330,7 @@ def text_sources(
     """
     if text_file is None and is_demo(model_id):
         path = demo_folder().parent / "texts" / "calibration.jsonl"
-        return {"mixed": read_documents(path)} | _families(path)
+        return read_families(path, ("mixed", *NARROW))
     if text_file is not None:
         found = read_documents(text_file)
     else:
@@ -358,6 +358,10 @@ def outside(
     return kept
 
 
-def _families(path: os.PathLike[str]) -> dict[str, list[str]]:
-    records = read_objects(path)
-    return {name: [r["text"] for r in records if r["family"] == name] for name in NARROW}
+def read_families(path: os.PathLike[str], names: Sequence[str]) -> dict[str, list[str]]:
+    """Read the documents of families of the embedded model's text; "mixed" is all of them."""
+    records = list(read_objects(path))
+    return {
+        name: [each["text"] for each in records if name in ("mixed", each["family"])]
+        for name in names
+    }
