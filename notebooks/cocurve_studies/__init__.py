@@ -9,7 +9,7 @@
     sentences.py  what a picture shows, computed from this model
     shared.py    the recipe of a build, marks of kept tables, comparisons, resampling
     abilities.py  right answers by lambda (notebook 13) and by edge variant (notebook 07)
-    surrogates.py  plans of H, Q and F beside what they cost (notebook 11)
+    best_plan.py  plans of several ways, refits, and swaps by hand (notebook 11)
     exercises.py  the checks of the notebooks' exercises
     trust/       notebooks 06, 12 and 13: when to trust the edges
     structure/   notebook 07: bridges and structure

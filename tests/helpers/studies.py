@@ -4,31 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
 from torch.nn import Module
 
 import cocurve_lab as cl
-from cocurve_lab.estimator.estimate import exact_curvature
 from cocurve_studies.trust.choices import Texts
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
 
 
 class Problem:
-    """A tiny model, its H from four groups, H* of the same rows, and texts they have not seen."""
+    """A tiny model, its H from four groups, and texts that it has not seen."""
 
     def __init__(self) -> None:
         self.model, self.calibration = tiny_model(), tiny_text(4)
         self.units = cl.enumerate_units(self.model, GROUPS)
-        self.built = (self.model, self.units, self.calibration, 16)
-        self.curvature = cl.estimate_curvature(*self.built, progress=False)
+        self.curvature = cl.estimate_curvature(
+            self.model, self.units, self.calibration, 16, progress=False
+        )
         text = tiny_text(8, 20, 5, seed=1)
         self.texts = Texts(text.rows(0, 4), text.rows(4, 8))
-
-    @cached_property
-    def exact(self) -> cl.Curvature:
-        return exact_curvature(*self.built, progress=False)
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Row, cached_table
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.curvature.settings import BuildOptions
 from cocurve_lab.estimator.estimate import estimate_curvature, load_or_estimate
 from cocurve_lab.extensions.choosing.gains import choose_gains
 from cocurve_lab.extensions.choosing.racing import ChoiceOptions, race_plans
@@ -94,7 +93,7 @@ class Bench:
         units: its units, of which all methods choose.
         judges: text and questions.
         options: folder, guards and progress.
-        curvatures: H by calibration, support and refit ratio, once for CoCurve and its controls.
+        curvatures: H by calibration and support, once for CoCurve and its controls.
     """
 
     model: PreTrainedModel
@@ -102,7 +101,7 @@ class Bench:
     judges: Judges
     options: CompareOptions
     tokenizer: PreTrainedTokenizerBase | None = None
-    curvatures: dict[tuple[str, int, float], Curvature] = field(default_factory=dict)
+    curvatures: dict[tuple[str, int], Curvature] = field(default_factory=dict)
 
     @cached_property
     def mark(self) -> dict[str, Any]:
@@ -376,7 +375,7 @@ class Bench:
             repeat: number of the calibration, and the seed of methods that draw.
         """
         if isinstance(method, CoCurve):
-            curvature = self._curvature(calibration, method.top_r, method.refit_ratio)
+            curvature = self._curvature(calibration, method.top_r)
             return _with_cost(method.adopt(curvature), self._build_cost(curvature))
         path = self._file(
             f"evidence_{method.name}_{{}}.pkl",
@@ -393,20 +392,17 @@ class Bench:
             evidence.save(path)
         return evidence
 
-    def _curvature(
-        self, calibration: CalibrationSet, top_r: int = 256, refit_ratio: float = 0.0
-    ) -> Curvature:
+    def _curvature(self, calibration: CalibrationSet, top_r: int = 256) -> Curvature:
         """Return H of a calibration, from memory, from the folder of H or built."""
-        key = (calibration.fingerprint, top_r, refit_ratio)
+        key = (calibration.fingerprint, top_r)
         if key not in self.curvatures:
             folder = self.options.curvatures or self.options.folder
             inputs = (self.model, self.units, calibration, top_r)
-            how: dict[str, Any] = {"progress": self.options.progress}
-            how["options"] = BuildOptions(refit_ratio=refit_ratio)
+            bar = self.options.progress
             self.curvatures[key] = (
-                estimate_curvature(*inputs, **how)
+                estimate_curvature(*inputs, progress=bar)
                 if folder is None
-                else load_or_estimate(folder, *inputs, **how)
+                else load_or_estimate(folder, *inputs, progress=bar)
             )
         return self.curvatures[key]
 
@@ -467,7 +463,7 @@ def _source(evidence: Evidence) -> str:
     known = evidence.provenance
     if "curvature" not in known:
         return evidence.method
-    return f"H {known.get('top_r')} {known['curvature'].get('refit_ratio')}"
+    return f"H {known.get('top_r')}"
 
 
 def _cell(label: str, search: str, repeat: int, ratio: float) -> Row:

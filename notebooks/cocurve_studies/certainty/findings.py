@@ -15,7 +15,7 @@ from cocurve_lab.extensions.analysis.stability import Convergence, Stability
 from cocurve_lab.solver.gate import Gate
 
 from ..claims import Claim, evaluate
-from ..findings import ABOVE, Finding
+from ..findings import Finding
 from .coverage import on_most_text
 from .sensitivity import sensitivity_summary
 
@@ -215,36 +215,6 @@ def _source(rows: Table) -> Row:
     worst = max(others, key=lambda row: abs(row["perplexity"] - base["perplexity"]))
     moved = worst["perplexity"] / base["perplexity"] - 1
     return worst | {"source": worst["value"], "moved": moved, "value": abs(moved)}
-
-
-PREVIEW = Claim(
-    "preview",
-    "finite ablations stand in for derivatives (here: their plans cost less than those of "
-    "derivatives)",
-    "Introduction",
-    "{requested_ratio:.0%}, lambda {interaction_strength:g}: KL of the preview's plan "
-    "{difference:+.3f} ± {difference_error:.3f} nats per token, paired, of these two builds"
-    "{covered}",
-    "difference",
-    ABOVE,
-    lab=True,
-)
-
-
-def preview_findings(table: Table) -> list[Finding]:
-    """Judge plans of a preview, per lambda, at the largest ratio; from `measure_infinitesimal`.
-
-    Rows on which greedy stalled are omitted. The paired error is that of the held-out rows
-    and, where the study made draws, of the text that both were built on. Other random signs of the
-    probes would have made other plans.
-    """
-    measured = [row for row in table if row["difference"] is not None]
-    by_strength = {
-        strength: pick(measured, interaction_strength=strength)
-        for strength in dict.fromkeys(row["interaction_strength"] for row in measured)
-    }
-    last = [max(rows, key=lambda row: row["requested_ratio"]) for rows in by_strength.values()]
-    return evaluate(PREVIEW, last)
 
 
 PURPOSE = Claim(

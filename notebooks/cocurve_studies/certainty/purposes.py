@@ -55,12 +55,11 @@ def purpose_texts(
     the check of held-out text refuses them. Its programs are alike across files, too (12 % of their
     windows of 8 tokens), and are left out.
     """
+    calibrating = judging = sources
     if is_demo(model_id) and "mixed" in sources:
         folder = demo_folder().parent / "texts"
         calibrating = read_families(folder / "calibration.jsonl", FAMILIES)
         judging = read_families(folder / "held_out.jsonl", FAMILIES)
-    else:
-        calibrating = judging = sources
     found = {}
     for name, documents in judging.items():
         stream = iter(random.Random(0).sample(documents, len(documents)))

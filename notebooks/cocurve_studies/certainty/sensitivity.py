@@ -72,8 +72,6 @@ class SensitivityOptions:
         seed: of document order and positions.
         row_counts, position_counts, top_rs, group_counts: other values of a knob; () leaves it at
             its base. Values above the maximum are taken at the maximum.
-        temperatures: of softened teachers, such as (2.0,): a departure from the paper, whose value
-            is 1.
         draws: disjoint sets of `rows` rows, the knob "seed".
         ratio, interaction_strengths, guards: of the plans.
     """
@@ -88,7 +86,6 @@ class SensitivityOptions:
     position_counts: tuple[Count, ...] = (16, "all")
     top_rs: tuple[int, ...] = (64, 128, 512)
     group_counts: tuple[int, ...] = (8, 32)
-    temperatures: tuple[float, ...] = ()
     draws: int = 4
     ratio: float = 0.2
     interaction_strengths: tuple[float, ...] = (0.0, 1.0)
@@ -111,7 +108,6 @@ class _Build:
     calibration: CalibrationSet
     top_r: int
     ffn_groups: int
-    temperature: float = 1.0
 
 
 def sensitivity_study(
@@ -146,18 +142,13 @@ def sensitivity_study(
     for build in builds:
         held_out.require_disjoint(build.calibration)
     asked = [[b.knob, b.value, b.calibration.fingerprint, b.top_r, b.ffn_groups] for b in builds]
-    chosen = asdict(options)
-    if not options.temperatures:  # as in tables kept before there was this knob
-        del chosen["temperatures"]
-    settings = marks(model, held_out=held_out.fingerprint, options=chosen, builds=asked)
+    settings = marks(model, held_out=held_out.fingerprint, options=asdict(options), builds=asked)
 
     def compute(study: Study) -> Table:
         found = []
         for build in builds:
             text = build.calibration
-            recipe = Recipe(
-                text, build.top_r, len(text), cache, progress, temperature=build.temperature
-            )
+            recipe = Recipe(text, build.top_r, len(text), cache, progress)
             found.append(recipe.build(model, enumerate_units(model, build.ffn_groups)))
         variants = list(_variants(builds, found, options))
         strengths = options.interaction_strengths
@@ -210,8 +201,6 @@ def _builds(
         builds.append(_Build("positions", count, read(base, options.rows, count), top_r, groups))
     counts = [min(count, channels) for count in options.group_counts]
     builds += [_Build("ffn_groups", n, few, top_r, n) for n in _others(counts, groups)]
-    temperatures = [value for value in options.temperatures if value != 1]
-    builds += [_Build("temperature", t, few, top_r, groups, t) for t in temperatures]
     for source in others:
         text = read(source, options.rows, options.positions)
         builds.append(_Build("source", source, text, top_r, groups))
@@ -235,8 +224,6 @@ def _variants(
         "ffn_groups": first.ffn_groups,
         "source": first.value,
     }
-    if options.temperatures:
-        bases["temperature"] = first.temperature
     for knob, value in bases.items():
         yield knob, value, base
         for build, curvature in zip(builds, found, strict=True):

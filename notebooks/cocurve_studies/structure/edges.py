@@ -114,7 +114,7 @@ def edge_study(
     if found := chosen.pop("correlations"):  # kept tables without any keep their names
         chosen["correlations"] = {name: fingerprint(rho) for name, rho in found.items()}
     settings = marks(model, curvature, held_out, **chosen)
-    study = Study(model, held_out, [curvature], draws, cache, progress)
+    study = Study(model, held_out, curvature, draws, cache, progress)
     return study.table("edges", settings, compute)
 
 

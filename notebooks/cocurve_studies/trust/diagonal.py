@@ -99,7 +99,7 @@ def diagonal_study(
                     rows.append(head | _difference(table, drawn, zero, one, places))
         return rows
 
-    study = Study(model, texts.report, [curvature], draws, cache, options.progress)
+    study = Study(model, texts.report, curvature, draws, cache, options.progress)
     return study.table("diagonal", settings, compute)
 
 

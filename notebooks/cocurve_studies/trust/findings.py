@@ -33,7 +33,6 @@ from ..findings import (
 from ..shared import sequence_values
 from .choices import RELEASED, strength_summary
 from .fidelity import ACROSS, POOL, correlations, fidelity_summary, resampled_means
-from .iterative import ITERATIVE
 from .reach import ANY, reach_summary
 from .redundancy import redundancy_trend
 
@@ -426,39 +425,11 @@ GAINS_LOWER_KL = Claim(
     *("difference", BELOW, {"role": "report"}),
     needs={"ridge": ("no gains were applied: no setting beat the plan without gains", None)},
 )
-_FINITE = "KL of the plan of H* minus that of H: {change}"
-FINITE_IS_BETTER = Claim(
-    "finite or not",
-    "plans from whole removals cost less than plans from derivatives ({plan})",
-    "Section 1, Introduction",
-    _FINITE,
-    *("difference", ABOVE),
-    needs={"difference": (f"{_FINITE}; greedy stalls", None)},
-    lab=True,
-)
-STEPS_ARE_BETTER = Claim(
-    "steps",
-    "{surrogate} measured anew on the way makes a better plan ({plan})",
-    "Conclusion, as an outlook",
-    "KL minus one shot's: {change}",
-    *("difference", BELOW, {"plan": ITERATIVE}),
-    lab=True,
-)
 
 
 def gains_findings(table: Table) -> list[Finding]:
     """Judge the KL of each compensated plan on the reported rows; from `gains_study`."""
     return evaluate(GAINS_LOWER_KL, table)
-
-
-def infinitesimal_findings(table: Table) -> list[Finding]:
-    """From `measure_infinitesimal`: KL of plans of H* less that of H, one finding per plan."""
-    return evaluate(FINITE_IS_BETTER, table)
-
-
-def iterative_findings(table: Table) -> list[Finding]:
-    """Judge the KL of plans in steps less that of one shot; from `iterative_study`."""
-    return evaluate(STEPS_ARE_BETTER, table)
 
 
 GATE_TELLS = Claim(

@@ -138,7 +138,7 @@ def edge_reach(
             rows.setdefault(scale, []).append(row)
         return list(chain(*rows.values()))
 
-    study = Study(model, held_out, [curvature], cache=cache, progress=progress)
+    study = Study(model, held_out, curvature, cache=cache, progress=progress)
     return study.table("edge_reach", settings, compute)
 
 
