@@ -273,7 +273,7 @@ def cluster_order(curvature: cl.Curvature) -> list[int]:
     size = len(curvature.units)
     if size < 3:
         return list(range(size))
-    # |rho| of a pair KL may exceed 1
+    # |rho| of measured interactions may exceed 1
     apart = np.clip(1.0 - np.abs(curvature.correlation()[np.triu_indices(size, 1)]), 0.0, None)
     tree = linkage(apart, "average")
     if size <= NEAT:

@@ -248,7 +248,7 @@ class Session(HasTraits):
     @classmethod
     def of(cls, curvature: cl.Curvature) -> Session:
         """The session of this curvature, made on first use and kept as long as it is in use."""
-        key = _identity(curvature)
+        key = curvature.fingerprint
         _SESSIONS[key] = session = _SESSIONS.get(key) or cls(curvature)
         return session
 
@@ -269,7 +269,7 @@ class Session(HasTraits):
         """
         require_type(curvature, cl.Curvature, "curvature")
         session = cls.of(curvature) if session is None else session
-        if _identity(session.curvature) != _identity(curvature):
+        if session.curvature.fingerprint != curvature.fingerprint:
             raise cl.MismatchError(
                 f"the session is on {session.curvature!r}, not on {curvature!r}. Pass a session of "
                 "this curvature, or omit session=."
@@ -371,9 +371,4 @@ def count_right(names: Sequence[str], right: np.ndarray) -> dict[str, tuple[int,
     return {name: (correct[name], count) for name, count in asked.items()}
 
 
-def _identity(curvature: cl.Curvature) -> tuple[str, bool]:
-    """Key of a curvature's session; the fingerprint does not tell a preview from the real H."""
-    return curvature.fingerprint, curvature.is_preview
-
-
-_SESSIONS: WeakValueDictionary[tuple[str, bool], Session] = WeakValueDictionary()
+_SESSIONS: WeakValueDictionary[str, Session] = WeakValueDictionary()  # by their H's fingerprint
