@@ -31,7 +31,7 @@ def main() -> None:
     options = arguments(
         __doc__,
         dict.fromkeys(("repeats", "draws", "speed_rows", "memory_rows"), 2)
-        | {"judge_rows": 8, "precision_rows": 1, "product_rows": 1},
+        | {"judge_rows": 8, "precision_rows": 1},
         model="demo",
         top_r=256,
         threads=torch.get_num_threads(),
@@ -44,7 +44,6 @@ def main() -> None:
         draws=5,
         ratios=[0.2, 0.4],
         precision_rows=12,
-        product_rows=2,
         memory_rows=16,
         parts=flag(list(PARTS), choices=list(PARTS)),
         child_rows=flag(0, SUPPRESS),
@@ -282,43 +281,6 @@ def compare_precision(_model, tokenizer, units, options) -> None:
     print()
 
 
-def compare_products(model, tokenizer, units, options) -> None:
-    """H and its plans from bfloat16 products of shifts, beside float32 in the same run."""
-    whole = all_scored(options, tokenizer, options.product_rows)
-    text = cl.CalibrationSet(whole.input_ids[:, : options.speed_tokens[-1]])
-
-    def built(rounded: bool) -> cl.Curvature:
-        knobs = cl.BuildOptions(bfloat16_products=rounded)
-        return cl.estimate_curvature(
-            model, units, text, options.top_r, progress=False, options=knobs
-        )
-
-    ways = {name: partial(built, name == "bfloat16") for name in ("float32", "bfloat16")}
-    found = in_turn(ways, options.repeats)
-    times = {
-        name: np.concatenate([each.provenance["sequence_seconds"] for each in found[name]])
-        for name in ways
-    }
-    exact, rounded = (found[name][-1] for name in ways)
-    errors = np.abs(rounded.saliency / exact.saliency - 1)
-    edges = [each.matrix[np.triu_indices(len(units), 1)] for each in (exact, rounded)]
-    print(
-        f"Products of shifts in bfloat16: {len(text)} rows x {text.seq_len} tokens, all positions, "
-        f"{options.repeats} rounds\nseconds per row: float32 {spread(times['float32'])}, bfloat16 "
-        f"{spread(times['bfloat16'])}; ratio {spread(times['float32'] / times['bfloat16'], 'x')}\n"
-        f"relative error of the diagonal: median {np.median(errors):.1e}, largest "
-        f"{errors.max():.1e} ({units[int(errors.argmax())]}); correlation of the edges "
-        f"{np.corrcoef(edges)[0, 1]:.6f}\nunits that differ in the plans of lambda 0, 0.5, 1:"
-    )
-    for ratio in (0.1, 0.2, 0.3):
-        plans = [
-            [{*cl.solve_greedy(each, ratio, strength).pruned} for each in (exact, rounded)]
-            for strength in (0.0, 0.5, 1.0)
-        ]
-        print(f"  {ratio:.0%}: " + ", ".join(f"{len(a - b)} of {len(a)}" for a, b in plans))
-    print()
-
-
 # Memory ------------------------------------------------------------------------------------------
 
 
@@ -368,7 +330,6 @@ PARTS = {
     "vocabulary": compare_vocabulary,
     "quality": compare_settings,
     "precision": compare_precision,
-    "products": compare_products,
     "memory": compare_memory,
     "solver": time_solver,
 }

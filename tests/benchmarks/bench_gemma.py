@@ -66,8 +66,8 @@ def without_bos(model: Any, rows: cl.CalibrationSet) -> dict[str, list[float]]:
 
 
 def of_curvature(options: argparse.Namespace, model: Any, rows: cl.CalibrationSet) -> cl.Curvature:
-    """H of the first rows of C4, products in bfloat16."""
-    how = cl.BuildOptions(groups=ROWS, bfloat16_products=True)
+    """H of the first rows of C4."""
+    how = cl.BuildOptions(groups=ROWS)
     return cl.load_or_estimate(
         options.work, model, cl.enumerate_units(model), rows, options=how, progress="lines"
     )
