@@ -1,6 +1,7 @@
 """`cocurve` in a terminal or a batch job: one verb for each step of the flow.
 
-In the order of the flow:
+A package beside this one adds verbs at the entry point `cocurve.verbs`: see `_plugged`. In the
+order of the flow:
 
     inventory.py   `inventory`: the removable units and their costs
     forecast.py    `inventory --build`: what a build takes on other machines
@@ -14,7 +15,6 @@ In the order of the flow:
     sealing.py     `seal`: accept what was changed on purpose
     fetching.py    `fetch`: a real language model
     opening.py     `lab`: the notebooks, in JupyterLab
-    (`paper` is in cocurve_studies, and a verb where that is installed)
     common.py      options and checks that several verbs share
     options.py     flags from dataclasses
     terminal.py    output that cannot end a verb
@@ -33,9 +33,9 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from importlib.util import find_spec
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -171,14 +171,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"cocurve-lab {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     kinds: list[type[Verb]] = [Inventory, Build, Merge, Solve, Search, Prune, Export, Recover]
-    kinds += [Evaluate, Compress, Seal, Fetch, Lab]
-    if find_spec("cocurve_studies") is not None:
-        from cocurve_studies.paper.command import Paper
-
-        kinds.append(Paper)
+    kinds += [Evaluate, Compress, Seal, Fetch, Lab, *_plugged()]
     for kind in kinds:
         add_verb(verbs, kind)
     return parser
+
+
+def _plugged() -> Iterator[type[Verb]]:
+    """Load the verbs that installed packages add, in the order of their names."""
+    for entry in sorted(entry_points(group="cocurve.verbs"), key=lambda entry: entry.name):
+        kind: type[Verb] = entry.load()
+        yield kind
 
 
 def _say_warning(said: set[str], message: Warning | str, *_: Any, **__: Any) -> None:

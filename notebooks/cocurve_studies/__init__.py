@@ -28,15 +28,18 @@ is paired over rows; with `draws` it has the columns of `Redrawn.columns`.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_HOMES = {
-    "kept_curvature": "cocurve_lab.extensions.pretrained.kept",
-    "own_questions": "cocurve_lab.measuring.generation",
-}
+if TYPE_CHECKING:
+    from .bake_off.compare import compare as compare
+    from .bake_off.settings import CompareOptions as CompareOptions
+    from .bake_off.settings import Judges as Judges
+
+# The bake-off in one call. It is imported on first use: the studies of H alone need no torch.
+_HOMES = {"compare": "compare", "CompareOptions": "settings", "Judges": "settings"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:  # a study is its own module
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(f"{__name__}.bake_off.{_HOMES[name]}"), name)

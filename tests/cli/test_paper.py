@@ -113,9 +113,6 @@ def test_a_model_of_another_shape_is_not_taken_for_one_of_the_papers(
     assert main(order[:at] + order[at + 2 :]) == INTERRUPTED
     said = capsys.readouterr().out
     assert "Not one of the paper's models" in said
-    assert (
-        said.index("Needs about 0.00") < said.index("H takes") < said.index("on at most 4 models")
-    )
     shape = json.loads((place / "tiny" / "config.json").read_text())
     known = published.read_data("paper_models.json") | {"Mistral-7B-v0.1": shape}
     stored = published.read_data("paper_results.json")

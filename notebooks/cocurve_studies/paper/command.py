@@ -44,11 +44,11 @@ class Paper(Verb):
     and on the dense one, and times one plan per ratio. Every finished task is kept in the folder.
     You can stop with Ctrl-C or SIGTERM at any time; running the same command again resumes.
     results.md has the tables, results.csv all numbers, plans/ the plans.
-    Before it begins it says the memory and the hours that all of it needs. A gated model of the hub
-    needs `hf auth login` once, after its licence is accepted on its page. Tasks that run programs
-    which the model wrote are left out without --allow-code-execution, and need bubblewrap (Debian:
-    apt-get install bubblewrap). With --stream size and speed are left out too, each plan's model is
-    kept in the folder while its tasks run, and tasks that generate read all layers for each token.
+    A gated model of the hub needs `hf auth login` once, after its licence is accepted on its page.
+    Tasks that run programs which the model wrote are left out without --allow-code-execution, and
+    need bubblewrap (Debian: apt-get install bubblewrap). With --stream size and speed are left out
+    too, each plan's model is kept in the folder while its tasks run, and tasks that generate read
+    all layers for each token.
 
     Examples:
       cocurve paper demo --out demo_results --sequences 16 --limit 20
@@ -126,7 +126,6 @@ def run(options: Paper) -> int:
     kept = f"interrupted; finished work is kept in {options.out}. To resume: {options.again}"
     print(report_device(options.model.device, options.model.dtype), flush=True)
     try:
-        _say_memory(options)
         model, tokenizer = options.model.load(options.model.place)
         if name is None:
             name = recognized(model.config, tokenizer)
@@ -134,15 +133,21 @@ def run(options: Paper) -> int:
         units = enumerate_units(model, options.ffn_groups)
         rows, held_out = _rows(options, tokenizer)
         print(f"{options.model.place}: {units}\n{rows}", flush=True)
-        inputs = (model, units, rows, options.top_r)
-        _say_hours(options, settings, *inputs)
-        curvature = load_or_estimate(options.out, *inputs, progress=progress())
+        curvature = load_or_estimate(
+            options.out, model, units, rows, options.top_r, progress=progress()
+        )
         done, wanted = progress_of(curvature)
         if done < wanted:
             raise KeyboardInterrupt
         paper = published(name)
         protocol = Protocol(
-            *(options.out / "measured", model, curvature, rows, held_out, paper, options.guards),
+            options.out / "measured",
+            model,
+            curvature,
+            rows,
+            held_out,
+            paper,
+            options.guards,
             progress=progress() is True,
             costs=flop_costs(units, rows.seq_len) if options.cost == "flops" else None,
         )
@@ -232,67 +237,6 @@ def _settings(options: Paper) -> Any:
         efficiency=EfficiencyOptions(batch_sizes=(1,), repeats=options.repeats, progress=bars),
         release=options.release,
     )
-
-
-def _say_memory(options: Paper) -> None:
-    """Say, from the configuration alone, what the run needs on the device."""
-    from cocurve_lab.estimator.batches import free_memory
-    from cocurve_lab.extensions.big_models.forecast import rows_of as rows_on_paper
-    from cocurve_lab.methods.registry import get_method
-    from cocurve_lab.models.loading import pick_device, pick_dtype, place_of, shapes_only
-    from cocurve_lab.models.units import enumerate_units
-
-    from .needs import memory_words
-
-    if options.model.stream:
-        return  # two layers at a time
-    device, place = pick_device(options.model.device), options.model.place
-    shapes = shapes_only(place_of(place))
-    dtype = pick_dtype(device, options.model.dtype, is_demo(place))
-    if dtype != "auto":
-        shapes = shapes.to(dtype)
-    length = min(options.text.length or 2048, shapes.config.max_position_embeddings)
-    positions = options.text.positions
-    text = rows_on_paper(options.text.sequences, length, positions)
-    units = enumerate_units(shapes, options.ffn_groups)
-    gradients = any(get_method(name).needs_gradients for name in _methods(options))
-    inputs = (shapes, units, text, options.top_r, list(options.ratios))
-    most, words = memory_words(*inputs, gradients)
-    if most > (free := free_memory(device)):
-        words += f" {device} has {free / 1e9:.3g} GB free: take a larger one, or add --stream."
-    print(words, flush=True)
-
-
-def _say_hours(
-    options: Paper, settings: Any, model: Any, units: Any, rows: CalibrationSet, top_r: int
-) -> None:
-    """Say the hours of the whole run, from a timed row of text."""
-    from cocurve_lab.evaluation.tasks import suite_tasks
-    from cocurve_lab.extensions.choosing.settings import guards_grid
-
-    from .needs import build_hours, suite_hours, timed
-
-    speed = timed(model, rows.seq_len)
-    build = build_hours(model, units, rows, top_r, speed)
-    ratios, methods = len(options.ratios), len(_methods(options))
-    made = 1 + len(options.lambdas) + methods  # plans whose guards are chosen
-    raced = 3 + made * (len(guards_grid()) if options.guards == "search" else 1)
-    passes = ratios * raced * options.held_out + methods * len(rows)
-    choice = passes * rows.seq_len * speed.token / 3600
-    models = 1 + (made + 1 + (options.release is not None)) * ratios
-    tasks = suite_tasks(settings.suite, settings.tasks)
-    each = suite_hours(speed, tasks, options.suite.limit)
-    print(
-        f"At the speed of a row just timed, H takes {_hours(build)}, making and choosing plans at "
-        f"most {_hours(choice)}, and {len(tasks)} tasks on at most {models} models "
-        f"{_hours(models * each)} (to a factor of two). What is kept in {options.out} is not done "
-        "again.",
-        flush=True,
-    )
-
-
-def _hours(hours: float) -> str:
-    return f"{hours:.2g} hours" if hours >= 0.1 else f"{60 * hours:.2g} minutes"
 
 
 def _methods(options: Paper) -> list[str]:

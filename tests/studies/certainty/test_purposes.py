@@ -7,7 +7,7 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import pick
-from cocurve_studies import kept_curvature
+from cocurve_lab.extensions.pretrained.kept import kept_curvature
 from cocurve_studies.certainty import purposes
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
