@@ -1,7 +1,6 @@
 """`cocurve` in a terminal or a batch job: one verb for each step of the flow.
 
-A package beside this one adds verbs at the entry point `cocurve.verbs`: see `_plugged`. In the
-order of the flow:
+Other packages add verbs at the entry point `cocurve.verbs`. In the order of the flow:
 
     inventory.py   `inventory`: the removable units and their costs
     forecast.py    `inventory --build`: what a build takes on other machines
@@ -33,7 +32,7 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -171,17 +170,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"cocurve-lab {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     kinds: list[type[Verb]] = [Inventory, Build, Merge, Solve, Search, Prune, Export, Recover]
-    kinds += [Evaluate, Compress, Seal, Fetch, Lab, *_plugged()]
+    kinds += [Evaluate, Compress, Seal, Fetch, Lab]
+    # packages beside this one add subclasses of Verb at this entry point (see pyproject.toml)
+    kinds += [entry.load() for entry in entry_points(group="cocurve.verbs")]
     for kind in kinds:
         add_verb(verbs, kind)
     return parser
-
-
-def _plugged() -> Iterator[type[Verb]]:
-    """Load the verbs that installed packages add, in the order of their names."""
-    for entry in sorted(entry_points(group="cocurve.verbs"), key=lambda entry: entry.name):
-        kind: type[Verb] = entry.load()
-        yield kind
 
 
 def _say_warning(said: set[str], message: Warning | str, *_: Any, **__: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,13 +54,17 @@ class Recipe:
         from cocurve_lab.curvature.settings import BuildOptions
         from cocurve_lab.estimator import estimate
 
-        options = BuildOptions(groups=self.groups)
-        rest: dict[str, Any] = {"progress": self.progress, "options": options}
-        inputs = (model, units, self.calibration, self.top_r)
-        if self.cache is None:
-            curvature = estimate.estimate_curvature(*inputs, **rest)
-        else:
-            curvature = estimate.load_or_estimate(self.cache, *inputs, **rest)
+        build = estimate.estimate_curvature
+        if self.cache is not None:
+            build = partial(estimate.load_or_estimate, self.cache)
+        curvature = build(
+            model,
+            units,
+            self.calibration,
+            self.top_r,
+            progress=self.progress,
+            options=BuildOptions(groups=self.groups),
+        )
         if not curvature.provenance["complete"]:
             raise KeyboardInterrupt("the build was stopped. Run the study again to go on.")
         return curvature

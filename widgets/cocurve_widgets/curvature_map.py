@@ -22,8 +22,16 @@ NEAT = 1000  # up to so many units the leaves are put in the best order, in abou
 FULL = 32_767  # int16 of the largest root
 NEED_PLAN = ("step", "playing")
 CONTROLS = (
-    *("order", "scale", "window", "only_plan", "step", "playing"),
-    *("selected_unit", "partner", "brushed", "table_of"),
+    "order",
+    "scale",
+    "window",
+    "only_plan",
+    "step",
+    "playing",
+    "selected_unit",
+    "partner",
+    "brushed",
+    "table_of",
 )
 
 

@@ -477,7 +477,10 @@ class LambdaExplorer(ByHand, Explorer):
         elif "pin" in content:
             {"pin": self.pin, "swap": self.swap, "unpin": self.unpin}[content["pin"]]()
         elif "toggle" in content:
-            self.clear() if content["toggle"] is None else self.toggle(int(content["toggle"]))
+            if content["toggle"] is None:
+                self.clear()
+            else:
+                self.toggle(int(content["toggle"]))
         else:
             super()._heard(widget, content, buffers)
 

@@ -19,8 +19,15 @@ REPAIRS: tuple[Repairing, ...] = get_args(Repairing)
 REFITS = ("refit", "dense refit", "refit and training")  # chosen by the KL after the repair
 
 BASELINES = (
-    *("random", "magnitude", "wanda-sp", "flap", "amp"),
-    *("llm-pruner", "slimgpt", "slimllm", "2ssp"),
+    "random",
+    "magnitude",
+    "wanda-sp",
+    "flap",
+    "amp",
+    "llm-pruner",
+    "slimgpt",
+    "slimllm",
+    "2ssp",
 )  # the paper's nine
 DEPTH = ("shortgpt", "blockpruner", "finercut", "cbo")  # whole layers or blocks; not in the paper
 OURS_CHOSEN = "CoCurve, λ chosen"
@@ -149,4 +156,5 @@ def treated(label: str, repair: Repairing = "own", evaluations: int = 0) -> str:
     words = {"own": "", "refit": ", refitted", "dense refit": ", refitted on dense inputs"}
     words |= {"gains": ", gains", "gains and refit": ", gains, refitted"}
     words["refit and training"] = ", refitted, trained"
-    return label + ", searched" * (evaluations > 0) + words[repair]
+    searched = ", searched" if evaluations > 0 else ""
+    return f"{label}{searched}{words[repair]}"

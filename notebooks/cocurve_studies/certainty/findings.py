@@ -128,25 +128,29 @@ BANDS = _budget(
     f"perplexity moves within a band of {BAND:.0%} over a 4x range of {{what}}",
     'table "sensitivity"',
     "{value:.1%} ± {value_error:.1%} over {least} to {most}",
-    *(-math.inf, BAND),
+    low=-math.inf,
+    high=BAND,
 )
 UNCHANGED = _budget(
     f"top-r beyond {{base}} leaves H nearly unchanged (we say: {SAME_MATRIX:.0%})",
     'appendix "Extended Ablations" (iv)',
     "H moves by {value:.1%} in Frobenius norm{beside}",
-    *(-math.inf, SAME_MATRIX),
+    low=-math.inf,
+    high=SAME_MATRIX,
 )
 SPREAD = _budget(
     f"perplexity 13.11 ± 0.22 over seeds, a spread of {SEED_SPREAD:.1%}",
     'table "seedvar"',
     "{value:.1%} ± {value_error:.1%} over {count} draws of text",
-    *(-math.inf, SEED_SPREAD),
+    low=-math.inf,
+    high=SEED_SPREAD,
 )
 SAME_UNITS = _budget(
     f"the selection is not an artifact of the draw (we say: {SAME_PLAN:.0%} overlap)",
     SENSITIVITY,
     "plans of other draws share {value:.0%}{shown} of their units",
-    *(SAME_PLAN, math.inf),
+    low=SAME_PLAN,
+    high=math.inf,
     lab=True,
 )
 OTHER_SOURCE = _budget(
@@ -154,7 +158,8 @@ OTHER_SOURCE = _budget(
     SENSITIVITY,
     "{source}: {moved:+.1%} ± {value_error:.1%} (KL {difference:+.3f} ± {difference_error:.3f} "
     "nats per token, paired)",
-    *(-math.inf, SOURCE_CHANGE),
+    low=-math.inf,
+    high=SOURCE_CHANGE,
 )
 
 

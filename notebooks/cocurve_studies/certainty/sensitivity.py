@@ -187,8 +187,15 @@ def _builds(
     top_r, groups = min(options.top_r, vocabulary), min(options.ffn_groups, channels)
 
     def read(source: str, rows: int, positions: Count) -> CalibrationSet:
-        settings = (rows, options.seq_len, positions, options.seed, source)
-        return CalibrationSet.from_texts(list(texts[source]), tokenizer, *settings)
+        return CalibrationSet.from_texts(
+            list(texts[source]),
+            tokenizer,
+            rows,
+            options.seq_len,
+            positions,
+            options.seed,
+            source,
+        )
 
     pool = read(base, max(options.rows * options.draws, *options.row_counts, 1), options.positions)
     few, scored = pool.rows(0, options.rows), pool.positions_per_sequence

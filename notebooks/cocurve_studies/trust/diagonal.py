@@ -77,7 +77,10 @@ def diagonal_study(
                     plans[ratio, NONE, strength] = free
                 try:
                     choice = choose_guards(
-                        *(model, curvature, ratio, texts.choose),
+                        model,
+                        curvature,
+                        ratio,
+                        texts.choose,
                         interaction_strength=strength,
                         options=chosen_by,
                     )

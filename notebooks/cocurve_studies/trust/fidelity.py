@@ -239,8 +239,10 @@ def fidelity_summary(table: Table, draws: int = 2000, seed: int = 0) -> Table:
             other = column(table, name)[members].astype(float)
             good = np.isfinite(other)
             values = correlations(rankdata(other[good]), rankdata(y[:, good], axis=1))
-            counts = int(good.sum()), int((~good).sum())
-            rows.append(statistic_row(group, f"spearman, {name}", values, *counts))
+            row = statistic_row(
+                group, f"spearman, {name}", values, int(good.sum()), int((~good).sum())
+            )
+            rows.append(row)
         if group.startswith(ACROSS):
             clear = np.abs(y[0] - x) > 2 * np.nan_to_num(error[members].astype(float))
             size = column(table, "units")[members].astype(float)

@@ -177,7 +177,9 @@ def _of_wholes(
     study: Study, curvature: Curvature, kind: Literal["blocks", "layers"], pool: int
 ) -> Iterator[Measured]:
     found = measure_interactions(
-        *(study.model, kind, study.text),
+        study.model,
+        kind,
+        study.text,
         units=curvature.units,
         pool=pool,
         checkpoint=plans_file(study.cache, study.model, study.text),
