@@ -88,9 +88,6 @@ _HOMES = {
     "get_method": "methods.registry",
     "evaluate_tasks": "evaluation.tasks",
     "EvaluationReport": "evaluation.report",
-    "CompareOptions": "cocurve_studies.bake_off.settings",
-    "Judges": "cocurve_studies.bake_off.settings",
-    "compare": "cocurve_studies.bake_off.compare",
     "plot_saliency": "figures",
     "plot_correlation": "figures",
     "plot_budget": "figures",
@@ -113,8 +110,7 @@ def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = home if home.startswith("cocurve_studies") else f"{__name__}.{home}"
-    value = globals()[name] = getattr(import_module(home), name)
+    value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
     return value
 
 

@@ -60,9 +60,6 @@ from .extensions.gguf.gguf import export_gguf as export_gguf
 from .methods.registry import get_method as get_method
 from .evaluation.tasks import evaluate_tasks as evaluate_tasks
 from .evaluation.report import EvaluationReport as EvaluationReport
-from cocurve_studies.bake_off.settings import CompareOptions as CompareOptions
-from cocurve_studies.bake_off.settings import Judges as Judges
-from cocurve_studies.bake_off.compare import compare as compare
 from .figures import plot_saliency as plot_saliency
 from .figures import plot_correlation as plot_correlation
 from .figures import plot_budget as plot_budget

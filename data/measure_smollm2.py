@@ -109,14 +109,13 @@ def texts(options: argparse.Namespace, tokenizer: Any) -> dict[str, cl.Calibrati
 def build(options: argparse.Namespace) -> None:
     """Build H of the rows of C4, and of as many of the default text, and write their short forms.
 
-    Each row of C4 is a group of its own. Rows of the default text are eight groups, and its
-    products are in bfloat16.
+    Each row of C4 is a group of its own. Rows of the default text are eight groups.
     """
     model, tokenizer = cl.load_model(NAME)
     own = default_rows(NAME, tokenizer, ROWS, **LENGTH)
     texts_of = (
         ("c4", texts(options, tokenizer)["calibration"], cl.BuildOptions(groups=ROWS)),
-        ("manual", own, cl.BuildOptions(groups=8, bfloat16_products=True)),
+        ("manual", own, cl.BuildOptions(groups=8)),
     )
     units = cl.enumerate_units(model)
     for name, rows, build_options in texts_of:
@@ -257,8 +256,8 @@ def of_kinds(
 
 
 def few_rows(options: argparse.Namespace, model: Any, rows: cl.CalibrationSet) -> cl.Curvature:
-    """H of these rows, each a group, with products in bfloat16; kept in the work folder."""
-    build_options = cl.BuildOptions(groups=len(rows), bfloat16_products=True)
+    """H of these rows, each a group; kept in the work folder."""
+    build_options = cl.BuildOptions(groups=len(rows))
     units = cl.enumerate_units(model)
     return cl.load_or_estimate(options.work, model, units, rows, options=build_options)
 

@@ -1,6 +1,6 @@
 """`cocurve` in a terminal or a batch job: one verb for each step of the flow.
 
-In the order of the flow:
+Other packages add verbs at the entry point `cocurve.verbs`. In the order of the flow:
 
     inventory.py   `inventory`: the removable units and their costs
     building.py    `build` and `merge`: H
@@ -12,7 +12,6 @@ In the order of the flow:
     compressing.py `compress`: all of it in a given time
     fetching.py    `fetch`: a real language model
     opening.py     `lab`: the notebooks, in JupyterLab
-    (`paper` is in cocurve_studies, and a verb where that is installed)
     common.py      options and checks that several verbs share
     options.py     flags from dataclasses
     demo.py        the whole flow in one command (`make demo`)
@@ -33,7 +32,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from importlib.util import find_spec
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -169,10 +168,8 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     kinds: list[type[Verb]] = [Inventory, Build, Merge, Solve, Search, Prune, Export, Recover]
     kinds += [Evaluate, Compress, Fetch, Lab]
-    if find_spec("cocurve_studies") is not None:
-        from cocurve_studies.paper.command import Paper
-
-        kinds.append(Paper)
+    # packages beside this one add subclasses of Verb at this entry point (see pyproject.toml)
+    kinds += [entry.load() for entry in entry_points(group="cocurve.verbs")]
     for kind in kinds:
         add_verb(verbs, kind)
     return parser

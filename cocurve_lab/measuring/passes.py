@@ -39,9 +39,6 @@ class Passes(Protocol):
     def most_together(self, batch: int, most: float) -> int:
         """Plans that advance together: at least one batch, and at most `most`."""
 
-    def announcement(self, batch: int, together: int, passes: int) -> str:
-        """State memory and bytes of weights to be read, for `passes` over the layers in all."""
-
 
 class MakePasses(Protocol):
     """Makes the passes of a model whose source brings layers."""

@@ -9,7 +9,7 @@
     sentences.py  what a picture shows, computed from this model
     shared.py    the recipe of a build, marks of kept tables, comparisons, resampling
     abilities.py  right answers by lambda (notebook 13) and by edge variant (notebook 07)
-    surrogates.py  plans of H, Q and F beside what they cost (notebook 11)
+    best_plan.py  plans of several ways, refits, and swaps by hand (notebook 11)
     exercises.py  the checks of the notebooks' exercises
     trust/       notebooks 06, 12 and 13: when to trust the edges
     structure/   notebook 07: bridges and structure
@@ -28,15 +28,18 @@ is paired over rows; with `draws` it has the columns of `Redrawn.columns`.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_HOMES = {
-    "kept_curvature": "cocurve_lab.extensions.pretrained.kept",
-    "own_questions": "cocurve_lab.measuring.generation",
-}
+if TYPE_CHECKING:
+    from .bake_off.compare import compare as compare
+    from .bake_off.settings import CompareOptions as CompareOptions
+    from .bake_off.settings import Judges as Judges
+
+# The bake-off in one call. It is imported on first use: the studies of H alone need no torch.
+_HOMES = {"compare": "compare", "CompareOptions": "settings", "Judges": "settings"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:  # a study is its own module
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(f"{__name__}.bake_off.{_HOMES[name]}"), name)

@@ -305,15 +305,18 @@ def strength_ability_findings(table: Table) -> list[Finding]:
     claims = (
         (
             "edges keep abilities: more right answers at λ = 1 than at λ = 0",
-            *(where, pick(rows, capability=ALL)),
+            where,
+            pick(rows, capability=ALL),
         ),
         (
             "every ability gains by the edges (Falcon3-7B: all four measured do)",
-            *(where, [row for row in rows if row["capability"] != ALL]),
+            where,
+            [row for row in rows if row["capability"] != ALL],
         ),
         (
             "what edges save is code, the fragile ability (8B: MBPP .000 to .100)",
-            *("Table ablation-full", pick(rows, capability=CODE)),
+            "Table ablation-full",
+            pick(rows, capability=CODE),
         ),
     )
     return [

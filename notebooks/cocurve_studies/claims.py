@@ -78,9 +78,7 @@ def evaluate(claims: Claim | Iterable[Claim], table: Table, **more: Any) -> list
             for name, instead in claim.needs.items():
                 if row[name] is None:
                     ours, verdict = instead
-            words = _words(claim, row) | more
-            text = claim.claim.format_map(words), claim.where, ours.format_map(words)
-            found.append(Finding(claim.study, *text, verdict, claim.lab))
+            found.append(_finding(claim, ours, _words(claim, row) | more, verdict))
     return found
 
 
@@ -88,9 +86,18 @@ def _on_all(claim: Claim, rows: Table, more: Mapping[str, Any]) -> Finding:
     told = claim.between.join(claim.each.format_map(_words(claim, row)) for row in rows)
     ours = claim.ours if rows else claim.nothing or claim.ours
     verdict = every(partial(_verdict, claim, row) for row in rows)
-    words = {"each": told, **more}
-    text = claim.claim.format_map(words), claim.where, ours.format_map(words)
-    return Finding(claim.study, *text, verdict, claim.lab)
+    return _finding(claim, ours, {"each": told, **more}, verdict)
+
+
+def _finding(claim: Claim, ours: str, words: Mapping[str, Any], verdict: Verdict) -> Finding:
+    return Finding(
+        claim.study,
+        claim.claim.format_map(words),
+        claim.where,
+        ours.format_map(words),
+        verdict,
+        claim.lab,
+    )
 
 
 def _verdict(claim: Claim, row: Row, factor: float = 2.0) -> Verdict:

@@ -28,7 +28,7 @@ G groups know b no better than the groups do (Satterthwaite 1946, Biometrics Bul
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -129,8 +129,8 @@ class Redrawn:
 
 def redraw(
     model: PreTrainedModel,
-    curvatures: Sequence[Curvature],
-    solve: Callable[..., Plans],
+    curvature: Curvature,
+    solve: Callable[[Curvature], Plans],
     text: CalibrationSet,
     draws: int,
     **measuring: Any,
@@ -138,20 +138,18 @@ def redraw(
     """Solve all plans of a study on resampled H and measure each distinct plan once.
 
     Args:
-        curvatures: the H of the study, one or several. Those of the same rows in as many groups are
-            drawn together.
-        solve: from one resampled H per curvature to plans by name.
+        curvature: the H of the study.
+        solve: from a resampled H to plans by name.
         text: the held-out rows of the study.
         draws: number of draws; 0 measures nothing.
         measuring: `checkpoint` and `progress` of `measure_plans`.
     """
-    note = next(filter(None, map(_lacking, curvatures)), "")
-    groups = min((_groups(curvature) for curvature in curvatures), default=0)
+    note, groups = _lacking(curvature), _groups(curvature)
     if not draws or note:
         return Redrawn(draws, rows=len(text), groups=groups, note=note)
     from cocurve_lab.measuring.risk import measure_plans
 
-    solved = [solve(*drawn) for drawn in zip(*_drawn(curvatures, draws), strict=True)]
+    solved = [solve(drawn) for drawn in resampled(curvature, draws)]
     names = list(dict.fromkeys(name for plans in solved for name in plans))
     distinct = {
         plan.fingerprint: plan for plans in solved for plan in plans.values() if plan is not None
@@ -179,7 +177,7 @@ def draw_marks(
     name: str,
     settings: Mapping[str, Any],
     draws: int,
-    curvatures: Sequence[Curvature] = (),
+    curvature: Curvature | None = None,
 ) -> tuple[dict[str, Any], int]:
     """Return the settings of a table with errors over draws, and its number of draws.
 
@@ -189,7 +187,7 @@ def draw_marks(
     Args:
         folder, name, settings: as for `cached_table`.
         draws: the number of draws wanted; 0 or at least 2.
-        curvatures: the H of the study, whose groups are resampled.
+        curvature: the H of the study, whose groups are resampled; None where the study builds it.
     """
     if draws < 0 or draws == 1:
         raise InputError(
@@ -197,10 +195,10 @@ def draw_marks(
         )
     if not draws:
         return dict(settings), 0
-    groups = [
-        None if curvature.group_grams is None else fingerprint(curvature.group_grams)
-        for curvature in curvatures
-    ]
+    groups = []
+    if curvature is not None:
+        grams = curvature.group_grams
+        groups = [None if grams is None else fingerprint(grams)]
     for count in range(max(MOST, draws), draws - 1, -1):
         marked = {**settings, "draws": {"count": count, "groups": groups}}
         if count == draws or is_kept(folder, name, marked):
@@ -215,15 +213,6 @@ def carried(row: Row, name: str, into: str) -> Row:
 
 
 # Draws --------------------------------------------------------------------------------------------
-def _drawn(curvatures: Sequence[Curvature], draws: int) -> list[Iterator[Curvature]]:
-    """The resampled H of every curvature; equal seeds draw the same groups of the same rows."""
-    kinds = [(_groups(h), h.provenance.get("row_fingerprints")) for h in curvatures]
-    seeds = [
-        kinds.index(kind) if kind[1] is not None else place for place, kind in enumerate(kinds)
-    ]
-    return [resampled(h, draws, seed) for h, seed in zip(curvatures, seeds, strict=True)]
-
-
 def _groups(curvature: Curvature) -> int:
     positions = curvature.group_positions
     return 0 if positions is None else int(np.count_nonzero(positions))
@@ -231,11 +220,9 @@ def _groups(curvature: Curvature) -> int:
 
 def _lacking(curvature: Curvature) -> str:
     """Return the reason why an H cannot be drawn again; empty where it can."""
-    which = {"infinitesimal": "H*", "probe": "the preview"}
-    name = which.get(curvature.provenance.get("method", ""), "H")
     if curvature.group_grams is None:
-        return f"{name} has no group Grams"
-    return "" if _groups(curvature) > 1 else f"{name} has a single group of text"
+        return "H has no group Grams"
+    return "" if _groups(curvature) > 1 else "H has a single group of text"
 
 
 def _mark(plan: Selection | None) -> str:

@@ -25,8 +25,8 @@ from cocurve_lab.solver.guards import FREE
 from cocurve_lab.solver.solve import solve_greedy
 from cocurve_lab.solver.variants import measured_diagonal
 
+from .best_plan import swapped
 from .certainty.resampling import of_groups
-from .surrogates import swapped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

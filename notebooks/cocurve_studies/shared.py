@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,9 +41,6 @@ class Recipe:
             rows is a sum of them; the Grams take rows x M^2 x 8 bytes.
         cache: folder of the builds; None keeps nothing.
         progress: show a progress bar.
-        temperature: of a softened teacher (`BuildOptions`); 1 is the paper's.
-        sketch_positions: positions of the sketch of shifts (`BuildOptions`), which takes more room
-            than H; 0 keeps none.
     """
 
     calibration: CalibrationSet
@@ -50,25 +48,23 @@ class Recipe:
     groups: int = 16
     cache: Folder = None
     progress: bool = True
-    temperature: float = 1.0
-    sketch_positions: int = 0
 
     def build(self, model: PreTrainedModel, units: UnitSet) -> Curvature:
         """Build H [M, M] of a model, or load it where it lies in the cache."""
         from cocurve_lab.curvature.settings import BuildOptions
         from cocurve_lab.estimator import estimate
 
-        options = BuildOptions(
-            groups=self.groups,
-            temperature=self.temperature,
-            sketch_positions=self.sketch_positions,
+        build = estimate.estimate_curvature
+        if self.cache is not None:
+            build = partial(estimate.load_or_estimate, self.cache)
+        curvature = build(
+            model,
+            units,
+            self.calibration,
+            self.top_r,
+            progress=self.progress,
+            options=BuildOptions(groups=self.groups),
         )
-        rest: dict[str, Any] = {"progress": self.progress, "options": options}
-        inputs = (model, units, self.calibration, self.top_r)
-        if self.cache is None:
-            curvature = estimate.estimate_curvature(*inputs, **rest)
-        else:
-            curvature = estimate.load_or_estimate(self.cache, *inputs, **rest)
         if not curvature.provenance["complete"]:
             raise KeyboardInterrupt("the build was stopped. Run the study again to go on.")
         return curvature
@@ -76,11 +72,7 @@ class Recipe:
     @property
     def mark(self) -> list[Any]:
         """The fields that decide the outcome, for `marks`."""
-        # later fields only where they are not the default: kept tables keep their names
-        fields = type(self).__dataclass_fields__
-        further = {name: getattr(self, name) for name in ("temperature", "sketch_positions")}
-        changed = {name: value for name, value in further.items() if value != fields[name].default}
-        return [self.calibration.fingerprint, self.top_r, self.groups, *changed.items()]
+        return [self.calibration.fingerprint, self.top_r, self.groups]
 
 
 # Kept tables --------------------------------------------------------------------------------------

@@ -29,13 +29,13 @@ class Study:
 
     Attributes:
         model, text: the dense model, and the rows that plans are measured on.
-        curvatures: the H that plans are made of; none of their rows may be in the text.
+        curvature: the H that plans are made of; none of its rows may be in the text.
         draws, cache, progress: as in all studies.
     """
 
     model: PreTrainedModel
     text: CalibrationSet
-    curvatures: Sequence[Curvature] = ()
+    curvature: Curvature | None = None
     draws: int = 0
     cache: Folder = None
     progress: bool = True
@@ -47,18 +47,21 @@ class Study:
 
         `compute` gets the study with its final number of draws, see `draw_marks`.
         """
-        for curvature in self.curvatures:
-            self.text.require_disjoint(curvature)
-        settings, draws = draw_marks(self.cache, name, settings, self.draws, self.curvatures)
+        if self.curvature is not None:
+            self.text.require_disjoint(self.curvature)
+        settings, draws = draw_marks(self.cache, name, settings, self.draws, self.curvature)
         return cached_table(self.cache, name, settings, lambda: compute(replace(self, draws=draws)))
 
     def measure(self, plans: Sequence[Selection]) -> PlanTable:
         """Measure plans on the text; what was measured before is read from the folder."""
         return measure_plans(self.model, plans, self.text, **self._measuring)
 
-    def redraw(self, solve: Callable[..., Plans], *curvatures: Curvature) -> Redrawn:
+    def redraw(
+        self, solve: Callable[[Curvature], Plans], curvature: Curvature | None = None
+    ) -> Redrawn:
         """Measure plans of resampled H, by default of the study's own; see `redraw`."""
-        drawn = curvatures or self.curvatures
+        drawn = self.curvature if curvature is None else curvature
+        assert drawn is not None  # a study without an H of its own passes the one it builds
         return redraw(self.model, drawn, solve, self.text, self.draws, **self._measuring)
 
     @property

@@ -24,7 +24,7 @@ from helpers.notebooks import NOTEBOOKS, run, text_of
 SHOWN = ("06", "07", "08", "12", "13")
 QUICK: dict[str, dict[str, Any]] = {
     "06": {"RATIOS": (0.2, 0.4), "SWEEP": (0.1,), "POOL": 5, "PAIRS": 2, "PLANS": 2, "FEW_ROWS": 2},
-    "12": {"RATIOS": (0.2, 0.4), "PAIRS": 2, "FEW_ROWS": 2, "STEP_ROWS": 2},
+    "12": {"RATIOS": (0.2, 0.4), "PAIRS": 2, "FEW_ROWS": 2},
     "13": {"RATIOS": (0.2, 0.4), "PLANS": 2, "ASKED": 1, "QUESTIONS": 1},
     "07": {"EDGE_RATIOS": (0.2,), "QUESTIONS": 1, "FAMILY_ROWS": 1, "SEEDS": (0,)},
     "08": {"SHORT_ROWS": 16, "SHORT_LENGTH": 32, "DRAWS": 5},

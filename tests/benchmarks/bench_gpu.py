@@ -4,8 +4,8 @@ Prints three Markdown tables. The first is of builds: seconds per row, the speed
 passes, memory, and the projected time of 128 rows (the paper reports 12.9 h on an A6000 for
 Llama-3.1-8B). The second is of what comes after a build: a solve, pruning, and the equivalence
 check. The third is of the last build once more, on the model streamed from its files, with seconds
-per row beside those in memory.
-What fails is said in its row, and the next one goes on. Progress goes to the error stream.
+per row beside those in memory. What fails is said in its row, and the next one goes on. Progress
+goes to the error stream.
 
     python tests/benchmarks/bench_gpu.py --shapes llama-3.2-3b llama-3.1-8b
     python tests/benchmarks/bench_gpu.py --shapes tiny --device cpu     # checks the script anywhere
@@ -29,7 +29,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
-from cocurve_lab.estimator.batches import memory_needed
 from cocurve_lab.estimator.build import Build
 from cocurve_lab.estimator.teacher import row
 from cocurve_lab.models.architectures import describe
@@ -46,7 +45,7 @@ BUILDS = (
     "scored positions",
     "s per row",
     "naive passes / estimator",
-    "peak GB (estimated)",
+    "peak GB",
     "128 rows",
 )
 AFTERWARDS = ("shape", "removed", "solve", "prune", "check_equivalence", "result")
@@ -105,10 +104,9 @@ def main() -> None:
     name = (
         torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU (script check only)"
     )
-    rate = matrix_rate(device, options.dtype)
     print(
         f"{name}, torch {torch.__version__}, {options.dtype}, rows of at most {options.tokens} "
-        f"tokens, r = {options.top_r}. Measured matrix-product rate: {rate / 1e12:.1f} TFLOP/s.\n"
+        f"tokens, r = {options.top_r}.\n"
     )
     head(*BUILDS)
     found = []
@@ -176,9 +174,9 @@ def filled(shape: str, why: str) -> tuple[list[str], list[str]]:
 def measured_build(
     model, units, text: cl.CalibrationSet, options
 ) -> tuple[cl.Curvature, list[str]]:
-    """Build H; return it and the cells of its row from the fourth on."""
+    """Build H; return it and the cells of its row from the fourth on. The first row warms up."""
     device = model.device
-    naive = naive_seconds(model, units, text, options)  # this warms up too
+    naive = naive_seconds(model, units, text, options)
     free_memory()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -194,14 +192,13 @@ def measured_build(
             model, units, text, options.top_r, progress=False, options=knobs
         )
     taken = curvature.provenance["sequence_seconds"]
-    one, batch = median(taken), curvature.provenance["runtime"]["units_per_batch"]
+    timed_rows = taken[1:] or taken
+    one = median(timed_rows)
     memory = "-"
     if device.type == "cuda":
-        weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        needed = weights + memory_needed(describe(model), units, text, options.top_r, batch)
-        memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f} ({needed / 1e9:.1f})"
+        memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}"
     cells = [
-        f"{one:.2f} ({min(taken):.2f} to {max(taken):.2f}; {len(taken)} rows)",
+        f"{one:.2f} ({min(timed_rows):.2f} to {max(timed_rows):.2f}; {len(timed_rows)} rows)",
         f"{naive / one:.2f}x",
         memory,
         duration(128 * one),
@@ -308,15 +305,6 @@ def attempt(action: Callable[[], object], options) -> tuple[object, str]:
     except (RuntimeError, cl.CocurveError) as error:  # memory that runs out is a RuntimeError
         tell(f"{type(error).__name__}: {error}")
         return None, f"failed: {type(error).__name__}"
-
-
-def matrix_rate(device: torch.device, dtype: str, size: int = 8192) -> float:
-    """FLOP/s of one large matrix product on random data, median of 20."""
-    size = size if device.type == "cuda" else 1024
-    a = torch.randn(size, size, device=device, dtype=getattr(torch, dtype))
-    b = torch.randn(size, size, device=device, dtype=getattr(torch, dtype))
-    times = [seconds(lambda: a @ b, device)[0] for _ in range(25)]
-    return 2 * size**3 / median(times[5:])
 
 
 def random_model(shape: str, device: torch.device, dtype: str) -> LlamaForCausalLM:

@@ -19,8 +19,9 @@ class Problem:
     def __init__(self) -> None:
         self.model, self.calibration = tiny_model(), tiny_text(4)
         self.units = cl.enumerate_units(self.model, GROUPS)
-        self.built = (self.model, self.units, self.calibration, 16)
-        self.curvature = cl.estimate_curvature(*self.built, progress=False)
+        self.curvature = cl.estimate_curvature(
+            self.model, self.units, self.calibration, 16, progress=False
+        )
         text = tiny_text(8, 20, 5, seed=1)
         self.texts = Texts(text.rows(0, 4), text.rows(4, 8))
 

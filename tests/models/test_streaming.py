@@ -21,6 +21,7 @@ from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import fingerprint_model
 from cocurve_lab.models.layers import bytes_of, weights_of
 from cocurve_lab.pruner.cutting import cut
+from cocurve_studies import CompareOptions, Judges, compare
 from cocurve_studies.bake_off.contenders import Contender
 from cocurve_studies.bake_off.speeds import speed_table
 from helpers.tiny_models import (
@@ -184,9 +185,9 @@ NEED_ALL: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
 
 
 def bake_off(model: Any, contender: Any) -> Any:
-    judges = cl.Judges(OTHER, tiny_text(2, 20, 6, seed=2))
-    tokenizer, options = word_tokenizer(), cl.CompareOptions(progress=False, ffn_groups=GROUPS)
-    return cl.compare(model, tokenizer, {"one": contender}, [0.2], TEXT, judges, options)
+    judges = Judges(OTHER, tiny_text(2, 20, 6, seed=2))
+    tokenizer, options = word_tokenizer(), CompareOptions(progress=False, ffn_groups=GROUPS)
+    return compare(model, tokenizer, {"one": contender}, [0.2], TEXT, judges, options)
 
 
 def test_what_needs_all_weights_says_so_before_it_runs(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from cocurve_lab.base.tables import column, pick
 from helpers.lab import SMALL
 from helpers.notebooks import BAR, NOTEBOOKS, SOLUTIONS, Ran, cold, require_shown, text_of
 
-VALUES = SMALL | {"SHORT_ROWS": 16, "SHORT_LENGTH": 32, "DRAWS": 5, "REDRAWS": 2}
+VALUES = SMALL | {"SHORT_ROWS": 16, "SHORT_LENGTH": 32, "DRAWS": 5}
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
@@ -51,19 +51,15 @@ def test_error_bars_and_coverage(ran: Ran) -> None:
         assert f"{row['statistic'].replace('_', ' ')}: {row['coverage']:.1%} ±" in ran.text
 
 
-def test_knobs_and_the_preview(ran: Ran) -> None:
+def test_knobs_and_the_end_of_a_build(ran: Ran) -> None:
     table = pick(study(ran, "sensitivity"), interaction_strength=1.0)
     found = column(pick(table, knob="rows"), "perplexity")
     assert len(found) == 4
     seeds = column(pick(table, knob="seed"), "perplexity")
     error = np.sqrt(2) * seeds.std(ddof=1) / seeds.mean()
     assert f"Here: {found.max() / found.min() - 1:.1%} ± {error:.1%} over 2 to 16" in ran.text
-    knobs = {"temperature", "top_r", "positions", "ffn_groups", "source", "rows", "seed"}
+    knobs = {"top_r", "positions", "ffn_groups", "source", "rows", "seed"}
     assert {row["knob"] for row in table} == knobs
-    worst = pick(study(ran, "infinitesimal"), requested_ratio=0.4, interaction_strength=1.0)[0]
-    assert worst["exact_method"] == "probe"
-    assert f"lambda 1: KL of the preview's plan {worst['difference']:+.3f} ±" in ran.text
-    assert "The gate says nothing on it" in " ".join(ran.text.split())
     assert study(ran, "stopping")[-1]["rows"] == 16
     assert "16 of 16 rows were needed; stopped early: False" in ran.text
     assert "not yet: " in ran.text  # the exercise is the reader's
@@ -72,7 +68,7 @@ def test_knobs_and_the_preview(ran: Ran) -> None:
 def test_every_finding_has_a_verdict(ran: Ran) -> None:
     last = ran.content.cells[-1].outputs[-1]["data"]["text/html"]
     verdicts = re.findall("[✓✗?] (agrees|does not agree|cannot be told)<", last)
-    assert len(verdicts) == 1 + 5 + 1 + 1 + 6 + 2 + 3
+    assert len(verdicts) == 1 + 5 + 1 + 1 + 6 + 2
     # the paper's claims first: two bands, top-r, seeds and the source
     first = last.split("</table>")[0]
     assert len(re.findall("[✓✗?] (?:agrees|does not agree|cannot be told)<", first)) == 5
@@ -92,14 +88,9 @@ def test_the_solution_of_the_exercise_is_right() -> None:
 
 def test_in_jupyterlab(ran: Ran) -> None:
     visit = ran.shown_in_lab()
-    root = visit.page.locator(".cocurve").filter(has=visit.page.get_by_role("note")).first
-    root.wait_for(timeout=60_000)
-    assert "Preview: H from 3 probes" in root.get_by_role("note").inner_text()
-    assert root.get_by_label("lambda, typed").input_value() == "0.5"
-    assert visit.ask("explorer.interaction_strength, explorer.ratio") == "(0.5, 0.2)"
     # anywidget complains where a busy page took 2 s to start a widget, though it came up after
     visit.errors = [text for text in visit.errors if "Failed to initialize model" not in text]
-    require_shown(visit, 8)
+    require_shown(visit, 7)
 
 
 def test_a_second_run_builds_and_measures_nothing(ran: Ran) -> None:

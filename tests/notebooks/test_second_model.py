@@ -22,7 +22,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "03": {},
     "06": {"RATIOS": (0.2, 0.4), "SWEEP": (0.2,), "POOL": 5, "PAIRS": 2, "PLANS": 2}
     | {"FEW_ROWS": 2, "REDRAWS": 2},
-    "08": {"SHORT_ROWS": 16, "SHORT_LENGTH": 32, "DRAWS": 5, "REDRAWS": 2},
+    "08": {"SHORT_ROWS": 16, "SHORT_LENGTH": 32, "DRAWS": 5},
 }
 
 

@@ -44,8 +44,6 @@ from cocurve_studies.trust import (
     diagonal,
     fidelity,
     improving,
-    infinitesimal,
-    iterative,
     reach,
     redundancy,
 )
@@ -57,7 +55,6 @@ from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 MODEL, BUILT_ON = tiny_model(), tiny_text(6)
 UNITS = cl.enumerate_units(MODEL, GROUPS)
 H = cl.estimate_curvature(MODEL, UNITS, BUILT_ON, 16, progress=False)
-BARE = replace(H, shift_source=None)  # with a sketch of shifts the table has prices too
 TEXT, OTHER = tiny_text(3, 16, seed=7), tiny_text(3, 16, seed=8)
 CHOICE = cl.ChoiceOptions(progress=False)
 TEXTS = choices.Texts(TEXT, OTHER)
@@ -76,9 +73,7 @@ RECIPE = [BUILT_ON.fingerprint, 16, 16]
 
 FIDELITY = fidelity.FidelityOptions((0.2, 0.3, 0.4), (1.0,), 0.3, 5)
 REACH = reach.ReachOptions((0.3,), 3, sizes=(), blocks=3, layers=2)  # a split risk is not resumed
-GRID = infinitesimal.PlanGrid((0.3,), (0.0, 1.0))
 PRUNED = redundancy.RedundancyOptions(0.3, 16)
-STEPS = iterative.IterativeOptions((0.4,), interaction_strengths=(1.0,), ffn_groups=GROUPS)
 ARMS = arms.CausalOptions(0.3, ((0.6, 0.3),), ("greedy", "random"), (0, 1), caliper=1.0)
 EDGES = edges.EdgeOptions((0.3,))
 COVER = coverage.CoverageOptions(("saliency",), (4,), (2, 4), 5, 16)
@@ -132,7 +127,7 @@ STUDIES: dict[str, Study] = {
         fidelity.plot_single_unit_fidelity,
     ),
     "fidelity": Study(
-        in_folder(fidelity.fidelity_study, MODEL, BARE, TEXT, FIDELITY),
+        in_folder(fidelity.fidelity_study, MODEL, H, TEXT, FIDELITY),
         BOTH
         | {"curvature": C, "text": T, "ratios": FIDELITY.ratios, "strengths": FIDELITY.strengths}
         | {"pool_ratio": 0.3, "pool_size": 5, "seed": 0},
@@ -173,14 +168,6 @@ STUDIES: dict[str, Study] = {
         trusting.gains_findings,
         improving.plot_gains,
     ),
-    "infinitesimal": Study(
-        in_folder(infinitesimal.measure_infinitesimal, MODEL, H, H, TEXT, GRID),
-        BOTH
-        | {"text": T, "curvatures": [C, C], "methods": ["ablation"] * 2, "grid": asdict(GRID)}
-        | {"groups": [fingerprint(H.group_grams, H.group_positions)] * 2},
-        trusting.infinitesimal_findings,
-        infinitesimal.plot_infinitesimal,
-    ),
     "redundancy": Study(
         in_folder(
             redundancy.redundancy_study,
@@ -190,11 +177,6 @@ STUDIES: dict[str, Study] = {
         BOTH | {"held_out": T, "recipe": RECIPE, "ffn_groups": GROUPS, "options": asdict(PRUNED)},
         trusting.redundancy_findings,
         redundancy.plot_redundancy,
-    ),
-    "iterative": Study(
-        lambda folder: iterative.iterative_study(MODEL, recipe(folder), TEXT, STEPS),
-        BOTH | {"held_out": T, "recipe": RECIPE, "options": asdict(STEPS)},
-        trusting.iterative_findings,
     ),
     "bridge_thresholds": Study(
         in_folder(bridges.bridge_table, H, (0.3, 0.5)),
@@ -275,10 +257,7 @@ STUDIES: dict[str, Study] = {
     ),
     "sensitivity": Study(
         in_folder(sensitivity.sensitivity_study, MODEL, TOKENIZER, WORDS, TEXT, KNOBS),
-        # the knob "temperature" came later; without a value of it tables are the earlier ones
-        BOTH
-        | {"options": {k: v for k, v in asdict(KNOBS).items() if k != "temperatures"}}
-        | {"held_out": T, "builds": [first_build()]},
+        BOTH | {"options": asdict(KNOBS)} | {"held_out": T, "builds": [first_build()]},
         certain.sensitivity_findings,
         sensitivity.plot_sensitivity,
     ),
@@ -376,8 +355,6 @@ LEAKY = {"leaky": redundancy.Subject(MODEL, BUILT_ON, SEEN, GROUPS)}
             cl.MismatchError,
             "",
         ),
-        (lambda: infinitesimal.measure_infinitesimal(MODEL, H, H, SEEN), cl.MismatchError, ""),
-        (lambda: infinitesimal.PlanGrid(ratios=()), cl.InputError, "ratios"),
         (lambda: redundancy.redundancy_study({}), cl.InputError, "models"),
         (lambda: redundancy.redundancy_study(LEAKY, progress=False), cl.MismatchError, ""),
         (
@@ -393,12 +370,6 @@ LEAKY = {"leaky": redundancy.Subject(MODEL, BUILT_ON, SEEN, GROUPS)}
         (
             lambda: improving.refinement_study(MODEL, INDEFINITE, TEXT, (0.2,), progress=False),
             cl.NumericalError,
-            "",
-        ),
-        (lambda: iterative.IterativeOptions(steps=1), cl.InputError, "steps is 1"),
-        (
-            lambda: iterative.iterative_study(MODEL, recipe(None), SEEN, STEPS),
-            cl.MismatchError,
             "",
         ),
         (lambda: bridges.bridge_table(H, []), cl.InputError, "quantile"),
@@ -496,30 +467,11 @@ def test_bad_input_is_refused(
 def test_a_recipe_with_another_h_has_another_mark() -> None:
     mine = recipe(None)
     assert mine.mark == RECIPE
-    marks = [replace(mine, **change).mark for change in ({"temperature": 2.0}, {"groups": 4})]
-    marks += [replace(mine, sketch_positions=20).mark, mine.mark]
-    assert len({json.dumps(mark) for mark in marks}) == 4
-    shifts = replace(mine, sketch_positions=20).build(MODEL, UNITS).shifts
-    assert shifts is not None
-    assert len(shifts) == 20
+    assert replace(mine, groups=4).mark != mine.mark
 
 
-@pytest.mark.parametrize(
-    ("builder", "build"),
-    [
-        (
-            "cocurve_lab.estimator.estimate.estimate_curvature",
-            lambda: Recipe(BUILT_ON, 16, progress=False).build(MODEL, UNITS),
-        ),
-        (
-            "cocurve_studies.trust.infinitesimal.exact_curvature",
-            lambda: infinitesimal.finite_and_exact(MODEL, UNITS, BUILT_ON, 16, progress=False),
-        ),
-    ],
-)
-def test_a_stopped_build_is_no_h(
-    builder: str, build: Callable[[], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_build_is_no_h(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = "cocurve_lab.estimator.estimate.estimate_curvature"
     monkeypatch.setattr(builder, lambda *_, **__: H.with_provenance(complete=False))
     with pytest.raises(KeyboardInterrupt):
-        build()
+        Recipe(BUILT_ON, 16, progress=False).build(MODEL, UNITS)

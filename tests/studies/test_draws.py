@@ -24,7 +24,6 @@ from cocurve_studies.trust import findings
 from cocurve_studies.trust.choices import guards_study, strength_study
 from cocurve_studies.trust.diagonal import diagonal_study
 from cocurve_studies.trust.improving import refinement_study
-from cocurve_studies.trust.infinitesimal import PlanGrid, measure_infinitesimal
 from cocurve_studies.trust.redundancy import RedundancyOptions, Subject, redundancy_study
 from helpers.problems import make_units, random_curvature
 from helpers.studies import Problem, forbidden
@@ -156,7 +155,7 @@ def test_the_error_covers_the_true_difference_and_that_over_rows_does_not(
             risk, "measure_plans", lambda _, plans, rows, **__: text.table(plans, rows)
         )
         value, error = text.table([*plans_of(curvature).values()], held_out).paired(0, 1)
-        drawn = redraw(None, [curvature], plans_of, held_out, 8)  # type: ignore[arg-type]
+        drawn = redraw(None, curvature, plans_of, held_out, 8)  # type: ignore[arg-type]
         row = {"d": value - true} | drawn.columns("d", error, 0.0, 1.0)
         hits["both"] += abs(row["d"]) <= longer(2.0, row["d_degrees"]) * row["d_error"]
         hits["rows"] += abs(row["d"]) <= 2 * error
@@ -166,10 +165,10 @@ def test_the_error_covers_the_true_difference_and_that_over_rows_does_not(
 
 # Studies ------------------------------------------------------------------------------------------
 Study = Callable[[Problem, int, Any], Table]
-Pair = Callable[[cl.Curvature, cl.Curvature], list[cl.Selection]]
+Pair = Callable[[cl.Curvature], list[cl.Selection]]
 
 
-def ends(h: cl.Curvature, _: cl.Curvature) -> list[cl.Selection]:
+def ends(h: cl.Curvature) -> list[cl.Selection]:
     """The plans of lambda 0 and 1."""
     return [cl.solve_greedy(h, 0.4, strength) for strength in (0.0, 1.0)]
 
@@ -177,19 +176,11 @@ def ends(h: cl.Curvature, _: cl.Curvature) -> list[cl.Selection]:
 def spread(problem: Problem, pair: Pair) -> float:
     """Standard deviation over three draws of the difference of two plans, the slow way."""
     gaps = []
-    both = (resampled(h, 3) for h in (problem.curvature, problem.exact))
-    for h, exact in zip(*both, strict=True):  # the same groups of both
-        plans = pair(h, exact)
+    for h in resampled(problem.curvature, 3):
+        plans = pair(h)
         table = cl.measure_plans(problem.model, plans, problem.texts.report, progress=False)
         gaps.append(table.paired(0, 1)[0])
     return float(np.std(gaps, ddof=1)) * math.sqrt(4 / 3)
-
-
-def infinitesimal(p: Problem, draws: int, cache: Any, exact: cl.Curvature | None = None) -> Table:
-    grid, both = PlanGrid((0.4,), (0.0, 1.0)), (p.curvature, exact or p.exact)
-    return measure_infinitesimal(
-        p.model, *both, p.texts.report, grid, draws=draws, cache=cache, progress=False
-    )
 
 
 def refinement(p: Problem, draws: int, cache: Any = None) -> Table:
@@ -233,12 +224,6 @@ STUDIES: dict[str, tuple[Study, Callable[[Table], list[Finding]], tuple[str, ...
         ends,
     ),
     "refinement": (refinement, findings.refinement_findings, ("difference",), None),
-    "infinitesimal": (
-        infinitesimal,
-        findings.infinitesimal_findings,
-        ("difference",),
-        lambda h, exact: [cl.solve_greedy(m, 0.4, 0.0) for m in (exact, h)],
-    ),
     "redundancy": (
         lambda p, draws, cache: redundancy_study(
             {"m": Subject(p.model, p.calibration, p.texts.report, GROUPS)},
@@ -273,20 +258,12 @@ def test_every_difference_carries_both_errors(name: str, problem: Problem, tmp_p
         assert "3 draws of H" in " ".join(finding.ours for finding in judge(table))
 
 
-def test_a_limit_without_groups_leaves_the_verdict_open(problem: Problem) -> None:
-    exact = problem.exact
-    bare = cl.Curvature(exact.matrix, exact.units, exact.provenance)
-    found = findings.infinitesimal_findings(infinitesimal(problem, 3, None, bare))
-    assert {finding.agrees for finding in found} == {None}
-    assert "over rows alone; H* has no group Grams" in found[0].ours
-
-
 def test_a_draw_without_a_plan_is_counted_out(problem: Problem) -> None:
     plan = cl.solve_greedy(problem.curvature, 0.2, 1.0)
     solved = iter([None, *[plan] * 3])
     drawn = redraw(
         problem.model,
-        [problem.curvature],
+        problem.curvature,
         lambda _: {"a": next(solved), "b": plan},
         problem.texts.report,
         4,
@@ -308,7 +285,7 @@ def test_a_kept_table_of_more_draws_is_used(problem: Problem, tmp_path: Path) ->
             refinement(problem, 6, tmp_path)
     assert len(list(tmp_path.glob("study_refinement_*"))) == 2
     bare = cl.Curvature(problem.curvature.matrix, problem.units)
-    assert draws.draw_marks(tmp_path, "refinement", {}, 2, [bare])[1] == 2
+    assert draws.draw_marks(tmp_path, "refinement", {}, 2, bare)[1] == 2
 
 
 @pytest.mark.parametrize("count", [-1, 1])

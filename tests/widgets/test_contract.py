@@ -16,7 +16,6 @@ from traitlets import TraitError
 
 import cocurve_lab as cl
 import cocurve_widgets
-from cocurve_lab.extensions.surrogates.notes import preview_note
 from cocurve_widgets import (
     BridgeExplorer,
     BuildMonitor,
@@ -33,8 +32,8 @@ from helpers.waiting import eventually
 MODEL, TOKENIZER = tiny_model(), word_tokenizer()
 UNITS = cl.enumerate_units(MODEL, 4)  # 18
 REAL = random_curvature(UNITS, seed=3)
-PREVIEW = REAL.with_provenance(method="probe", probes=64, rank=8, noise_floor=0.0997)
-OTHERS = (random_curvature(UNITS, seed=5), random_curvature(make_units()), PREVIEW)
+MEASURED = REAL.with_provenance(surrogate="measured KL")
+OTHERS = (random_curvature(UNITS, seed=5), random_curvature(make_units()))
 
 
 def generation(curvature: cl.Curvature, **given: Any) -> GenerationCompare:
@@ -67,7 +66,6 @@ BAD = [  # a value that a control refuses
     (LambdaExplorer, "protect_first", 7),
     *[(LambdaExplorer, "kinds", value) for value in ([], ["heads"])],
     *[(LambdaExplorer, "pair", value) for value in ([1, 1], [1, 2, 3], [99], [-1])],
-    (LambdaExplorer, "surrogate", "additive KL"),  # this H has no sketch of shifts
     *[(BridgeExplorer, "threshold", value) for value in (1.5, float("nan"), "much")],
     (BridgeExplorer, "saliency_quantile", -0.1),
     (BridgeExplorer, "connectivity_quantile", 2),
@@ -90,7 +88,6 @@ BAD = [  # a value that a control refuses
     (FidelityScatter, "ratios", [0.2, 7.0]),
     (FidelityScatter, "rows", 4),  # there is no text
     (FidelityScatter, "methods", ["magic"]),
-    (FidelityScatter, "surrogate", "Q"),
 ]
 
 
@@ -99,7 +96,7 @@ def test_a_bad_value_is_refused_by_name_and_changes_nothing(
     session: Session, make: Callable[..., Any], name: str, value: Any
 ) -> None:
     wrong = (TraitError, cl.InputError)
-    word = {"strengths": "strength", "ratios": "ratio", "surrogate": "."}.get(name, name)
+    word = {"strengths": "strength", "ratios": "ratio"}.get(name, name)
     if make is BuildMonitor:
         with pytest.raises(cl.InputError, match=word):
             BuildMonitor(**{name: value})
@@ -113,7 +110,7 @@ def test_a_bad_value_is_refused_by_name_and_changes_nothing(
         make(REAL, session=Session(REAL), **{name: value})
 
 
-@pytest.mark.parametrize("control", ["selected_unti", "preview"])
+@pytest.mark.parametrize("control", ["selected_unti", "matrix_name"])
 @every
 def test_a_misspelt_control_is_refused_and_attaches_nothing(
     make: Callable[..., Any], control: str
@@ -148,12 +145,12 @@ def test_a_plan_of_other_units_is_an_error_in_the_instrument(
 
 
 @every
-def test_a_preview_is_noted_and_the_real_h_is_not(make: Callable[..., Any]) -> None:
-    for curvature, note in ((PREVIEW, preview_note(PREVIEW)), (REAL, "")):
+def test_it_names_its_matrix(make: Callable[..., Any]) -> None:
+    for curvature, name in ((MEASURED, "measured KL"), (REAL, "H")):
         instrument = make(curvature, session=Session(curvature))
-        assert instrument.get_state()["preview"] == note
+        assert instrument.get_state()["matrix_name"] == name
         with pytest.raises(TraitError):
-            instrument.preview = "no"
+            instrument.matrix_name = "no"
         instrument.close()
 
 

@@ -57,13 +57,13 @@ def test_pairs_are_the_matrix_to_three_digits(curvature: cl.Curvature) -> None:
     assert picture.ends["curvature"] == np.quantile(np.abs(curvature.matrix[pairs]), 0.995)
 
 
-def test_a_pair_kl_goes_beyond_one_and_a_dead_unit_keeps_its_edges(
+def test_a_correlation_may_exceed_one_and_a_dead_unit_keeps_its_edges(
     curvature: cl.Curvature,
 ) -> None:
     matrix = curvature.matrix.copy()
     matrix[0, 1] = matrix[1, 0] = 3 * np.sqrt(matrix[0, 0] * matrix[1, 1])
     matrix[2, 2] = 0.0
-    facts = {"surrogate": "pair KL"}
+    facts = {"surrogate": "measured KL"}
     picture = CurvatureMap(cl.Curvature(matrix, curvature.units, provenance=facts))
     found = sent_correlation(picture) * np.outer(picture.roots, picture.roots)
     assert picture.peak >= 3

@@ -18,7 +18,6 @@ from cocurve_lab.measuring.gap import RiskSplit
 from cocurve_lab.measuring.risk import PlanTable
 from cocurve_widgets import FidelityScatter, Measured, Session
 from cocurve_widgets.fidelity_points import METHODS
-from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import naive_risk, tiny_model, tiny_text, units_by_hand
 from helpers.waiting import eventually
 
@@ -156,52 +155,6 @@ def test_the_statistics_are_scipys(scatter: FidelityScatter) -> None:
     assert scores["single units"]["points"] == len(UNITS)
     assert [row["method"] for row in rows].count("random") >= 14
     assert len({row["name"] for row in rows}) == len(rows)
-
-
-def test_another_surrogate_predicts_where_it_is_chosen(scatter: FidelityScatter) -> None:
-    assert len(CALIBRATION) >= 4  # so that the sketch has a part to price on
-    scatter.measure_pool(0.3)
-    by_h, additive = plans(scatter), CURVATURE.additive()
-    marks = [record.selection for record in scatter.session.measured]
-    prices = [additive.predict(plan, "price") for plan in marks]
-    assert [row["additive_kl_risk"] for row in by_h] == prices
-    assert list(scatter.offered["surrogates"]) == ["H", "pair KL", "additive KL"]
-    scatter.set_state({"surrogate": "additive KL"})
-    settle(scatter)
-    assert scatter.surrogate == "additive KL"
-    assert drawn(scatter, "additive_kl_risk") == prices
-    np.testing.assert_allclose(
-        scatter.units["additive_kl_risk"],
-        [additive.predict([u], "price") for u in range(len(UNITS))],
-    )
-    y = [row["measured_risk"] for row in by_h]
-    found = scatter.statistics()["all plans"]["spearman"]
-    assert found == pytest.approx(spearmanr(prices, y).statistic)
-    assert plans(scatter) == by_h  # predicted_risk stays that of H
-    assert "has not seen these positions" in scatter.view["caption"]
-    assert "surrogate='additive KL'" in scatter.code()
-    scatter.session.selection = plan = cl.solve_greedy(CURVATURE, 0.45)
-    settle(scatter)
-    assert f"predicted {additive.predict(plan, 'price'):.3g} nats by the additive KL" in (
-        scatter.status
-    )
-    assert scatter.view["waiting"] == additive.predict(plan, "price")
-    scatter.surrogate = "pair KL"
-    settle(scatter)
-    pair = CURVATURE.pair_kl("price")
-    np.testing.assert_allclose(drawn(scatter, "pair_kl_risk"), [pair.risk(p.pruned) for p in marks])
-
-
-def test_without_shifts_only_h_predicts() -> None:
-    curvature = random_curvature(make_units())
-    scatter = FidelityScatter(curvature)
-    assert list(scatter.offered["surrogates"]) == ["H"]
-    with pytest.raises(cl.InputError, match="no sketch of shifts"):
-        scatter.surrogate = "pair KL"
-    assert scatter.surrogate == "H"
-    with pytest.raises(TraitError, match=r"'surrogate'.*'H', 'pair KL', 'additive KL'.*'Q'"):
-        scatter.surrogate = "Q"
-    scatter.close()
 
 
 def test_filters_hide_points(scatter: FidelityScatter) -> None:

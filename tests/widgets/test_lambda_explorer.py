@@ -17,8 +17,8 @@ from traitlets import TraitError
 import cocurve_lab as cl
 from cocurve_lab.base.tables import brief
 from cocurve_lab.solver.guards import reachable_ratio
-from cocurve_widgets import BridgeExplorer, LambdaExplorer, Measured, Session, solving
-from helpers.problems import make_units, random_curvature, with_random_shifts
+from cocurve_widgets import BridgeExplorer, LambdaExplorer, Measured, Session, lambda_explorer
+from helpers.problems import make_units, random_curvature
 
 CURVATURE = random_curvature(make_units(6, 3, 8), seed=5)
 FREE = {"protect_first": 0, "protect_last": 0}
@@ -81,7 +81,7 @@ def test_a_move_is_solved_once_and_only_for_a_reader(
     explorer: LambdaExplorer, monkeypatch: pytest.MonkeyPatch, reader: str
 ) -> None:
     solves: list[float] = []
-    longest = solving.longest
+    longest = lambda_explorer.longest
 
     def counted(curvature: Any, guards: Any, upto: float, strength: float) -> cl.Selection:
         solves.append(strength)
@@ -94,7 +94,7 @@ def test_a_move_is_solved_once_and_only_for_a_reader(
         explorer.session.observe(lambda change: heard.append(change["new"]), "selection")
     if reader == "linked":
         other = BridgeExplorer(CURVATURE, session=explorer.session)
-    monkeypatch.setattr(solving, "longest", counted)
+    monkeypatch.setattr(lambda_explorer, "longest", counted)
     moves = [0.1, 0.2, 0.3, 0.4]
     for strength in moves:
         explorer.interaction_strength = strength
@@ -325,143 +325,19 @@ def test_a_large_curvature_stays_in_the_kernel() -> None:
     explorer.close()
 
 
-# Solved on the additive KL ------------------------------------------------------------------------
-
-WITH_SHIFTS = with_random_shifts(make_units(6, 3, 8), spread=0.1, positions=60, tokens=9)
+# On another matrix --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def additive() -> Iterator[LambdaExplorer]:
-    session = Session(WITH_SHIFTS)
-    made = LambdaExplorer(WITH_SHIFTS, session=session, surrogate="additive KL", **FREE)
-    assert made._thinking.join(60)
-    yield made
-    made.close()
-
-
-@pytest.mark.parametrize("surrogate", ["H", "additive KL"])
-def test_code_makes_the_plan_on_the_surrogate(additive: LambdaExplorer, surrogate: str) -> None:
-    additive.surrogate, additive.ratio, additive.interaction_strength = surrogate, 0.3, 0.25
-    assert additive._thinking.join(60)
-    names: dict[str, Any] = {"curvature": WITH_SHIFTS}
-    exec(additive.code(), names)
-    plan, made = additive.selection, names["selection"]
-    assert plan is not None
-    assert (made.pruned, made.made.matrix) == (plan.pruned, plan.made.matrix)
-    assert ("additive()" in additive.code()) == (surrogate == "additive KL")
-
-
-def set_to(explorer: LambdaExplorer, **controls: object) -> None:
-    with explorer.hold_trait_notifications():
-        for name, value in controls.items():
-            setattr(explorer, name, value)
-    assert explorer._thinking.join(60)
-
-
-def test_the_additive_kl_is_solved_on_one_half_and_priced_on_the_other(
-    additive: LambdaExplorer,
-) -> None:
-    surrogate = WITH_SHIFTS.additive()
-    for ratio, strength, guards in (
-        (0.1, 0.0, cl.Guards()),
-        (0.4, 0.37, cl.Guards(layer_cap=0.6)),
-        (0.4, 1.0, cl.Guards(layer_cap_factor=1.5, protect_first=1, kinds=("ffn",))),
-    ):
-        set_to(
-            additive,
-            ratio=ratio,
-            interaction_strength=strength,
-            layer_cap=guards.layer_cap,
-            layer_cap_factor=guards.layer_cap_factor,
-            protect_first=guards.protect_first,
-            kinds=list(guards.kinds),
-        )
-        expected = surrogate.solve(ratio, strength, guards, part="fit")
-        plan = additive.selection
-        assert plan is not None
-        assert plan.pruned == expected.pruned
-        assert (plan.made.matrix, plan.guards) == ("additive KL", guards)
-        assert additive.session.selection is plan
-        price = surrogate.predict(expected, "price")
-        assert price != pytest.approx(surrogate.predict(expected, "fit"), rel=1e-3)
-        view = additive._view
-        assert view["key"] == list(additive._key())
-        assert view["key"][-1] == "additive KL"
-        assert view["node"] + view["edge"] == pytest.approx(price)
-        assert f"{price:.4g} nats per token at positions it was not solved on" in additive.status
-
-
-def test_the_path_of_the_additive_kl_is_that_of_its_solve(additive: LambdaExplorer) -> None:
-    set_to(additive, ratio=0.4)
-    assert not additive.flips_stale
-    path = additive.path()
-    assert additive.flips == list(path.breakpoints)
-    assert len(path) > 3
-    for segment in path:
-        middle = (segment.start + segment.stop) / 2
-        solved = WITH_SHIFTS.additive().solve(0.4, middle, part="fit")
-        assert segment.selection is not None
-        assert set(segment.selection.pruned) == set(solved.pruned)
-    last = path.segments[-1].selection
-    assert last is not None
-    set_to(additive, interaction_strength=path.segments[0].stop / 2)
-    additive.next_plan()
-    assert additive._thinking.join(60)
-    second = path.segments[1].selection
-    assert second is not None
-    assert additive.selection is not None
-    assert set(additive.selection.pruned) == set(second.pruned)
-
-
-def test_plans_of_h_and_of_the_additive_kl_stand_side_by_side(additive: LambdaExplorer) -> None:
-    set_to(additive, ratio=0.3)
-    mine = additive.selection
-    additive.pin()
-    set_to(additive, surrogate="H")
-    theirs = cl.solve_greedy(WITH_SHIFTS, 0.3)
-    assert additive.selection is not None
-    assert additive.selection.pruned == theirs.pruned
-    assert "Predicted risk" in additive.status
-    assert mine is not None
-    assert mine.pruned != theirs.pruned
-    assert additive._pin["order"] == list(mine.pruned)
-    assert additive._pin["node"] + additive._pin["edge"] == pytest.approx(mine.predicted_risk)
-    assert additive._pin["controls"]["surrogate"] == "additive KL"
-    additive.swap()
-    assert additive._thinking.join(60)
-    assert additive.surrogate == "additive KL"
-    assert additive.selection is not None
-    assert additive.selection.pruned == mine.pruned
-    assert additive._pin["order"] == list(theirs.pruned)
-    price = WITH_SHIFTS.additive().predict(theirs, "price")
-    assert additive._pin["node"] + additive._pin["edge"] == pytest.approx(price)
-
-
-def test_code_and_gate_follow_the_surrogate(additive: LambdaExplorer) -> None:
-    found: dict[str, Any] = {"curvature": WITH_SHIFTS}
-    exec(additive.code(), found)
-    assert additive.selection is not None
-    assert found["selection"].pruned == additive.selection.pruned
-    assert additive._marks["gate"]["strength"] is None
-    assert "not of additive KL" in additive._marks["gate"]["reason"]
-    assert additive.state()["surrogate"] == "H"  # a page without a kernel cannot solve on it
-
-
-def test_a_pair_kl_is_solved_without_a_gate() -> None:
-    pair = WITH_SHIFTS.pair_kl()
-    explorer = LambdaExplorer(pair, session=Session(pair))
-    assert explorer.selection is not None
-    assert explorer.selection.made.matrix == explorer.surrogate == "pair KL"
-    assert "not of pair KL" in explorer._marks["gate"]["reason"]
-    assert "preview" not in explorer.status
-    assert (explorer._marks["trusted"], explorer.matrix_name) == (None, "pair KL")
-    bridges = BridgeExplorer(pair, session=explorer.session)
-    assert "Estimated from the pair KL, not measured" in bridges.status
+def test_measured_interactions_are_solved_without_a_gate(explorer: LambdaExplorer) -> None:
+    assert explorer._marks["gate"]["strength"] == cl.redundancy_gate(CURVATURE).verdict
+    measured = CURVATURE.with_provenance(surrogate="measured KL")
+    other = LambdaExplorer(measured, session=Session(measured))
+    assert other._marks["gate"]["strength"] is None
+    assert "not of measured KL" in other._marks["gate"]["reason"]
+    assert other.matrix_name == "measured KL"
+    assert other.selection is not None
+    assert other.selection.pruned == cl.solve_greedy(measured, 0.2, 1.0, other.guards).pruned
+    bridges = BridgeExplorer(measured, session=other.session)
+    assert "Estimated from the measured KL, not measured" in bridges.status
     bridges.close()
-    explorer.close()
-
-
-def test_an_h_without_shifts_has_no_additive_kl(explorer: LambdaExplorer) -> None:
-    with pytest.raises(TraitError, match=r"'additive KL'. This curvature has H, and no sketch"):
-        explorer.surrogate = "additive KL"
-    assert explorer.surrogate == "H"
+    other.close()

@@ -89,6 +89,48 @@ def test_errors_reach_the_one_who_asked_and_the_mailbox_lives_on() -> None:
     assert ran == [1]
 
 
+def test_an_error_that_cannot_be_told_ends_its_job_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    mailbox, gate, ran = Mailbox(), threading.Event(), []
+    died = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: died.set())
+
+    def broken(token: CancelToken) -> None:
+        gate.wait(10)
+        raise ValueError("no")
+
+    mailbox.submit("a", broken, fail)  # `fail` raises, too
+    mailbox.submit("b", lambda token: ran.append(1), fail)
+    gate.set()
+    assert mailbox.join(10)
+    assert not mailbox.busy("a")
+    assert ran == [1]
+    assert died.wait(10)
+
+
+def test_two_that_read_a_plan_at_once_wait_for_the_same_one() -> None:
+    session, solving, go_on = Session(CURVATURE), threading.Event(), threading.Event()
+    session.selection = cl.solve_greedy(CURVATURE, 0.3, 1.0)
+    owed = cl.solve_greedy(CURVATURE, 0.3, 0.3)
+
+    def solve() -> None:
+        solving.set()
+        go_on.wait(10)
+        session.selection = owed
+
+    session.debtor = solve
+    seen: list[cl.Selection | None] = []
+    readers = [threading.Thread(target=lambda: seen.append(session.selection)) for _ in range(2)]
+    readers[0].start()
+    assert solving.wait(10)
+    readers[1].start()
+    readers[1].join(0.2)
+    go_on.set()
+    for reader in readers:
+        reader.join(10)
+    assert len(seen) == 2
+    assert all(plan is owed for plan in seen)
+
+
 def test_the_model_has_one_lock_for_cells_and_callbacks() -> None:
     model = tiny_model()
     units = cl.enumerate_units(model, 4)

@@ -27,8 +27,13 @@ RATIO = 0.2  # of the compared plans, until the session has one
 RATIOS = tuple(n / 20 for n in range(1, 13))
 FILTERS = ("threshold", "edges_of", "sign", "blocks", "ego")
 CONTROLS = (
-    *(*FILTERS, "compared_ratio", "saliency_quantile", "connectivity_quantile"),
-    *("selected_unit", "brushed", "table_of"),
+    *FILTERS,
+    "compared_ratio",
+    "saliency_quantile",
+    "connectivity_quantile",
+    "selected_unit",
+    "brushed",
+    "table_of",
 )
 
 

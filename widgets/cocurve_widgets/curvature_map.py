@@ -22,8 +22,16 @@ NEAT = 1000  # up to so many units the leaves are put in the best order, in abou
 FULL = 32_767  # int16 of the largest root
 NEED_PLAN = ("step", "playing")
 CONTROLS = (
-    *("order", "scale", "window", "only_plan", "step", "playing"),
-    *("selected_unit", "partner", "brushed", "table_of"),
+    "order",
+    "scale",
+    "window",
+    "only_plan",
+    "step",
+    "playing",
+    "selected_unit",
+    "partner",
+    "brushed",
+    "table_of",
 )
 
 
@@ -273,7 +281,7 @@ def cluster_order(curvature: cl.Curvature) -> list[int]:
     size = len(curvature.units)
     if size < 3:
         return list(range(size))
-    # |rho| of a pair KL may exceed 1
+    # |rho| of measured interactions may exceed 1
     apart = np.clip(1.0 - np.abs(curvature.correlation()[np.triu_indices(size, 1)]), 0.0, None)
     tree = linkage(apart, "average")
     if size <= NEAT:

@@ -18,7 +18,7 @@ from cocurve_lab.base.files import read_regular
 
 from .bridge_explorer import BridgeExplorer
 from .curvature_map import CurvatureMap
-from .instrument import counted, front, matrix_name, named_matrix
+from .instrument import counted, front, named_matrix
 from .lambda_explorer import LambdaExplorer
 from .packing import plain
 from .page_measuring import measure_for_page
@@ -92,7 +92,7 @@ def export_html(
     Args:
         curvature: H [M, M].
         path: file to write; an existing one is replaced once the new one is complete.
-        title: heading; by default the model's name. "(preview)" is added where H is one.
+        title: heading; by default the model's name.
         session: its measured plans are shown under the slider; by default there are none.
         scales: measured interactions of the same model's larger parts, by name ("layers"); the page
             then has a switch between them and the units.
@@ -116,12 +116,12 @@ def export_html(
     if scales:
         states["scales"] = {name: _at_scale(parts, own) for name, parts in scales.items()}
     name = curvature.provenance.get("model_name", "a model")
-    kind = matrix_name(curvature).removesuffix(" of H")
     heading = title or f"Co-pruning curvature of {name}"
+    if curvature.surrogate != "H":
+        heading += f" ({curvature.surrogate})"
     # no "<" at all: names may hold </script>, <!-- and <script, and each changes what follows
     data = json.dumps(plain(states), separators=(",", ":")).replace("<", "\\u003c")
-    title = html.escape(heading + ("" if kind == "H" else f" ({kind})"))
-    return _write(Path(path), title, html.escape(_about(curvature)), data)
+    return _write(Path(path), html.escape(heading), html.escape(_about(curvature)), data)
 
 
 def refresh_html(path: str | os.PathLike[str]) -> Path:

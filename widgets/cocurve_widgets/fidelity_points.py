@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import cocurve_lab as cl
-from cocurve_lab.extensions.surrogates.additive import ADDITIVE_KL
-from cocurve_lab.extensions.surrogates.pair_kl import PAIR_KL
 from cocurve_lab.measuring.agreement import DIAGONAL, EDGE_AWARE, RANDOM, SWAP, predictions
 
 from .instrument import counted
@@ -23,12 +20,6 @@ METHODS = (EDGE_AWARE, DIAGONAL, SWAP, RANDOM, OTHER, SINGLE)
 ALL_PLANS, SINGLE_UNITS = "all plans", "single units"
 # the ranks of the scores without edges, which H must beat: name in `statistics` -> key of a row
 RIVALS = {"spearman_diagonal": "diagonal_risk", "spearman_single_units": "single_units_risk"}
-# what can predict: its name -> (key of a row, title of the axis)
-SURROGATES = {
-    "H": ("predicted_risk", "predicted ½ sᵀHs, nats per token"),
-    PAIR_KL: ("pair_kl_risk", "predicted pair KL ½ sᵀQs, nats per token"),
-    ADDITIVE_KL: ("additive_kl_risk", "predicted additive KL F(S), nats per token"),
-}
 Row = dict[str, Any]
 Rows = list[Row]
 Pool = Sequence[tuple[str, cl.Selection]]  # plans measured together, each with its method
@@ -133,16 +124,10 @@ def single_rows(curvature: cl.Curvature) -> Rows:
         return []
     source = curvature.provenance.get("calibration_source", "calibration")
     text = f"{source} ({curvature.risk_support.removeprefix('the ')})"
-    prices: list[float | None] = [None] * len(risks)
-    with suppress(cl.InputError):  # no sketch of shifts, or one of too few groups
-        # all units at once: one by one, `scores_of` would take seconds
-        prices = curvature.additive().state("price").singles.tolist()
     halves, rows = (curvature.saliency / 2).tolist(), []
-    known = zip(curvature.units, halves, risks.tolist(), prices, strict=True)
-    for unit, half, risk, price in known:
+    for unit, half, risk in zip(curvature.units, halves, risks.tolist(), strict=True):
         alone = cl.Selection.from_pruned(curvature.units, [unit])
         scores = {"predicted_risk": half, "diagonal_risk": half, "single_units_risk": risk}
-        scores |= {"pair_kl_risk": price, "additive_kl_risk": price}  # of one unit the two are one
         record = MeasuredPlan(alone, risk, math.nan, text)
         rows.append(_row(SINGLE, SINGLE, unit.name, record, scores))
     return rows
@@ -161,10 +146,10 @@ def rows_of(plans: Plans, marks: Sequence[str]) -> Rows:
 # Words and numbers ------------------------------------------------------------------------------
 
 
-def score(rows: Rows, key: str) -> dict[str, Any]:
-    """`agreement` of the prediction under `key`, with the worst point named, and the RIVALS."""
+def score(rows: Rows) -> dict[str, Any]:
+    """`agreement` of predicted and measured risks, with the worst point named, and the RIVALS."""
     measured = [row["measured_risk"] for row in rows]
-    found = cl.agreement([row[key] for row in rows], measured)
+    found = cl.agreement([row["predicted_risk"] for row in rows], measured)
     worst = None if found.worst is None else rows[found.worst]["name"]
     ranks = {
         rank: cl.agreement([row[rival] for row in rows], measured).spearman
@@ -173,24 +158,16 @@ def score(rows: Rows, key: str) -> dict[str, Any]:
     return asdict(found) | {"worst": worst} | ranks
 
 
-def caption(curvature: cl.Curvature, surrogate: str, text: str | None) -> str:
+def caption(curvature: cl.Curvature, text: str | None) -> str:
     """The support and text that predictions and measurements are on; `text` is None without one."""
     known = curvature.provenance
     top_r = known.get("top_r")
     support = "top-r support (r unknown)" if top_r is None else f"top-{top_r} support"
-    by, alone = f"on the teacher's {support}, from the calibration text", "½ H_uu"
-    if surrogate != "H":
-        count, tokens = curvature.require_shifts().of("price").probabilities.shape
-        by = (
-            f"by the {surrogate} of the shifts at {counted(count, 'position')}, on "
-            f"{counted(tokens, 'token')} each. "
-            'A plan solved on part "fit" of the shifts has not seen these positions; H has'
-        )
-        alone = "its KL there"
+    by = f"on the teacher's {support}, from the calibration text"
     gray = "This curvature does not hold the KL of single units: no gray points."
     if curvature.single_unit_risk is not None:
         gray = (
-            f"Gray: each unit alone, {alone} against its KL in the build, on the calibration text; "
+            f"Gray: each unit alone, ½ H_uu against its KL in the build, on the calibration text; "
             f"that KL is over {curvature.risk_support}."
         )
     on = text or "the text each point names"

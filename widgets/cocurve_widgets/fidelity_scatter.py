@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from traitlets import Dict, Enum, Float, Int, List, Unicode, validate
+from traitlets import Dict, Float, Int, List, Unicode, validate
 
 import cocurve_lab as cl
 from cocurve_lab.figures import COLORS
@@ -16,7 +16,7 @@ from cocurve_lab.solver.targets import require_ratio, require_strength
 
 from . import fidelity_points
 from .fidelity_measuring import Measurer
-from .fidelity_points import METHODS, SINGLE, SURROGATES, Book, Plans, Pool, Row, Rows, rows_of
+from .fidelity_points import METHODS, SINGLE, Book, Plans, Pool, Row, Rows, rows_of
 from .instrument import Instrument, counted, front, guarded, plan_code
 from .packing import plain
 from .session import CancelToken, Mailbox, MeasuredPlan, Session, text_name
@@ -32,14 +32,11 @@ PAUSE = 0.2  # seconds between redraws at least
 class FidelityScatter(Instrument):
     """Predicted against measured KL(dense || pruned), both in nats per token.
 
-    H predicts 1/2 s^T H s, as in the paper. With a sketch of shifts the pair KL and the additive KL
-    can predict instead (`surrogate`), on the part "price" of the sketch.
-
-    The prediction is on the teacher's top-r support and the calibration text; the measurement is
-    over the full vocabulary, on held-out text. Gray points are single units: both values are the
-    build's, the measurement over the tokens of `Curvature.risk_support`. Both axes are logarithmic:
-    a plan whose prediction or measurement is not above 0 (the empty plan) is not drawn but named in
-    the status.
+    H predicts 1/2 s^T H s, as in the paper, on the teacher's top-r support and the calibration
+    text. The measurement is over the full vocabulary, on held-out text. Gray points are single
+    units: both values are the build's, the measurement over the tokens of `Curvature.risk_support`.
+    Both axes are logarithmic: a plan whose prediction or measurement is not above 0 (the empty
+    plan) is not drawn but named in the status.
 
     Args:
         curvature: H [M, M] with its units.
@@ -56,7 +53,6 @@ class FidelityScatter(Instrument):
         ratios: ratios of the ratio sweep, each in [0, 1).
         seed: seed of the pool's random sets and swaps.
         rows: rows of the held-out text to measure on; 0 means all of them.
-        surrogate: what predicts in the picture and the statistics: "H", "pair KL" or "additive KL".
         methods: the methods shown, of METHODS.
         text: name of the text whose plans are shown; empty for all texts.
         selected_unit: the unit ringed among the single units.
@@ -72,7 +68,6 @@ class FidelityScatter(Instrument):
     ratios: List[float] = List(Float(), [0.05, 0.1, 0.2, 0.3, 0.4, 0.5]).tag(sync=True)
     seed = Int(0).tag(sync=True)
     rows = Int(0).tag(sync=True)
-    surrogate = Enum([*SURROGATES], "H").tag(sync=True)
     methods = Some(METHODS).tag(sync=True)
     text = Unicode().tag(sync=True)
     # what the page draws: rows by column, what can be chosen, and everything else
@@ -107,14 +102,12 @@ class FidelityScatter(Instrument):
             "Same-budget pool": lambda: self.measure_pool(wait=False),
             "Cancel": self.cancel,
         }
-        scores = fidelity_points.scores_of(curvature, ())  # None where the sketch for it is missing
-        known = {name: axis for name, axis in SURROGATES.items() if scores[axis[0]] is not None}
         rows = 0 if calibration is None else len(calibration)
-        self.set_trait("offered", {"methods": METHODS, "surrogates": known, "rows": rows})
+        self.set_trait("offered", {"methods": METHODS, "rows": rows})
         self.set_trait("units", fidelity_points.by_column(self._singles))
         for trait in ("selection", "measured", "selected_unit"):
             self.follow(self._changed, trait)
-        self.observe(self._changed, ["methods", "text", "rows", "surrogate"])
+        self.observe(self._changed, ["methods", "text", "rows"])
         self.refresh()
 
     # Values -------------------------------------------------------------------------------------
@@ -140,12 +133,6 @@ class FidelityScatter(Instrument):
             )
         return proposal.value
 
-    @validate("surrogate")
-    def _check_surrogate(self, proposal: Any) -> Any:
-        if proposal.value != "H":
-            self.curvature.require_shifts().of("price")  # says what is missing
-        return proposal.value
-
     # Points -------------------------------------------------------------------------------------
 
     @property
@@ -153,11 +140,10 @@ class FidelityScatter(Instrument):
         """The shown points, one dict each: measured plans, then the single units.
 
         Keys: kind ("plan", "single unit"), method, name, interaction_strength, requested_ratio,
-        realized_ratio, units (how many), predicted_risk (of H, whatever `surrogate` is),
-        measured_risk, measured_risk_error (NaN where unknown), text (measured on), and the other
-        scores of `cocurve_lab.predictions`: diagonal_risk, single_units_risk, pair_kl_risk and
-        additive_kl_risk, None where unknown. Risks in nats per token. Includes points that log axes
-        cannot show.
+        realized_ratio, units (how many), predicted_risk, measured_risk, measured_risk_error (NaN
+        where unknown), text (measured on), and the other scores of `cocurve_lab.predictions`:
+        diagonal_risk and single_units_risk, None where unknown. Risks in nats per token. Includes
+        points that log axes cannot show.
         """
         return [row for _, row in self._plans()] + self._units()
 
@@ -174,11 +160,6 @@ class FidelityScatter(Instrument):
         """The rows of the single units; none while they are hidden."""
         return self._singles if SINGLE in self.methods else []
 
-    @property
-    def _key(self) -> str:
-        """The key of a row for the prediction of `surrogate`."""
-        return SURROGATES[self.surrogate][0]
-
     def table(self) -> Rows:
         """The points, as in `points`."""
         return self.points
@@ -186,12 +167,13 @@ class FidelityScatter(Instrument):
     def _still_picture(self) -> str:
         """Predicted against measured KL of the shown points."""
         points = [
-            (row[self._key], row["measured_risk"], COLORS["attention"]) for row in self.points
+            (row["predicted_risk"], row["measured_risk"], COLORS["attention"])
+            for row in self.points
         ]
         return plot_html(points, ("predicted, nats per token", "measured, nats per token"))
 
     def statistics(self) -> dict[str, dict[str, Any]]:
-        """How well the predictions of `surrogate` agree with measurements, for the shown points.
+        """How well the predictions agree with measurements, for the shown points.
 
         Keys: "all plans", each set measured together (sweeps, pools), and "single units" where they
         are known; single units are kept apart because both their values come from the build.
@@ -207,7 +189,7 @@ class FidelityScatter(Instrument):
             groups[name] = rows_of(plans, members)
         groups[fidelity_points.SINGLE_UNITS] = self._units()
         return {
-            name: fidelity_points.score(rows, self._key)
+            name: fidelity_points.score(rows)
             for name, rows in groups.items()
             if rows or name == fidelity_points.ALL_PLANS
         }
@@ -215,7 +197,7 @@ class FidelityScatter(Instrument):
     def code(self) -> str:
         """The Python that measures the shown plans again; needs curvature, model, calibration."""
         controls = ("ratio", "interaction_strength", "strengths", "ratios", "seed")
-        changed = self.changed((*controls, "surrogate", "methods"))
+        changed = self.changed((*controls, "methods"))
         options = "".join(f", {name}={value!r}" for name, value in changed.items())
         lines = [
             "import cocurve_lab as cl",
@@ -465,14 +447,14 @@ class FidelityScatter(Instrument):
         here = None if self.calibration is None else text_name(self._held_out())
         view = {
             "chosen": mine[0]["name"] if mine else "",
-            "waiting": None if known else self._predicted(plan),
+            "waiting": None if known else self.curvature.risk(plan.pruned),
             "unit": "" if unit is None else self.curvature.units[unit].name,
             "reason": self.reason(),
             "done": work.done,
             "total": work.total,
             "moving": work.words(),
             "texts": list(dict.fromkeys(record.text for record in self.session.measured)),
-            "caption": fidelity_points.caption(self.curvature, self.surrogate, here),
+            "caption": fidelity_points.caption(self.curvature, here),
             "scores": plain(self._statistics(plans)),
         }
         self._drawn_at = time.monotonic()
@@ -483,7 +465,7 @@ class FidelityScatter(Instrument):
 
     def _drawable(self, row: Row) -> bool:
         """Whether both risks are above 0, so that log axes can show them."""
-        return bool(row[self._key] > 0 and row["measured_risk"] > 0)
+        return bool(row["predicted_risk"] > 0 and row["measured_risk"] > 0)
 
     def _status(self, plans: Rows) -> str:
         """How many points, those that cannot be drawn, the chosen plan, the time taken."""
@@ -514,15 +496,8 @@ class FidelityScatter(Instrument):
         known = (record.selection.fingerprint for record in self.session.measured)
         # also where the filters hide its point
         how = "measured" if plan.fingerprint in known else "only predicted so far"
-        by = "" if self.surrogate == "H" else f" by the {self.surrogate}"
-        predicted = f"predicted {self._predicted(plan):.3g} nats{by}"
+        predicted = f"predicted {self.curvature.risk(plan.pruned):.3g} nats"
         return f"chosen: {self.book.name(plan)[1]}, {predicted} ({how})"
-
-    def _predicted(self, plan: cl.Selection) -> float:
-        """The prediction of `surrogate`."""
-        if self.surrogate == "H":  # the others take longer
-            return self.curvature.risk(plan.pruned)
-        return float(fidelity_points.scores_of(self.curvature, plan.pruned)[self._key])
 
     # Closing ------------------------------------------------------------------------------------
 

@@ -222,8 +222,7 @@ class GenerationCompare(Instrument):
             self._plan_changed(first=True)
 
     def _solved(self, guards: cl.Guards) -> cl.Selection:
-        sliders = self.ratio, self.interaction_strength
-        return cl.solve_greedy(self.curvature, *sliders, guards)
+        return cl.solve_greedy(self.curvature, self.ratio, self.interaction_strength, guards)
 
     @guarded
     def _plan_changed(self, first: bool = False) -> None:
@@ -433,8 +432,15 @@ class GenerationCompare(Instrument):
         started = last = time.monotonic()
         sent = dict.fromkeys(run.texts, 0)
         self.send({"start": self._describe(run)})
-        inputs = (model, self._tokenizer, run.prompt, list(run.plans.values()), run.sampling)
-        for tokens in generate_rows(*inputs, chat=run.chat):
+        writing = generate_rows(
+            model,
+            self._tokenizer,
+            run.prompt,
+            list(run.plans.values()),
+            run.sampling,
+            chat=run.chat,
+        )
+        for tokens in writing:
             for text, new in zip(run.texts.values(), tokens, strict=True):
                 if new is not None:
                     text.add(new)

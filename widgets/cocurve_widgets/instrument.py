@@ -87,9 +87,7 @@ class Instrument(Still, anywidget.AnyWidget):
         selected_unit: index of the marked unit, shared by all views of a session; None for none.
         status: one line on what is shown: predicted or measured, how fresh, seconds taken.
         error: message of the last error; empty if there is none.
-        preview: note shown at the top beside anything but the H of ablations (`Curvature.note`):
-            a preview, a pair KL, a staged H. Empty on an H from ablations. Read-only.
-        matrix_name: what the matrix is: "H", "preview of H", "pair KL", "staged H". Read-only.
+        matrix_name: what the matrix is: "H", or "measured KL" of measured interactions. Read-only.
         model_name: name of the model whose H it is; empty where H does not say. Read-only.
         session: the Session it belongs to.
         lock: the session's lock; held while callbacks change what is shown.
@@ -102,7 +100,6 @@ class Instrument(Still, anywidget.AnyWidget):
     selected_unit = UnitIndex().tag(sync=True)
     status = Unicode().tag(sync=True)
     error = Unicode().tag(sync=True)
-    preview = Unicode(read_only=True).tag(sync=True)
     matrix_name = Unicode(read_only=True).tag(sync=True)
     model_name = Unicode(read_only=True).tag(sync=True)
 
@@ -151,13 +148,9 @@ class Instrument(Still, anywidget.AnyWidget):
         """H of the session."""
         return self.session.curvature
 
-    @default("preview")
-    def _preview_note(self) -> str:
-        return self.curvature.note()
-
     @default("matrix_name")
     def _named_matrix(self) -> str:
-        return matrix_name(self.curvature)
+        return self.curvature.surrogate
 
     @default("model_name")
     def _named_model(self) -> str:
@@ -362,12 +355,6 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def matrix_name(curvature: cl.Curvature) -> str:
-    """What a matrix is, in a word or three: "H", "preview of H", "pair KL", "staged H"."""
-    return "preview of H" if curvature.is_preview else curvature.surrogate
-
-
 def named_matrix(curvature: cl.Curvature) -> str:
-    """The same within a sentence: "H", "a preview of H", "the pair KL", "the staged H"."""
-    name = matrix_name(curvature)
-    return f"a {name}" if curvature.is_preview else name if name == "H" else f"the {name}"
+    """What a matrix is, within a sentence: "H", or "the measured KL"."""
+    return "H" if curvature.surrogate == "H" else f"the {curvature.surrogate}"

@@ -5,25 +5,24 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from traitlets import Bool, Dict, Float, Int, List, TraitError, Unicode, validate
+from traitlets import Bool, Dict, Float, Int, List, TraitError, validate
 
 import cocurve_lab as cl
-from cocurve_lab.extensions.surrogates.additive import ADDITIVE_KL
-from cocurve_lab.extensions.surrogates.notes import TRUSTED_STRENGTH
+from cocurve_lab.base.tables import brief
 from cocurve_lab.solver.guards import reachable_ratio
 from cocurve_lab.solver.path import LambdaPath
+from cocurve_lab.solver.solve import longest
 
 from .by_hand import ByHand
 from .damage import Damage, plain_record
-from .instrument import Explorer, front, guarded, guards_code, plan_code
+from .instrument import Explorer, front, guarded, plan_code
 from .packing import gray_image, nodes_of, pack_problem, unit_rows
-from .session import CancelToken, Mailbox, Owed, Session, observers
-from .solving import EachStep, Solving, solving, surrogates_of
+from .session import CancelToken, Owed, Session, observers
 from .traits import Some, Within
 
 if TYPE_CHECKING:
@@ -34,7 +33,8 @@ if TYPE_CHECKING:
 MOST_RATIO = 0.6  # curves and the ratio slider end here
 PLAIN_TEXT = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
 GUARDS = ("layer_cap", "layer_cap_factor", "protect_first", "protect_last", "kinds")
-CONTROLS = ("interaction_strength", "ratio", *GUARDS, "surrogate")
+CONTROLS = ("interaction_strength", "ratio", *GUARDS)
+MOST_KEPT = 64  # removal orders, a few kB each
 
 
 class LambdaExplorer(ByHand, Explorer):
@@ -42,8 +42,7 @@ class LambdaExplorer(ByHand, Explorer):
 
     Up to 1,200 units the browser solves on the H it received. The kernel solves when somebody reads
     `selection`: code, an observer, a linked instrument or a live measurement. Its answer decides;
-    `agrees` says whether the two plans are the same. With more units the kernel solves alone. So it
-    does on the additive KL, which takes seconds: `selection` then follows when it is solved.
+    `agrees` says whether the two plans are the same. With more units the kernel solves alone.
 
     Args:
         curvature: H [M, M].
@@ -63,9 +62,6 @@ class LambdaExplorer(ByHand, Explorer):
         protect_first, protect_last: number of layers at either end that stay whole; as at first,
             those of `opening_guards`.
         kinds: kinds that may be pruned, of ["attention", "ffn"].
-        surrogate: what plans are solved on and priced by: that of the curvature, as at first, or
-            "additive KL" where H has a sketch of shifts. The additive KL is solved on one half of
-            the positions and priced on the other.
         pinned: plan A, which the present plan B is compared with (a Selection); None, as at first,
             compares with the diagonal plan (lambda 0) of the present ratio and guards.
         mode, pair, prompt: clicking units, measuring pairs, next tokens (see by_hand.py).
@@ -88,7 +84,6 @@ class LambdaExplorer(ByHand, Explorer):
     protect_first = Int(0).tag(sync=True)
     protect_last = Int(0).tag(sync=True)
     kinds = Some(cl.KINDS, least=1, beside=cl.Guards().kinds).tag(sync=True)
-    surrogate = Unicode().tag(sync=True)
     selection = Owed(cl.Selection, allow_none=True)
     flips = List(Float()).tag(sync=True)
     flips_stale = Bool(True).tag(sync=True)
@@ -98,7 +93,7 @@ class LambdaExplorer(ByHand, Explorer):
     _view = Dict().tag(sync=True)
     _asked: List[Any] = List().tag(sync=True)  # the controls that the kernel has heard of
     _changes: List[Any] = List().tag(sync=True)  # per flip, the units that join or leave
-    _marks = Dict().tag(sync=True)  # gate, measured plans, and up to where H is trusted
+    _marks = Dict().tag(sync=True)  # the gate, measured plans, and the questions of their replies
     _pin = Dict().tag(sync=True)  # plan A for the page; empty for the diagonal plan
     _damage = Dict().tag(sync=True)  # what is known so far of the dense model, A and B
 
@@ -117,15 +112,14 @@ class LambdaExplorer(ByHand, Explorer):
         self._solved: tuple[Any, ...] | None = None
         self._guarded: tuple[Any, ...] | None = None
         self._path: LambdaPath | None = None
-        self._thinking = Mailbox()  # for slow solves: measurements need not wait for them
-        self._solvers: dict[str, Solving] = {}
+        self._kept: dict[Any, Any] = {}  # what was solved before
         self._adopting = False
         self._seconds = 0.0
         ends = cl.opening_guards(curvature.units)
-        start: dict[str, Any] = {"surrogate": curvature.surrogate}
-        start |= {"protect_first": ends.protect_first, "protect_last": ends.protect_last}
-        if curvature.is_preview:  # open outside the hatched part of the axis
-            start["interaction_strength"] = TRUSTED_STRENGTH
+        start: dict[str, Any] = {
+            "protect_first": ends.protect_first,
+            "protect_last": ends.protect_last,
+        }
         self._require_known(controls)
         session = Session.bind(curvature, session, model, tokenizer)
         self.damage: Damage | None = None
@@ -134,15 +128,14 @@ class LambdaExplorer(ByHand, Explorer):
                 begun = session.tokenizer.decode(held_out.input_ids[0][:24], **PLAIN_TEXT)
                 start["prompt"] = str(begun).strip()
             self.damage = Damage(
-                *(session, held_out, questions, self._show_damage, self.report), cache=cache
+                session, held_out, questions, self._show_damage, self.report, cache=cache
             )
-        problem = pack_problem(curvature) | {"surrogates": list(surrogates_of(curvature))}
+        problem = pack_problem(curvature)
         super().__init__(curvature, session=session, _problem=problem, **(start | controls))
         self.gate = cl.redundancy_gate(curvature) if curvature.surrogate == "H" else None
         self._mark()
         self.observe(self._changed, CONTROLS)
-        self.observe(self._show_pin, ("pinned", "surrogate"))
-        self.observe(self._mark, "surrogate")
+        self.observe(self._show_pin, "pinned")
         self.observe(self._watch, ("live", "pair", "prompt"))
         self.follow(self._adopt, "selection")
         self.follow(self._mark, "measured")
@@ -158,23 +151,6 @@ class LambdaExplorer(ByHand, Explorer):
         if not 0 <= value <= most:
             raise TraitError(f"{name} is {value}. Set it between 0 and {most}.")
         return int(value)
-
-    @validate("surrogate")
-    def _valid_surrogate(self, proposal: Any) -> str:
-        known = surrogates_of(self.curvature)
-        if proposal.value not in known:
-            raise TraitError(
-                f"surrogate is {proposal.value!r}. This curvature has {' and '.join(known)}"
-                f"{'' if len(known) > 1 else ', and no sketch of shifts for another one'}."
-            )
-        return str(proposal.value)
-
-    @property
-    def _on(self) -> Solving:
-        """What solves on the present surrogate."""
-        if self.surrogate not in self._solvers:
-            self._solvers[self.surrogate] = solving(self.curvature, self.surrogate)
-        return self._solvers[self.surrogate]
 
     @property
     def guards(self) -> cl.Guards:
@@ -275,7 +251,7 @@ class LambdaExplorer(ByHand, Explorer):
     def path(self) -> LambdaPath:
         """All plans for lambda in [0, 1] at the present ratio and guards; computed if stale."""
         if self._path is None:
-            self._keep_path(self._on.path(self.ratio, self.guards))
+            self._keep_path(cl.lambda_path(self.curvature, self.ratio, self.guards))
         assert self._path is not None
         return self._path
 
@@ -296,20 +272,13 @@ class LambdaExplorer(ByHand, Explorer):
             self._guarded, self._path = key[1:], None
             self.flips_stale = True
         self._asked = list(key)  # the page waits for the kernel as long as it knows the controls
-        if not self._on.at_once:
-            self.status = f"Solving on the {self.surrogate}."
-            self._thinking.submit("plan", self._think, self.report)
-        elif first or self._adopting or self._is_read():
-            self._thinking.cancel("plan")
-            self._find_plan(key)
+        if first or self._adopting or self._is_read():
+            self._find_plan()
         else:
-            self._thinking.cancel("plan")
             _ = self.guards  # raises where both caps are given
             self.session.debtor = self._catch_up
         if renew:
-            self._thinking.cancel(f"flips {id(self)}")
-            worker = self.session.worker if self._on.at_once else self._thinking
-            worker.submit(f"flips {id(self)}", self._find_flips, self.report)
+            self.session.worker.submit(f"flips {id(self)}", self._find_flips, self.report)
 
     def _is_read(self) -> bool:
         """Whether somebody waits for the plan, so that it must be solved at once."""
@@ -322,43 +291,32 @@ class LambdaExplorer(ByHand, Explorer):
 
     @property
     def _behind(self) -> bool:
-        """Whether the plan is of earlier controls, with nobody at work on it."""
-        return self._on.at_once and self._view.get("key") != list(self._key())
+        """Whether the plan is of earlier controls."""
+        return self._view.get("key") != list(self._key())
 
     @guarded
     def _catch_up(self) -> None:
         if self._behind:
-            self._find_plan(self._key())
+            self._find_plan()
 
-    def _think(self, token: CancelToken) -> None:
-        """Solve on the thread, unless the controls move on first."""
-        token.rest(0.05)
-        self._find_plan(self._key(), token)
-
-    def _find_plan(self, key: tuple[Any, ...], token: CancelToken | None = None) -> None:
-        """Solve, and show the plan, as long as the controls stay."""
+    def _find_plan(self) -> None:
+        """Solve, and show the plan."""
         begun = time.perf_counter()
-        on, strength = self._on, self.interaction_strength
-        check = None if token is None else token.check
         plan, error = None, ""
-        try:
-            if on.at_once:  # greedy is nested: one run gives the plan, and the curve beyond it
-                plan = self._plan_of(self._longest(strength))
+        try:  # greedy is nested: one run gives the plan, and the curve beyond it
+            plan = self._plan_of(self._longest(self.interaction_strength))
             if plan is None:
-                plan = on.solve(self.ratio, strength, self.guards, check)
+                plan = cl.solve_greedy(
+                    self.curvature, self.ratio, self.interaction_strength, self.guards
+                )
         except cl.InfeasibleError as problem:
             error = str(problem)
-        seconds = time.perf_counter() - begun
-        self._longest(0.0, check)  # remembered, so that the lock is not held for it
-        with self.lock:
-            if key != self._solved or (token is not None and token.cancelled):
-                return
-            self._show_plan(plan, error, seconds)
+        self._show_plan(plan, error, time.perf_counter() - begun)
         self._watch()
 
     def _show_plan(self, plan: cl.Selection | None, error: str, seconds: float) -> None:
         """Tell the page and the session of a plan."""
-        ends = self._on.keep(("ends", self.guards, self.ratio), self._ends)
+        ends = self._remember(("ends", self.guards, self.ratio), self._ends)
         with self.hold_sync():
             self.error, self._seconds = error, seconds
             self._view = {
@@ -385,15 +343,27 @@ class LambdaExplorer(ByHand, Explorer):
         if plan is None:
             return None
         order = list(plan.pruned)
-        return {"order": order, **self._on.parts(order)}
+        node = float(self.curvature.saliency[order].sum() / 2)
+        return {"order": order, "node": node, "edge": self.curvature.risk(order) - node}
 
-    def _longest(self, strength: float, each_step: EachStep = None) -> cl.Selection:
+    def _remember(self, key: Any, find: Callable[[], Any]) -> Any:
+        """What was found before, or find it now; the oldest is forgotten."""
+        if key not in self._kept:
+            found = find()
+            while len(self._kept) >= MOST_KEPT:
+                self._kept.pop(next(iter(self._kept)), None)
+            self._kept[key] = found
+        return self._kept[key]
+
+    def _longest(self, strength: float) -> cl.Selection:
         """Greedy up to a ratio of 0.6 or as far as it gets, with the cap of the ratio."""
         guards, ratio = self.guards, self.ratio
         cap = guards.cap_at(ratio)
         fixed = replace(guards, layer_cap=cap if 0 < cap < 1 else None, layer_cap_factor=None)
         upto = max(MOST_RATIO, ratio) if cap else 0.0  # a multiple of ratio 0 allows nothing
-        return self._on.longest(fixed, upto, strength, each_step)
+        return self._remember(
+            (fixed, upto, strength), lambda: longest(self.curvature, fixed, upto, strength)
+        )
 
     def _plan_of(self, run: cl.Selection) -> cl.Selection | None:
         """The plan of the present ratio, the beginning of a long run; None if that is shorter."""
@@ -409,7 +379,7 @@ class LambdaExplorer(ByHand, Explorer):
         # the next step replace this job before it has cost anything.
         token.rest(0.15)
         try:
-            path = self._on.path(self.ratio, self.guards, token.check)
+            path = cl.lambda_path(self.curvature, self.ratio, self.guards)
         except cl.InfeasibleError:
             path = None
         with self.lock:  # ratio or guards may have changed meanwhile; then the path is of no use
@@ -433,10 +403,8 @@ class LambdaExplorer(ByHand, Explorer):
         kl = ", KL not measured" if self.damage is None else ""  # else its panel says so
         if measured:
             kl = f", measured KL {measured[0].risk:.4g} on {measured[0].text}"
-        text = f"{self._on.price(plan)}{kl}; {took}."
-        if self.curvature.is_preview and self.interaction_strength > TRUSTED_STRENGTH:
-            text += f" Not to be trusted: lambda is above {TRUSTED_STRENGTH:g} on a preview."
-        return text
+        risk = self.curvature.risk(plan.pruned)
+        return f"Predicted risk {brief(risk, 4)} nats per token{kl}; {took}."
 
     # Other views --------------------------------------------------------------------------------
 
@@ -456,7 +424,7 @@ class LambdaExplorer(ByHand, Explorer):
             else:
                 self._take(plan)
             if behind:
-                self._find_plan(self._key())
+                self._find_plan()
         finally:
             self._adopting = False
 
@@ -464,13 +432,13 @@ class LambdaExplorer(ByHand, Explorer):
         """The values of CONTROLS that make a plan; None where none do."""
         strength, guards = plan.interaction_strength, plan.guards
         made = strength is not None and plan.ordered and plan.by_ratio and 0 <= strength <= 1
-        made = made and plan.made.matrix in surrogates_of(self.curvature)
+        made = made and plan.made.matrix == self.curvature.surrogate
         if not made or plan.requested_ratio > MOST_RATIO:
             return None
         caps = guards.layer_cap, guards.layer_cap_factor
         ends = guards.protect_first, guards.protect_last
         kinds = [kind for kind in guards.kinds if kind in cl.KINDS]
-        return strength, plan.requested_ratio, *caps, *ends, kinds, plan.made.matrix
+        return strength, plan.requested_ratio, *caps, *ends, kinds
 
     def _take(self, plan: cl.Selection) -> None:
         """Set the controls that make a plan."""
@@ -485,7 +453,6 @@ class LambdaExplorer(ByHand, Explorer):
         # a plan that was kept on several texts is shown on the last of them
         kept = {r.selection.fingerprint: r for r in records if r.measured_at is None}
         self._marks = {
-            "trusted": TRUSTED_STRENGTH if self.curvature.is_preview else None,
             "gate": self._gate_mark(),
             "measured": [plain_record(record) for record in (*kept.values(), *fresh)],
             "prompts": list(self.session.prompts),
@@ -494,9 +461,9 @@ class LambdaExplorer(ByHand, Explorer):
             self.status = self._sentence()
 
     def _gate_mark(self) -> dict[str, Any]:
-        """What the gate recommends; nothing for a surrogate that it does not speak of."""
-        if self.gate is None or self.surrogate != "H":
-            return {"strength": None, "reason": f"the gate speaks of H, not of {self.surrogate}"}
+        """What the gate recommends; nothing for a matrix that it does not speak of."""
+        if self.gate is None:
+            return {"strength": None, "reason": f"the gate speaks of H, not of {self.matrix_name}"}
         return {"strength": self.gate.verdict, "reason": self.gate.reason}
 
     @guarded
@@ -510,7 +477,10 @@ class LambdaExplorer(ByHand, Explorer):
         elif "pin" in content:
             {"pin": self.pin, "swap": self.swap, "unpin": self.unpin}[content["pin"]]()
         elif "toggle" in content:
-            self.clear() if content["toggle"] is None else self.toggle(int(content["toggle"]))
+            if content["toggle"] is None:
+                self.clear()
+            else:
+                self.toggle(int(content["toggle"]))
         else:
             super()._heard(widget, content, buffers)
 
@@ -519,13 +489,7 @@ class LambdaExplorer(ByHand, Explorer):
     def code(self) -> str:
         """The Python that makes the plan on the screen; it needs `curvature`."""
         plan = self.selection
-        if plan is None:
-            made = "None  # out of reach"
-        elif self.surrogate == ADDITIVE_KL:
-            controls = f"{self.ratio!r}, {self.interaction_strength!r}, {guards_code(plan.guards)}"
-            made = f'curvature.additive().solve(\n    {controls}, part="fit"\n)'
-        else:
-            made = plan_code(plan, self.curvature)
+        made = "None  # out of reach" if plan is None else plan_code(plan, self.curvature)
         return f"import cocurve_lab as cl\n\nselection = {made}\n"
 
     def table(self) -> list[dict[str, Any]]:
@@ -539,12 +503,11 @@ class LambdaExplorer(ByHand, Explorer):
 
     def state(self) -> dict[str, Any]:
         """The initial state of the front end, for a page without a kernel."""
-        shown = ("mode", "pair", "selected_unit", "brushed", "status", "error", "preview")
+        shown = ("mode", "pair", "selected_unit", "brushed", "status", "error")
         names = (*CONTROLS, *shown, "model_name", "matrix_name", "_marks", "_pin")
         problem = pack_problem(self.curvature, most_units=len(self.curvature.units))
         return {name: getattr(self, name) for name in names} | {
             "_problem": problem,
-            "surrogate": self.curvature.surrogate,  # a page without a kernel solves on the matrix
             "kernel": False,
         }
 
@@ -563,9 +526,7 @@ class LambdaExplorer(ByHand, Explorer):
     def close(self) -> None:
         if self._followed:  # else the constructor failed: there is nothing to stop
             _ = self.session.selection  # solved now, if it is owed
-            self._thinking.cancel("plan")
-            for worker in (self.session.worker, self._thinking):
-                worker.cancel(f"flips {id(self)}")
+            self.session.worker.cancel(f"flips {id(self)}")
             if self.damage is not None:
                 self.damage.stop()
         super().close()

@@ -42,7 +42,6 @@ def pack_problem(curvature: cl.Curvature, most_units: int = MOST_UNITS) -> dict[
         "num_layers": units.num_layers,
         "protected": cl.opening_guards(units).protect_first,  # at either end, as it opens
         "parameters": units.total_parameters,
-        "surrogates": [curvature.surrogate],
         "saliency": curvature.saliency.astype("<f8").tobytes(),
         "connectivity": curvature.connectivity.astype("<f8").tobytes(),
         "matrix": matrix,

@@ -58,7 +58,7 @@ class Letter(NamedTuple):
 
 
 class Mailbox:
-    """One thread for slow work; of each kind of job it keeps only the newest.
+    """A thread for slow work, one job at a time; of each kind of job it keeps only the newest.
 
     The thread lives as long as there is work, so an idle session holds no thread and can be
     garbage-collected. It is a daemon: a kernel does not wait for its job at the end.
@@ -83,7 +83,7 @@ class Mailbox:
             self.cancel(kind)
             self._letters.append(Letter(kind, token, job, failed))
             if len(self._letters) == 1:
-                threading.Thread(target=self._work, name="cocurve", daemon=True).start()
+                self._start()
         return token
 
     def cancel(self, kind: str) -> None:
@@ -104,22 +104,29 @@ class Mailbox:
         with self._lock:
             return self._lock.wait_for(lambda: not self._letters, timeout)
 
+    def _start(self) -> None:
+        threading.Thread(target=self._work, name="cocurve", daemon=True).start()
+
     def _work(self) -> None:
-        more = True
-        while more:
-            letter = self._letters[0]
-            try:
-                letter.token.check()  # it may be dropped before it begins
-                letter.job(letter.token)
-            except Cancelled:
-                pass
-            except Exception as error:
-                letter.failed(error)
-            del letter  # it holds the instrument, which could not be collected while we wait
-            with self._lock:  # a job submitted after the last one starts a new thread
+        """Run the first job. The next one has a thread of its own, even where this one died."""
+        try:
+            self._run(self._letters[0])
+        finally:
+            with self._lock:
                 del self._letters[0]
-                more = bool(self._letters)
+                if self._letters:
+                    self._start()
                 self._lock.notify_all()
+
+    @staticmethod
+    def _run(letter: Letter) -> None:
+        try:
+            letter.token.check()  # it may be dropped before it begins
+            letter.job(letter.token)
+        except Cancelled:
+            pass
+        except Exception as error:
+            letter.failed(error)
 
 
 @dataclass(frozen=True)
@@ -173,9 +180,10 @@ class Owed(Instance):
 
     def get(self, obj: Any, cls: Any = None) -> Any:
         session = getattr(obj, "session", obj)
-        debtor, session.debtor = session.debtor, None
-        if debtor is not None:
-            debtor()
+        with session.lock:  # a second reader waits until the plan is solved
+            debtor, session.debtor = session.debtor, None
+            if debtor is not None:
+                debtor()
         return super().get(obj, cls)
 
     def set(self, obj: Any, value: Any) -> None:
@@ -225,11 +233,11 @@ class Session(HasTraits):
         self.curvature, self.tokenizer = curvature, tokenizer
         self.prompts: tuple[str, ...] = ()
         self.debtor: Callable[[], object] | None = None  # sets `selection` when that is read
+        # one for all its instruments: with one each, two that follow each other could deadlock
+        self.lock = threading.RLock()
         super().__init__()
         self.model: PreTrainedModel | None = None
         self.worker = Mailbox()
-        # one for all its instruments: with one each, two that follow each other could deadlock
-        self.lock = threading.RLock()
         kept = kept_plans(curvature)
         if kept is not None:
             self.prompts = kept.prompts
@@ -240,7 +248,7 @@ class Session(HasTraits):
     @classmethod
     def of(cls, curvature: cl.Curvature) -> Session:
         """The session of this curvature, made on first use and kept as long as it is in use."""
-        key = _identity(curvature)
+        key = curvature.fingerprint
         _SESSIONS[key] = session = _SESSIONS.get(key) or cls(curvature)
         return session
 
@@ -261,7 +269,7 @@ class Session(HasTraits):
         """
         require_type(curvature, cl.Curvature, "curvature")
         session = cls.of(curvature) if session is None else session
-        if _identity(session.curvature) != _identity(curvature):
+        if session.curvature.fingerprint != curvature.fingerprint:
             raise cl.MismatchError(
                 f"the session is on {session.curvature!r}, not on {curvature!r}. Pass a session of "
                 "this curvature, or omit session=."
@@ -363,9 +371,4 @@ def count_right(names: Sequence[str], right: np.ndarray) -> dict[str, tuple[int,
     return {name: (correct[name], count) for name, count in asked.items()}
 
 
-def _identity(curvature: cl.Curvature) -> tuple[str, bool]:
-    """Key of a curvature's session; the fingerprint does not tell a preview from the real H."""
-    return curvature.fingerprint, curvature.is_preview
-
-
-_SESSIONS: WeakValueDictionary[tuple[str, bool], Session] = WeakValueDictionary()
+_SESSIONS: WeakValueDictionary[str, Session] = WeakValueDictionary()  # by their H's fingerprint

@@ -17,8 +17,6 @@ from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Row, cached_table
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.curvature.settings import BuildOptions
-from cocurve_lab.estimator.estimate import estimate_curvature, load_or_estimate
 from cocurve_lab.extensions.choosing.gains import choose_gains
 from cocurve_lab.extensions.choosing.racing import ChoiceOptions, race_plans
 from cocurve_lab.extensions.choosing.racing import Contender as Runner
@@ -37,7 +35,7 @@ from cocurve_lab.solver.guards import FREE
 from cocurve_lab.solver.plan_json import guards_to_plain
 from cocurve_lab.solver.selection import Selection
 
-from ..shared import marks
+from ..shared import Recipe, marks
 from .comparison import COMPARABLE
 from .contenders import REFITS, Contender
 from .costs import Cost, build_evaluations, counted
@@ -93,7 +91,7 @@ class Bench:
         units: its units, of which all methods choose.
         judges: text and questions.
         options: folder, guards and progress.
-        curvatures: H by calibration, support and refit ratio, once for CoCurve and its controls.
+        curvatures: H by calibration and support, once for CoCurve and its controls.
     """
 
     model: PreTrainedModel
@@ -101,7 +99,7 @@ class Bench:
     judges: Judges
     options: CompareOptions
     tokenizer: PreTrainedTokenizerBase | None = None
-    curvatures: dict[tuple[str, int, float], Curvature] = field(default_factory=dict)
+    curvatures: dict[tuple[str, int], Curvature] = field(default_factory=dict)
 
     @cached_property
     def mark(self) -> dict[str, Any]:
@@ -305,7 +303,6 @@ class Bench:
     ) -> tuple[Candidate, Cost]:
         """Run a measured search from a plan; return its best plan and what the search cost."""
         rows = seen.calibration.rows(0, min(_SEARCH_ROWS, len(seen.calibration)))
-        what = (rows.fingerprint, sorted(start.plan.pruned), seen.repeat)
         with counted(describe(self.model), seen.calibration.seq_len) as cost:
             found = search_plan(
                 self.model,
@@ -313,7 +310,13 @@ class Bench:
                 rows,
                 held_out=self.judges.held_out,
                 evaluations=contender.evaluations,
-                checkpoint=self._file("search_{}.ckpt", *self.mark.values(), *what),
+                checkpoint=self._file(
+                    "search_{}.ckpt",
+                    *self.mark.values(),
+                    rows.fingerprint,
+                    sorted(start.plan.pruned),
+                    seen.repeat,
+                ),
                 progress=False,
                 options=SearchOptions(seed=seen.repeat),
             )
@@ -358,8 +361,13 @@ class Bench:
             options=RepairOptions(progress=False),
         )
         if wanted == "refit and training":
-            texts = (seen.calibration, self.judges.held_out)
-            model = recover(self.model, model, *texts, options=RecoverOptions(progress=False))
+            model = recover(
+                self.model,
+                model,
+                seen.calibration,
+                self.judges.held_out,
+                options=RecoverOptions(progress=False),
+            )
         return bare, model
 
     # Evidence -------------------------------------------------------------------------------------
@@ -375,12 +383,16 @@ class Bench:
             repeat: number of the calibration, and the seed of methods that draw.
         """
         if isinstance(method, CoCurve):
-            curvature = self._curvature(calibration, method.top_r, method.refit_ratio)
+            curvature = self._curvature(calibration, method.top_r)
             return _with_cost(method.adopt(curvature), self._build_cost(curvature))
         path = self._file(
             f"evidence_{method.name}_{{}}.pkl",
-            *(method.name, asdict(method), repeat, *self.mark.values()),  # type: ignore[call-overload]
-            *(self.units.fingerprint, calibration.fingerprint),
+            method.name,
+            asdict(method),  # type: ignore[call-overload]
+            repeat,
+            *self.mark.values(),
+            self.units.fingerprint,
+            calibration.fingerprint,
         )
         if path is not None and path.exists():
             return Evidence.load(path)
@@ -392,21 +404,17 @@ class Bench:
             evidence.save(path)
         return evidence
 
-    def _curvature(
-        self, calibration: CalibrationSet, top_r: int = 256, refit_ratio: float = 0.0
-    ) -> Curvature:
+    def _curvature(self, calibration: CalibrationSet, top_r: int = 256) -> Curvature:
         """Return H of a calibration, from memory, from the folder of H or built."""
-        key = (calibration.fingerprint, top_r, refit_ratio)
+        key = (calibration.fingerprint, top_r)
         if key not in self.curvatures:
-            folder = self.options.curvatures or self.options.folder
-            inputs = (self.model, self.units, calibration, top_r)
-            how: dict[str, Any] = {"progress": self.options.progress}
-            how["options"] = BuildOptions(refit_ratio=refit_ratio)
-            self.curvatures[key] = (
-                estimate_curvature(*inputs, **how)
-                if folder is None
-                else load_or_estimate(folder, *inputs, **how)
+            recipe = Recipe(
+                calibration,
+                top_r,
+                cache=self.options.curvatures or self.options.folder,
+                progress=self.options.progress,
             )
+            self.curvatures[key] = recipe.build(self.model, self.units)
         return self.curvatures[key]
 
     def _build_cost(self, curvature: Curvature) -> Cost:
@@ -446,8 +454,9 @@ class Bench:
         }
         if self.judges.questions:
             assert self.tokenizer is not None  # compare gives one
-            inputs = (model, self.tokenizer, [tested], self.judges.questions)
-            answers = answer_accuracy(*inputs, progress=False)
+            answers = answer_accuracy(
+                model, self.tokenizer, [tested], self.judges.questions, progress=False
+            )
             row |= {f"accuracy {r['capability']}": r["accuracy"] for r in answers.by_capability()}
         return row
 
@@ -466,7 +475,7 @@ def _source(evidence: Evidence) -> str:
     known = evidence.provenance
     if "curvature" not in known:
         return evidence.method
-    return f"H {known.get('top_r')} {known['curvature'].get('refit_ratio')}"
+    return f"H {known.get('top_r')}"
 
 
 def _cell(label: str, search: str, repeat: int, ratio: float) -> Row:

@@ -241,7 +241,8 @@ def _shown(row: Row, metric: str) -> str:
 def _searched(row: Row) -> str:
     """Name the guards, and how many settings were searched for them."""
     tried, out = (row.get(name, 0) for name in _COUNTS)
-    return row["guards"] + f" (of {tried}, {out} out of reach)" * (tried > 1)
+    searched = f" (of {tried}, {out} out of reach)" if tried > 1 else ""
+    return f"{row['guards']}{searched}"
 
 
 def _whole(value: float | None) -> str:

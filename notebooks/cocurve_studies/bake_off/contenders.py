@@ -19,13 +19,19 @@ REPAIRS: tuple[Repairing, ...] = get_args(Repairing)
 REFITS = ("refit", "dense refit", "refit and training")  # chosen by the KL after the repair
 
 BASELINES = (
-    *("random", "magnitude", "wanda-sp", "flap", "amp"),
-    *("llm-pruner", "slimgpt", "slimllm", "2ssp"),
+    "random",
+    "magnitude",
+    "wanda-sp",
+    "flap",
+    "amp",
+    "llm-pruner",
+    "slimgpt",
+    "slimllm",
+    "2ssp",
 )  # the paper's nine
 DEPTH = ("shortgpt", "blockpruner", "finercut", "cbo")  # whole layers or blocks; not in the paper
 OURS_CHOSEN = "CoCurve, λ chosen"
 _FROM_H = ("cocurve", "diagonal", "head-only", "ffn-only")
-REFIT_RATIO = 0.4  # one H serves plans of all ratios
 
 
 @dataclass(frozen=True)
@@ -125,10 +131,8 @@ def alike(
 ) -> dict[str, Contender]:
     """Make the nine baselines, DEPTH, CoCurve, and CoCurve with lambda chosen, all treated alike.
 
-    Lambda is chosen among 0, 0.5, 1 and 2, and with the measured diagonal among 0 and 1. If the
-    weights are refitted, it is chosen among 0, 0.5 and 1 on H of a model that will be refitted
-    (`REFIT_RATIO`), among 0 and 1 on H, and 0 on the measured diagonal. Labels are
-    `treated(title, repair, evaluations)`.
+    Lambda is chosen among 0, 0.5, 1 and 2, and with the measured diagonal among 0 and 1. Labels
+    are `treated(title, repair, evaluations)`.
 
     Args:
         repair, evaluations: of every row; see `Contender`.
@@ -137,13 +141,10 @@ def alike(
     rows: dict[str, tuple[Method, ...]] = {
         method.title: (method,) for method in map(get_method, (*BASELINES, *DEPTH))
     }
-    half, one, two = (CoCurve(strength, top_r) for strength in (0.5, 1.0, 2.0))
+    with_edges = [CoCurve(strength, top_r) for strength in (0.5, 1.0, 2.0)]
     measured = [CoCurve(strength, top_r, measured_diagonal=True) for strength in (0.0, 1.0)]
-    chosen: tuple[Method, ...] = (Diagonal(top_r=top_r), half, one, two, *measured)
-    if "refit" in repair:
-        aware = [CoCurve(strength, top_r, refit_ratio=REFIT_RATIO) for strength in (0, 0.5, 1)]
-        chosen = (*aware, Diagonal(top_r=top_r), one, measured[0])
-    rows |= {"CoCurve": (CoCurve(top_r=top_r),), OURS_CHOSEN: chosen}
+    rows["CoCurve"] = (CoCurve(top_r=top_r),)
+    rows[OURS_CHOSEN] = (Diagonal(top_r=top_r), *with_edges, *measured)
     return {
         treated(label, repair, evaluations): Contender(methods, repair, evaluations)
         for label, methods in rows.items()
@@ -155,4 +156,5 @@ def treated(label: str, repair: Repairing = "own", evaluations: int = 0) -> str:
     words = {"own": "", "refit": ", refitted", "dense refit": ", refitted on dense inputs"}
     words |= {"gains": ", gains", "gains and refit": ", gains, refitted"}
     words["refit and training"] = ", refitted, trained"
-    return label + ", searched" * (evaluations > 0) + words[repair]
+    searched = ", searched" if evaluations > 0 else ""
+    return f"{label}{searched}{words[repair]}"

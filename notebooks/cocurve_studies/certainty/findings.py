@@ -15,7 +15,7 @@ from cocurve_lab.extensions.analysis.stability import Convergence, Stability
 from cocurve_lab.solver.gate import Gate
 
 from ..claims import Claim, evaluate
-from ..findings import ABOVE, Finding
+from ..findings import Finding
 from .coverage import on_most_text
 from .sensitivity import sensitivity_summary
 
@@ -128,25 +128,29 @@ BANDS = _budget(
     f"perplexity moves within a band of {BAND:.0%} over a 4x range of {{what}}",
     'table "sensitivity"',
     "{value:.1%} ± {value_error:.1%} over {least} to {most}",
-    *(-math.inf, BAND),
+    low=-math.inf,
+    high=BAND,
 )
 UNCHANGED = _budget(
     f"top-r beyond {{base}} leaves H nearly unchanged (we say: {SAME_MATRIX:.0%})",
     'appendix "Extended Ablations" (iv)',
     "H moves by {value:.1%} in Frobenius norm{beside}",
-    *(-math.inf, SAME_MATRIX),
+    low=-math.inf,
+    high=SAME_MATRIX,
 )
 SPREAD = _budget(
     f"perplexity 13.11 ± 0.22 over seeds, a spread of {SEED_SPREAD:.1%}",
     'table "seedvar"',
     "{value:.1%} ± {value_error:.1%} over {count} draws of text",
-    *(-math.inf, SEED_SPREAD),
+    low=-math.inf,
+    high=SEED_SPREAD,
 )
 SAME_UNITS = _budget(
     f"the selection is not an artifact of the draw (we say: {SAME_PLAN:.0%} overlap)",
     SENSITIVITY,
     "plans of other draws share {value:.0%}{shown} of their units",
-    *(SAME_PLAN, math.inf),
+    low=SAME_PLAN,
+    high=math.inf,
     lab=True,
 )
 OTHER_SOURCE = _budget(
@@ -154,7 +158,8 @@ OTHER_SOURCE = _budget(
     SENSITIVITY,
     "{source}: {moved:+.1%} ± {value_error:.1%} (KL {difference:+.3f} ± {difference_error:.3f} "
     "nats per token, paired)",
-    *(-math.inf, SOURCE_CHANGE),
+    low=-math.inf,
+    high=SOURCE_CHANGE,
 )
 
 
@@ -215,36 +220,6 @@ def _source(rows: Table) -> Row:
     worst = max(others, key=lambda row: abs(row["perplexity"] - base["perplexity"]))
     moved = worst["perplexity"] / base["perplexity"] - 1
     return worst | {"source": worst["value"], "moved": moved, "value": abs(moved)}
-
-
-PREVIEW = Claim(
-    "preview",
-    "finite ablations stand in for derivatives (here: their plans cost less than those of "
-    "derivatives)",
-    "Introduction",
-    "{requested_ratio:.0%}, lambda {interaction_strength:g}: KL of the preview's plan "
-    "{difference:+.3f} ± {difference_error:.3f} nats per token, paired, of these two builds"
-    "{covered}",
-    "difference",
-    ABOVE,
-    lab=True,
-)
-
-
-def preview_findings(table: Table) -> list[Finding]:
-    """Judge plans of a preview, per lambda, at the largest ratio; from `measure_infinitesimal`.
-
-    Rows on which greedy stalled are omitted. The paired error is that of the held-out rows
-    and, where the study made draws, of the text that both were built on. Other random signs of the
-    probes would have made other plans.
-    """
-    measured = [row for row in table if row["difference"] is not None]
-    by_strength = {
-        strength: pick(measured, interaction_strength=strength)
-        for strength in dict.fromkeys(row["interaction_strength"] for row in measured)
-    }
-    last = [max(rows, key=lambda row: row["requested_ratio"]) for rows in by_strength.values()]
-    return evaluate(PREVIEW, last)
 
 
 PURPOSE = Claim(

@@ -1,23 +1,18 @@
-"""The precision of H: intervals of its units, a build that stops once precise enough, a preview."""
+"""The precision of H: intervals of its units, and a build that stops once precise enough."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Table, cached_table, column, pick
-from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.settings import BuildOptions
 from cocurve_lab.curvature.uncertainty import jackknife, relative
 from cocurve_lab.estimator.build import Build
-from cocurve_lab.estimator.estimate import build_settings, estimate_curvature
-from cocurve_lab.extensions.analysis.preview import ProbeOptions
+from cocurve_lab.estimator.estimate import estimate_curvature
 from cocurve_lab.extensions.analysis.stability import StopWhenConverged
 from cocurve_lab.figures import (
     COLORS,
@@ -25,7 +20,7 @@ from cocurve_lab.figures import (
     LABELS,
     SYMBOLS,
 )
-from cocurve_lab.models.identity import fingerprint_model, model_dtype, model_name
+from cocurve_lab.models.identity import fingerprint_model, model_dtype
 from cocurve_lab.models.units import UnitSet
 
 from ..chart import add, chart, empty, log_scale, share_axis
@@ -171,23 +166,3 @@ def plot_stopping(table: Table) -> Figure:
     title = "Relative errors after every row of the build"
     y = share_axis("relative error", range=[0, 1.5])
     return chart(figure, title, "rows done", y, across=table[0]["tolerance"])
-
-
-# Previews -----------------------------------------------------------------------------------------
-def load_or_preview(
-    folder: str | os.PathLike[str],
-    model: PreTrainedModel,
-    units: UnitSet,
-    calibration: CalibrationSet,
-    top_r: int = 256,
-    options: ProbeOptions = ProbeOptions(),
-) -> Curvature:
-    """Load a preview of H from `folder`; make and save it if it is not there."""
-    settings = build_settings(model, units, calibration, top_r, options)
-    path = Path(folder) / f"preview_{model_name(model)}_{fingerprint(settings)[:10]}.pkl"
-    if path.exists():
-        return Curvature.load(path, expected=settings)
-    preview = estimate_curvature(model, units, calibration, top_r, method="probe", options=options)
-    if preview.provenance["complete"]:
-        preview.save(path)
-    return preview

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,18 +13,21 @@ from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.pretrained.kept import kept_plans
 from cocurve_lab.measuring.risk import standard_error
+from cocurve_lab.models.identity import demo_folder, is_demo
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.solve import solve_greedy
 
 from ..chart import chart, empty
 from ..shared import Recipe, known, marks
 from ..study import Study
+from .sensitivity import read_families
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 STRENGTHS = (0.0, 1.0)
+FAMILIES = ("mixed", "stories", "arithmetic")  # of the demo model's text
 # kept plans: the text of H as their names have it -> the text that judges
 KEPT = {"C4": "c4", "WikiText": "wikitext", "the manual": "manual", "chat text": "chat"}
 OWN_COLUMNS: Columns = {
@@ -36,20 +40,34 @@ OWN_COLUMNS: Columns = {
 Text = tuple[CalibrationSet, CalibrationSet]  # rows to calibrate on, and rows to judge on
 
 
-def cut_texts(
-    sources: Mapping[str, list[str]],
+def purpose_texts(
+    model_id: str,
+    sources: Mapping[str, Sequence[str]],
     tokenizer: PreTrainedTokenizerBase,
     rows: int,
     judged: int,
     seq_len: int,
 ) -> dict[str, Text]:
-    """Cut rows of each source, every position scored: `rows` to calibrate on, `judged` to judge."""
+    """Cut rows of each text, every position scored: `rows` to calibrate on, `judged` to judge.
+
+    No document is in both. The demo model's own text ("mixed" among `sources`) is judged on
+    documents of its held-out file, by family: documents of one family in one file are so alike that
+    the check of held-out text refuses them. Its programs are alike across files, too (12 % of their
+    windows of 8 tokens), and are left out.
+    """
+    calibrating = judging = sources
+    if is_demo(model_id) and "mixed" in sources:
+        folder = demo_folder().parent / "texts"
+        calibrating = read_families(folder / "calibration.jsonl", FAMILIES)
+        judging = read_families(folder / "held_out.jsonl", FAMILIES)
     found = {}
-    for name, documents in sources.items():
-        text = CalibrationSet.from_texts(
-            documents, tokenizer, rows + judged, seq_len, "all", source=name
-        )
-        found[name] = text.rows(judged, rows + judged), text.rows(0, judged)
+    for name, documents in judging.items():
+        stream = iter(random.Random(0).sample(documents, len(documents)))
+        judge = CalibrationSet.from_texts(stream, tokenizer, judged, seq_len, "all", source=name)
+        # of one list, what the judge has left
+        rest = stream if calibrating is judging else list(calibrating[name])
+        text = CalibrationSet.from_texts(rest, tokenizer, rows, seq_len, "all", source=name)
+        found[name] = text, judge
     return found
 
 

@@ -118,8 +118,10 @@ def coverage(
         result = jackknife(drawn, named)
         low, high = result.interval
         if statistic == GATE:
-            estimates = float(result.estimate), drawn.ffn_redundancy_corrected
-            low, high = map(np.array, redundancy_interval(*estimates, float(result.standard_error)))
+            ends = redundancy_interval(
+                float(result.estimate), drawn.ffn_redundancy_corrected, float(result.standard_error)
+            )
+            low, high = map(np.array, ends)
         held += (low <= truth) & (truth <= high)
         found.append((result.estimate, result.standard_error))
     values, errors = (np.stack(column) for column in zip(*found, strict=True))

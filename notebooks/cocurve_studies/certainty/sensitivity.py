@@ -72,8 +72,6 @@ class SensitivityOptions:
         seed: of document order and positions.
         row_counts, position_counts, top_rs, group_counts: other values of a knob; () leaves it at
             its base. Values above the maximum are taken at the maximum.
-        temperatures: of softened teachers, such as (2.0,): a departure from the paper, whose value
-            is 1.
         draws: disjoint sets of `rows` rows, the knob "seed".
         ratio, interaction_strengths, guards: of the plans.
     """
@@ -88,7 +86,6 @@ class SensitivityOptions:
     position_counts: tuple[Count, ...] = (16, "all")
     top_rs: tuple[int, ...] = (64, 128, 512)
     group_counts: tuple[int, ...] = (8, 32)
-    temperatures: tuple[float, ...] = ()
     draws: int = 4
     ratio: float = 0.2
     interaction_strengths: tuple[float, ...] = (0.0, 1.0)
@@ -111,7 +108,6 @@ class _Build:
     calibration: CalibrationSet
     top_r: int
     ffn_groups: int
-    temperature: float = 1.0
 
 
 def sensitivity_study(
@@ -146,18 +142,13 @@ def sensitivity_study(
     for build in builds:
         held_out.require_disjoint(build.calibration)
     asked = [[b.knob, b.value, b.calibration.fingerprint, b.top_r, b.ffn_groups] for b in builds]
-    chosen = asdict(options)
-    if not options.temperatures:  # as in tables kept before there was this knob
-        del chosen["temperatures"]
-    settings = marks(model, held_out=held_out.fingerprint, options=chosen, builds=asked)
+    settings = marks(model, held_out=held_out.fingerprint, options=asdict(options), builds=asked)
 
     def compute(study: Study) -> Table:
         found = []
         for build in builds:
             text = build.calibration
-            recipe = Recipe(
-                text, build.top_r, len(text), cache, progress, temperature=build.temperature
-            )
+            recipe = Recipe(text, build.top_r, len(text), cache, progress)
             found.append(recipe.build(model, enumerate_units(model, build.ffn_groups)))
         variants = list(_variants(builds, found, options))
         strengths = options.interaction_strengths
@@ -196,8 +187,15 @@ def _builds(
     top_r, groups = min(options.top_r, vocabulary), min(options.ffn_groups, channels)
 
     def read(source: str, rows: int, positions: Count) -> CalibrationSet:
-        settings = (rows, options.seq_len, positions, options.seed, source)
-        return CalibrationSet.from_texts(list(texts[source]), tokenizer, *settings)
+        return CalibrationSet.from_texts(
+            list(texts[source]),
+            tokenizer,
+            rows,
+            options.seq_len,
+            positions,
+            options.seed,
+            source,
+        )
 
     pool = read(base, max(options.rows * options.draws, *options.row_counts, 1), options.positions)
     few, scored = pool.rows(0, options.rows), pool.positions_per_sequence
@@ -210,8 +208,6 @@ def _builds(
         builds.append(_Build("positions", count, read(base, options.rows, count), top_r, groups))
     counts = [min(count, channels) for count in options.group_counts]
     builds += [_Build("ffn_groups", n, few, top_r, n) for n in _others(counts, groups)]
-    temperatures = [value for value in options.temperatures if value != 1]
-    builds += [_Build("temperature", t, few, top_r, groups, t) for t in temperatures]
     for source in others:
         text = read(source, options.rows, options.positions)
         builds.append(_Build("source", source, text, top_r, groups))
@@ -235,8 +231,6 @@ def _variants(
         "ffn_groups": first.ffn_groups,
         "source": first.value,
     }
-    if options.temperatures:
-        bases["temperature"] = first.temperature
     for knob, value in bases.items():
         yield knob, value, base
         for build, curvature in zip(builds, found, strict=True):
@@ -330,7 +324,7 @@ def text_sources(
     """
     if text_file is None and is_demo(model_id):
         path = demo_folder().parent / "texts" / "calibration.jsonl"
-        return {"mixed": read_documents(path)} | _families(path)
+        return read_families(path, ("mixed", *NARROW))
     if text_file is not None:
         found = read_documents(text_file)
     else:
@@ -358,6 +352,10 @@ def outside(
     return kept
 
 
-def _families(path: os.PathLike[str]) -> dict[str, list[str]]:
-    records = read_objects(path)
-    return {name: [r["text"] for r in records if r["family"] == name] for name in NARROW}
+def read_families(path: os.PathLike[str], names: Sequence[str]) -> dict[str, list[str]]:
+    """Read the documents of families of the embedded model's text; "mixed" is all of them."""
+    records = list(read_objects(path))
+    return {
+        name: [each["text"] for each in records if name in ("mixed", each["family"])]
+        for name in names
+    }

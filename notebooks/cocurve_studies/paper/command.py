@@ -45,9 +45,10 @@ class Paper(Verb):
     You can stop with Ctrl-C or SIGTERM at any time; running the same command again resumes.
     results.md has the tables, results.csv all numbers, plans/ the plans.
     A gated model of the hub needs `hf auth login` once, after its licence is accepted on its page.
-    Tasks that run programs which the model wrote are left out without --allow-code-execution, and need bubblewrap (Debian:
-    apt-get install bubblewrap). With --stream size and speed are left out too, each plan's model is
-    kept in the folder while its tasks run, and tasks that generate read all layers for each token.
+    Tasks that run programs which the model wrote are left out without --allow-code-execution, and
+    need bubblewrap (Debian: apt-get install bubblewrap). With --stream size and speed are left out
+    too, each plan's model is kept in the folder while its tasks run, and tasks that generate read
+    all layers for each token.
 
     Examples:
       cocurve paper demo --out demo_results --sequences 16 --limit 20
@@ -132,14 +133,21 @@ def run(options: Paper) -> int:
         units = enumerate_units(model, options.ffn_groups)
         rows, held_out = _rows(options, tokenizer)
         print(f"{options.model.place}: {units}\n{rows}", flush=True)
-        inputs = (model, units, rows, options.top_r)
-        curvature = load_or_estimate(options.out, *inputs, progress=progress())
+        curvature = load_or_estimate(
+            options.out, model, units, rows, options.top_r, progress=progress()
+        )
         done, wanted = progress_of(curvature)
         if done < wanted:
             raise KeyboardInterrupt
         paper = published(name)
         protocol = Protocol(
-            *(options.out / "measured", model, curvature, rows, held_out, paper, options.guards),
+            options.out / "measured",
+            model,
+            curvature,
+            rows,
+            held_out,
+            paper,
+            options.guards,
             progress=progress() is True,
             costs=flop_costs(units, rows.seq_len) if options.cost == "flops" else None,
         )

@@ -73,9 +73,15 @@ class Protocol:
 
         def choose() -> Selection:
             guards = self.solved(ratio, 1.0).guards
-            inputs = (self.model, self.curvature, self._budget(ratio), self.held_out, guards)
-            options = ChoiceOptions(progress=self.progress)
-            return choose_interaction_strength(*inputs, candidates=LAMBDAS, options=options).best
+            return choose_interaction_strength(
+                self.model,
+                self.curvature,
+                self._budget(ratio),
+                self.held_out,
+                guards,
+                candidates=LAMBDAS,
+                options=ChoiceOptions(progress=self.progress),
+            ).best
 
         return self._kept(choose, plan="CoCurve", of=[ratio])
 
@@ -83,16 +89,22 @@ class Protocol:
         """Return CoCurve's plan with gains where they help on the held-out rows, else without."""
 
         def choose() -> Selection:
-            inputs = (self.model, self.curvature, self.chosen(ratio), self.held_out)
-            return choose_gains(*inputs, options=ChoiceOptions(progress=self.progress)).best
+            return choose_gains(
+                self.model,
+                self.curvature,
+                self.chosen(ratio),
+                self.held_out,
+                options=ChoiceOptions(progress=self.progress),
+            ).best
 
         return self._kept(choose, plan="CoCurve+", of=[ratio])
 
     def of(self, method: Method) -> Callable[[float], Selection]:
         """Return what makes another method's plan of a ratio; its evidence is measured once."""
         units = self.curvature.units
-        inputs = (self.model, units, self.rows)
-        evidence = cache(lambda: method.measure(*inputs, progress=self.progress))
+        evidence = cache(
+            lambda: method.measure(self.model, units, self.rows, progress=self.progress)
+        )
 
         def plan(ratio: float) -> Selection:
             def select(guards: Guards) -> Selection:
@@ -114,9 +126,14 @@ class Protocol:
         """Return the plan of the loosest guards that tie with the best on the held-out rows."""
         if self.guards != "search":
             return make(self.paper.guards_at(ratio) if self.guards == "paper" else FREE)
-        inputs = (self.model, self.curvature, ratio, self.held_out)
-        options = ChoiceOptions(judge="nll", progress=self.progress)
-        return choose_guards(*inputs, make=make, options=options).best
+        return choose_guards(
+            self.model,
+            self.curvature,
+            ratio,
+            self.held_out,
+            make=make,
+            options=ChoiceOptions(judge="nll", progress=self.progress),
+        ).best
 
     def _kept(self, make: Callable[[], Selection], **settings: Any) -> Selection:
         """Make a plan, or read it from the folder."""

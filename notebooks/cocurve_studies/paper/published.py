@@ -26,8 +26,12 @@ _METRICS["exact_match"] = "accuracy"
 _GUARDS = ("layer_cap", "protect_first", "protect_last")
 _KEYS = {"model": "", "method": "", "ratio": 0.0, "interaction_strength": None, "variant": ""}
 _SIZES = (
-    *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads"),
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
 )
 
 

@@ -78,8 +78,9 @@ def activation_correlations(
             found[WRITES].add(torch.stack(writes))
         seen.clear()
 
-    inputs = (model, calibration, observe)
-    watch_inputs(*inputs, only=set(blocks), progress=progress, title="Activations")
+    watch_inputs(
+        model, calibration, observe, only=set(blocks), progress=progress, title="Activations"
+    )
     return {name: covariance.correlation() for name, covariance in found.items()}
 
 

@@ -114,7 +114,7 @@ def edge_study(
     if found := chosen.pop("correlations"):  # kept tables without any keep their names
         chosen["correlations"] = {name: fingerprint(rho) for name, rho in found.items()}
     settings = marks(model, curvature, held_out, **chosen)
-    study = Study(model, held_out, [curvature], draws, cache, progress)
+    study = Study(model, held_out, curvature, draws, cache, progress)
     return study.table("edges", settings, compute)
 
 
@@ -157,9 +157,18 @@ def _is_method(row: Row) -> bool:
 def _identity(row: Row) -> Row:
     """Return the columns that name a row; those that are measured are None."""
     names = (
-        *("realized_ratio", "units", "common", "predicted_risk", "measured", "measured_error"),
-        *("difference", "difference_error", "perplexity", "perplexity_difference"),
-        *("perplexity_difference_error", "dense_perplexity"),
+        "realized_ratio",
+        "units",
+        "common",
+        "predicted_risk",
+        "measured",
+        "measured_error",
+        "difference",
+        "difference_error",
+        "perplexity",
+        "perplexity_difference",
+        "perplexity_difference_error",
+        "dense_perplexity",
     )
     named = {"axis": row["axis"], "variant": row["name"], "requested_ratio": row["requested_ratio"]}
     return named | {"note": row["note"]} | dict.fromkeys(names)
@@ -183,7 +192,7 @@ def _numbers(
     perplexity = table.perplexity
     nll_error = standard_error((table.nll[mine] - table.nll[other])[None])[0]
     perplexity_error = known(perplexity[mine] * nll_error)
-    pair = (_name(row), (row["requested_ratio"], *METHOD))
+    name, whole = _name(row), (row["requested_ratio"], *METHOD)
     return {
         "realized_ratio": plan.realized_ratio,
         "units": len(plan),
@@ -192,10 +201,10 @@ def _numbers(
         "measured": table.mean[mine],
         "measured_error": known(table.standard_error[mine]),
         "difference": difference,
-        **drawn.columns("difference", known(error), *pair),
+        **drawn.columns("difference", known(error), name, whole),
         "perplexity": perplexity[mine],
         "perplexity_difference": perplexity[mine] - perplexity[other],
-        **drawn.columns("perplexity_difference", perplexity_error, *pair, "perplexity"),
+        **drawn.columns("perplexity_difference", perplexity_error, name, whole, "perplexity"),
         "dense_perplexity": np.exp(table.dense_nll.mean()),
     }
 

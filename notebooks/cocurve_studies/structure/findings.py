@@ -167,7 +167,8 @@ DAMAGE = (
     _damage(_MMLU, "accuracy", nothing=None, outcome="accuracy", family="all", by="greedy"),
     _damage(_CODE, "accuracy", nothing=None, outcome="accuracy", family="code", by="greedy"),
     _damage(
-        *(_OTHER, "accuracy"),
+        _OTHER,
+        "accuracy",
         nothing=None,
         lab=True,
         outcome="accuracy",
@@ -214,7 +215,9 @@ WORSE = (
     ("without cross edges it is worse: 15.01 to 12.91", _ABLATIONS, "within module"),
     (
         "and worse than without any edge: 15.01 to 13.08",
-        *(_ABLATIONS, "within module", "diagonal"),
+        _ABLATIONS,
+        "within module",
+        "diagonal",
     ),
     ("head-only pruning is worse: 1526 to 8.10", _KINDS, "head-only"),
     ("FFN-only pruning is worse: 9.10 to 8.10", _KINDS, "FFN-only"),

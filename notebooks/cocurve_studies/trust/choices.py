@@ -138,7 +138,7 @@ def strength_study(
             rows += [row | benefit for row in _rows(name, choice, gate, raced, reported)]
         return rows
 
-    study = Study(model, texts.report, [curvature], draws, cache, options.progress)
+    study = Study(model, texts.report, curvature, draws, cache, options.progress)
     return study.table("strength", settings, compute)
 
 
@@ -305,7 +305,7 @@ def guards_study(
             rows += _rows(name, choice, {"judge": name[1]}, Redrawn(), reported)
         return rows
 
-    study = Study(model, texts.report, [curvature], draws, cache, options.progress)
+    study = Study(model, texts.report, curvature, draws, cache, options.progress)
     return study.table("guards", settings, compute)
 
 

@@ -77,7 +77,10 @@ def diagonal_study(
                     plans[ratio, NONE, strength] = free
                 try:
                     choice = choose_guards(
-                        *(model, curvature, ratio, texts.choose),
+                        model,
+                        curvature,
+                        ratio,
+                        texts.choose,
                         interaction_strength=strength,
                         options=chosen_by,
                     )
@@ -99,7 +102,7 @@ def diagonal_study(
                     rows.append(head | _difference(table, drawn, zero, one, places))
         return rows
 
-    study = Study(model, texts.report, [curvature], draws, cache, options.progress)
+    study = Study(model, texts.report, curvature, draws, cache, options.progress)
     return study.table("diagonal", settings, compute)
 
 

@@ -101,7 +101,7 @@ def experts_study(
             )
         return rows
 
-    return Study(model, report, [curvature], cache=cache).table("experts", settings, compute)
+    return Study(model, report, curvature, cache=cache).table("experts", settings, compute)
 
 
 def pairs_of_experts(

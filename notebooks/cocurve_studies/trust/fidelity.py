@@ -28,7 +28,6 @@ from cocurve_lab.measuring.agreement import (
     PREDICTIONS,
     RANDOM,
     predictions,
-    price_error,
     same_budget_pool,
 )
 from cocurve_lab.solver.selection import Selection
@@ -61,7 +60,6 @@ COLUMNS: Columns = {
     "requested_ratio": "removed",
     "units": "",
     "predicted": "",
-    "additive_kl": "additive KL",
     "measured": "",
     "measured_over_predicted": "measured / predicted",
 }
@@ -156,15 +154,11 @@ def fidelity_study(
 
     Returns:
         One row per plan: group (ACROSS, POOL), method, interaction_strength, requested_ratio,
-        realized_ratio, units, the scores of `predictions` (predicted, diagonal, single_units,
-        pair_kl, additive_kl), the first and the last with their sampling errors (plan fixed, so
-        without the optimism of a plan chosen on the same H), measured and measured_over_predicted,
-        and kl_<n> of each sequence.
+        realized_ratio, units, the scores of `predictions` (predicted, diagonal, single_units), the
+        first with its sampling error (plan fixed, so without the optimism of a plan chosen on the
+        same H), measured and measured_over_predicted, and kl_<n> of each sequence.
     """
-    asked = asdict(options)
-    if curvature.shifts is not None:  # tables of earlier versions have no prices by the shifts
-        asked["scores"] = list(PREDICTIONS)
-    settings = marks(model, curvature, held_out, **asked)
+    settings = marks(model, curvature, held_out, **asdict(options))
 
     def compute(study: Study) -> Table:
         plans = _plans(curvature, options)
@@ -174,10 +168,8 @@ def fidelity_study(
             for (row, plan), kl, error in zip(plans, table.kl, table.standard_error, strict=True)
         ]
 
-    study = Study(model, held_out, [curvature], cache=cache, progress=progress)
-    table = study.table("fidelity", settings, compute)
-    columns = dict.fromkeys((*PREDICTIONS, "additive_kl_error"))
-    return [row | {name: None for name in columns if name not in row} for row in table]
+    study = Study(model, held_out, curvature, cache=cache, progress=progress)
+    return study.table("fidelity", settings, compute)
 
 
 def _plans(curvature: Curvature, options: FidelityOptions) -> list[tuple[Row, Selection]]:
@@ -215,7 +207,6 @@ def plan_columns(curvature: Curvature, plan: Selection, kl: np.ndarray, error: f
         "units": len(plan),
         **predictions(curvature, plan.pruned),
         "predicted_error": sampling,
-        "additive_kl_error": known(price_error(curvature, plan.pruned)),
         "measured": kl.mean(),
         "measured_error": known(error),
         "measured_over_predicted": kl.mean() / predicted if predicted > 0 else None,
@@ -248,8 +239,10 @@ def fidelity_summary(table: Table, draws: int = 2000, seed: int = 0) -> Table:
             other = column(table, name)[members].astype(float)
             good = np.isfinite(other)
             values = correlations(rankdata(other[good]), rankdata(y[:, good], axis=1))
-            counts = int(good.sum()), int((~good).sum())
-            rows.append(statistic_row(group, f"spearman, {name}", values, *counts))
+            row = statistic_row(
+                group, f"spearman, {name}", values, int(good.sum()), int((~good).sum())
+            )
+            rows.append(row)
         if group.startswith(ACROSS):
             clear = np.abs(y[0] - x) > 2 * np.nan_to_num(error[members].astype(float))
             size = column(table, "units")[members].astype(float)

@@ -108,7 +108,7 @@ def refinement_study(
         return rows
 
     settings = marks(model, curvature, held_out, dtype=False, **_plans(ratios, strengths))
-    study = Study(model, held_out, [curvature], draws, cache, progress)
+    study = Study(model, held_out, curvature, draws, cache, progress)
     return study.table("refinement", settings, compute)
 
 

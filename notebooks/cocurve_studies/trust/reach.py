@@ -138,7 +138,7 @@ def edge_reach(
             rows.setdefault(scale, []).append(row)
         return list(chain(*rows.values()))
 
-    study = Study(model, held_out, [curvature], cache=cache, progress=progress)
+    study = Study(model, held_out, curvature, cache=cache, progress=progress)
     return study.table("edge_reach", settings, compute)
 
 
@@ -177,7 +177,9 @@ def _of_wholes(
     study: Study, curvature: Curvature, kind: Literal["blocks", "layers"], pool: int
 ) -> Iterator[Measured]:
     found = measure_interactions(
-        *(study.model, kind, study.text),
+        study.model,
+        kind,
+        study.text,
         units=curvature.units,
         pool=pool,
         checkpoint=plans_file(study.cache, study.model, study.text),

@@ -149,7 +149,7 @@ def _of_model(
         row = {"requested_ratio": options.ratio} | _statistics(curvature) | _measured(table, drawn)
         return [row | _gated(curvature, row)]
 
-    study = Study(model, held_out, (), draws, cache, progress)
+    study = Study(model, held_out, None, draws, cache, progress)
     return study.table("redundancy", settings, compute)
 
 

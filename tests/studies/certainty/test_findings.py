@@ -15,7 +15,6 @@ from cocurve_lab.solver.gate import Gate
 from cocurve_studies.certainty.findings import (
     convergence_finding,
     coverage_findings,
-    preview_findings,
     redundancy_finding,
     sensitivity_findings,
     stability_finding,
@@ -180,23 +179,3 @@ def test_another_lambda_and_a_matrix_that_moves() -> None:
     assert top_r.agrees is None  # a single seed there, so no spread
     assert matrix.agrees is False
     assert matrix.ours == "H moves by 90.0% in Frobenius norm"
-
-
-def preview_row(ratio: float, strength: float, difference: float | None) -> dict[str, Any]:
-    row = {"requested_ratio": ratio, "interaction_strength": strength, "difference": difference}
-    return row | {"difference_error": None if difference is None else 0.01}
-
-
-def test_preview_at_the_largest_ratio_of_each_lambda() -> None:
-    table = [
-        preview_row(0.2, 0.0, 5.0),
-        preview_row(0.4, 0.0, 0.001),
-        preview_row(0.2, 1.0, -0.3),
-        preview_row(0.4, 1.0, 0.28),
-        preview_row(0.2, 0.5, -0.3),
-        preview_row(0.4, 0.5, None),  # greedy stalled
-    ]
-    findings = preview_findings(table)
-    assert [finding.agrees for finding in findings] == [None, True, False]
-    assert findings[1].ours.startswith("40%, lambda 1: KL of the preview's plan +0.280 ± 0.010")
-    assert findings[2].ours.startswith("20%, lambda 0.5")

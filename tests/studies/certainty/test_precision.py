@@ -1,4 +1,4 @@
-"""Intervals of every unit, a build that ends by itself, and a preview that is kept."""
+"""Intervals of every unit, and a build that ends by itself."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.base.tables import column
 from cocurve_lab.estimator.build import Build
-from cocurve_lab.extensions.analysis.preview import ProbeOptions
-from cocurve_studies.certainty import precision
 from cocurve_studies.certainty.precision import (
     interval_table,
-    load_or_preview,
     plot_intervals,
     plot_stopping,
     stopping_study,
@@ -104,19 +101,3 @@ def test_a_build_stopped_by_hand_is_not_kept(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt, match="Run the study again"):
         stopping_study(MODEL, UNITS, recipe(tmp_path), stop(), watch=interrupt)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_preview_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few, options = TEXT.rows(0, 3), ProbeOptions(seed=1)
-    first = load_or_preview(tmp_path, MODEL, UNITS, few, 20, options)
-    assert first.is_preview
-    expected = cl.estimate_curvature(
-        MODEL, UNITS, few, 20, progress=False, method="probe", options=options
-    )
-    assert first.matrix == pytest.approx(expected.matrix)
-    other = load_or_preview(tmp_path, MODEL, UNITS, few, 20, ProbeOptions(seed=2))
-    assert not np.allclose(other.matrix, first.matrix)
-    monkeypatch.setattr(precision, "estimate_curvature", None)
-    again = load_or_preview(tmp_path, MODEL, UNITS, few, 20, options)
-    assert again.fingerprint == first.fingerprint
-    assert len(list(tmp_path.glob("preview_*.pkl"))) == 2

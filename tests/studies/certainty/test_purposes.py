@@ -7,7 +7,7 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import pick
-from cocurve_studies import kept_curvature
+from cocurve_lab.extensions.pretrained.kept import kept_curvature
 from cocurve_studies.certainty import purposes
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
@@ -42,11 +42,23 @@ def test_a_judge_may_not_have_been_calibrated_on() -> None:
         purposes.purpose_table(MODEL, UNITS, {"a": (rows, rows)}, 0.3, progress=False)
 
 
-def test_rows_are_cut_apart() -> None:
-    words = [" ".join(f"w{n % 90}" for n in range(at, at + 30)) for at in range(60)]
-    cut = purposes.cut_texts({"words": words}, word_tokenizer(), 3, 2, 12)["words"]
-    assert [len(part) for part in cut] == [3, 2]
-    cut[1].require_disjoint(cut[0])
+def test_no_document_is_calibrated_on_and_judged() -> None:
+    documents = [" ".join([f"w{word}"] * 30) for word in range(40)]  # each of a word of its own
+    cut = purposes.purpose_texts("any", {"words": documents}, word_tokenizer(), 3, 2, 12)
+    rows, judge = cut["words"]
+    assert (len(rows), len(judge)) == (3, 2)
+    ends = word_tokenizer().eos_token_id
+    shared = set(rows.input_ids.flatten().tolist()) & set(judge.input_ids.flatten().tolist())
+    assert shared <= {ends}
+
+
+def test_the_texts_of_the_demo_model_can_be_judged_on_as_the_notebook_cuts_them() -> None:
+    _, tokenizer = cl.load_model("demo")
+    texts = purposes.purpose_texts("demo", {"mixed": []}, tokenizer, 16, 16, 64)
+    assert list(texts) == ["mixed", "stories", "arithmetic"]
+    for rows, judge in texts.values():
+        assert rows.input_ids.shape == judge.input_ids.shape == (16, 64)
+        judge.require_disjoint(rows)
 
 
 def test_what_ships_with_a_model_makes_the_same_table() -> None:

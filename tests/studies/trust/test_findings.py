@@ -243,19 +243,6 @@ def test_gains_on_the_reported_rows_count() -> None:
     assert [f.agrees for f in findings.gains_findings(rows)] == [True, False, None]
 
 
-def test_derivatives_and_steps() -> None:
-    row = {"requested_ratio": 0.4, "interaction_strength": 1.0, "difference_error": 0.01}
-    rows = [row | {"difference": value} for value in (0.1, -0.1, 0.01, None)]
-    assert [f.agrees for f in findings.infinitesimal_findings(rows)] == [True, False, None, None]
-    rows = [
-        row | {"plan": plan, "surrogate": "pair KL", "difference": -0.1, "difference_error": 0.01}
-        for plan in ("one shot", "iterative")
-    ]
-    (found,) = findings.iterative_findings(rows)
-    assert found.agrees is True
-    assert found.claim.startswith("pair KL measured anew")
-
-
 def test_three_models_are_the_fewest_for_a_trend() -> None:
     def models(count: int, sign: float) -> list[dict[str, Any]]:
         return [

@@ -33,11 +33,11 @@ test("a list of numbers is taken whole or not at all", () => {
 
 test("a point has its two risks and says them; what a log axis cannot show is none", () => {
   const row = { kind: "plan", name: "P", method: "random", realized_ratio: 0.2, units: 3, text: "T",
-    predicted_risk: 0.5, pair_kl_risk: null, measured_risk: 1, measured_risk_error: 0.25 };
-  const point = pointOf(row, "predicted_risk");
+    predicted_risk: 0.5, measured_risk: 1, measured_risk_error: 0.25 };
+  const point = pointOf(row);
   assert.deepEqual([point.x, point.y, point.error], [0.5, 1, 0.25]);
   assert.deepEqual(point.lines, ["P (random)", "removes 20.00 % of removable cost, 3 units", "predicted 0.5",
     "measured 1.00 ± 0.25 (2 x)", "on T"]);
-  assert.equal(pointOf(row, "pair_kl_risk"), null);
-  assert.equal(pointOf({ ...row, measured_risk: 0 }, "predicted_risk"), null);
+  assert.equal(pointOf({ ...row, predicted_risk: null }), null);
+  assert.equal(pointOf({ ...row, measured_risk: 0 }), null);
 });

@@ -2,7 +2,7 @@
 
 import { logPlane, nearest, sheet, svg, text } from "./svg.js";
 import { COLORS, Cleaner, GONE, assign, button, checks, counted, fateText, fillBrushed, fit, frame, h,
-  labeled, menu, named, numberInput, oddMatrix, palette, percent, picture, receiveFiles, redrawing,
+  labeled, menu, named, numberInput, palette, percent, picture, receiveFiles, redrawing,
   refill, show, stretch, table, tied, typed, unitCount } from "./kit.js";
 import { comparedPlans, flowChart, graphKey, joined, lineEnds, markPaths, placeGraph, readEdges, shareBelow,
   shownText, strokeEdges, unitsInside, visibleEdges } from "./bridge_parts.js";
@@ -265,13 +265,12 @@ export function renderBridge({ model, el }) {
       `${show(correlation)} (the paper reports 0.63 for its 8B). `;
     listNote.textContent = `${note} ${together}Plans at ratio ${show(plans.ratio)}` +
       `${plans.problem ? `; ${plans.problem}` : "."} ${plans.note ?? ""}`;
-    const doubt = /preview/.test(oddMatrix(model)) ? ", not to be trusted" : "";
     const wide = graphSide.clientWidth > 720; // else the card has the numbers, the list the plans
     const number = (name) => [name, (u) => show(nodes[name][u])];
     const plan = (head, name) => [head, (u) => fate(u, name, plans)];
     const columns = [["unit", unitButton],
       ...(wide ? [number("saliency"), number("connectivity")] : []), number("residual"),
-      plan("diagonal plan (λ\u00a00)", "diagonal"), plan(`edge-aware plan (λ\u00a01${doubt})`, "edge_aware"),
+      plan("diagonal plan (λ\u00a00)", "diagonal"), plan("edge-aware plan (λ\u00a01)", "edge_aware"),
       ...(plans.present ? [plan("present plan", "present")] : [])];
     const made = table(columns.map(([head]) => head),
       indices.map((u) => columns.map(([, cell]) => cell(u))),

@@ -16,13 +16,13 @@ const klAxis = (values, start, end) => logAxis(values.filter((value) => value > 
  * KL over the plans of one ratio, on a logarithmic axis.
  *
  * steps: measured plans [{from, to, strength, risk, error, predicted, here, name}], from and to in
- * [0, 1] along the slider; predicted: [{from, to, value}]; here: place of lambda; doubt: place above
- * which a preview is not to be trusted, or null; gate: place of its mark, or null; left, right:
- * pixels beside the slider's track. go(strength) chooses a step, slide(place) any other place. A step
- * that is `covered` shows a question mark; guesses: [{step, value}] have handles, which guess(k, value)
- * moves if `open`; range: values that the axis has at least.
+ * [0, 1] along the slider; predicted: [{from, to, value}]; here: place of lambda; gate: place of its
+ * mark, or null; left, right: pixels beside the slider's track. go(strength) chooses a step,
+ * slide(place) any other place. A step that is `covered` shows a question mark; guesses:
+ * [{step, value}] have handles, which guess(k, value) moves if `open`; range: values that the axis has
+ * at least.
  */
-export function lambdaChart({ steps, predicted, here, doubt, gate, gateText, colors, width, height,
+export function lambdaChart({ steps, predicted, here, gate, gateText, colors, width, height,
   left, right, label, empty, go, slide, guesses, guess, open, range }) {
   const [top, base] = [16, height - 20];
   const x = (at) => left + at * (width - left - right);
@@ -92,10 +92,6 @@ export function lambdaChart({ steps, predicted, here, doubt, gate, gateText, col
       slide(Math.min(1, Math.max(0, at)));
     } },
   ...levels(values, y, left, width - right, colors),
-  doubt !== null && svg("g", { class: "cc-doubt" },
-    svg("pattern", { id: "cc-doubt", width: 6, height: 6, patternUnits: "userSpaceOnUse" },
-      svg("path", { d: "M0 6L6 0", stroke: colors.muted })),
-    svg("rect", { x: x(doubt), y: top, width: x(1) - x(doubt), height: base - top, fill: "url(#cc-doubt)" })),
   svg("path", { class: "cc-line", d: `M${x(here)} ${top}V${base}`, stroke: colors.accent }),
   svg("path", { class: "cc-predicted", d: line, fill: "none", stroke: colors.text, "stroke-width": 1.5,
     "stroke-dasharray": "5 3" }),

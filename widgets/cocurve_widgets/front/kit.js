@@ -241,20 +241,20 @@ export function picture(label) {
   return h("canvas", { class: "cc-picture", role: "img", "aria-label": label, tabindex: "0" });
 }
 
-/** What the matrix is, where it is not the H of ablations: "preview of H", "pair KL"; else "". */
-export function oddMatrix(model) {
+/** What the matrix is, where it is not H: "measured KL"; else "". */
+function oddMatrix(model) {
   const name = model.get("matrix_name") ?? "H";
   return name === "H" ? "" : name;
 }
 
-/** A label, with a remark on a matrix that is not the H of ablations. */
+/** A label, with a remark on a matrix that is not H. */
 export function named(model, label) {
-  return oddMatrix(model) ? `${label}. From a ${oddMatrix(model)}` : label;
+  return oddMatrix(model) ? `${label}. From the ${oddMatrix(model)}` : label;
 }
 
 /** The stem of an instrument's file names. */
 export function stemOf(model, name) {
-  const odd = oddMatrix(model).replace(" of H", "").replaceAll(" ", "_");
+  const odd = oddMatrix(model).replaceAll(" ", "_");
   return odd ? `${name}_${odd}` : name;
 }
 
@@ -346,7 +346,6 @@ function tableElement({ columns, rows }) {
 
 /**
  * The frame of an instrument: controls above, pictures, then table twin, files, error and status.
- * The note on anything but the H of ablations (`preview`) is shown under the title and in the picture.
  *
  * options: title; name (stem of files); table(most) -> {columns, rows}, at most `mostRows` of them on
  * the page; tables: its kinds by value of the trait `table_of`; canvases() -> list to save as
@@ -355,8 +354,7 @@ function tableElement({ columns, rows }) {
  * optional); words: those of the glossary that stand beside the title.
  */
 export function frame(model, el, cleaner, options) {
-  const preview = model.get("preview") || "";
-  const odd = oddMatrix(model).replace(" of H", "");
+  const odd = oddMatrix(model);
   const [title, stem] = [options.title + (odd && ` (${odd})`), stemOf(model, options.name)];
   const controls = h("div", { class: "cc-controls" });
   const body = h("div", { class: "cc-body" });
@@ -371,15 +369,13 @@ export function frame(model, el, cleaner, options) {
     button("CSV", "save the data of the picture", () => {
       offer(`${stem}.csv`, toCsv(options.table(Infinity)), "text/csv");
     }),
-    button("PNG", "save the picture", () => savePicture(options, stem, root, [title, ...[
-      ...(options.caption?.() ?? []), preview].filter(Boolean)])),
+    button("PNG", "save the picture", () => savePicture(options, stem, root,
+      [title, ...(options.caption?.() ?? []).filter(Boolean)])),
     options.json && button("JSON", options.jsonHint ?? "save the plan", options.json),
     options.gexf && button("GEXF", "save the graph, for Gephi and similar programs", options.gexf));
   const words = (options.words ?? Object.keys(TERMS)).map((word) => term(word));
   const root = h("div", { class: "cocurve", role: "region", "aria-label": title },
     h("h3", {}, title),
-    preview ? h("p", { class: "cc-preview", role: "note",
-      style: `border-left-color:${COLORS.bridge}` }, preview) : null,
     controls, body, error, status, h("p", { class: "cc-words" }, ...words), files);
   root.refreshTable = () => {
     if (kinds) kinds.value = model.get("table_of");

@@ -8,7 +8,7 @@ import { COLORS, Cleaner, GONE, SILENCE, assign, button, frame, h, named, offer,
 import { edgePanel } from "./edge.js";
 import { chartPanel } from "./lambda_chart.js";
 import { CONTROLS, guardWords, labelOf, lambdaControls } from "./lambda_controls.js";
-import { keptRatios, knownOf, measurementOf, share, untrusted } from "./measured.js";
+import { keptRatios, knownOf, measurementOf, share } from "./measured.js";
 import { numbersPanel, shownOf } from "./numbers.js";
 import { pathSearch } from "./path_search.js";
 import { KINDS, inTheWay, nameOf, runner, unpack, viewOf } from "./solver.js";
@@ -59,8 +59,6 @@ export function renderLambda({ model, el }) {
 
   // Controls and places ------------------------------------------------------------------------
 
-  const doubt = h("p", { class: "cc-legend", hidden: true },
-    h("span", {}, h("i", { class: "cc-swatch cc-hatch" }), h("span", {})));
   const bar = lambdaControls(model, cleaner, problem, { go, slide, ratios: () => keptRatios(model.get("_marks")),
     hold: (on) => {
       held = on;
@@ -103,7 +101,7 @@ export function renderLambda({ model, el }) {
       h("div", {}, title("By hand"), hand.modes, hand.prompt),
       ui.root.querySelector(".cc-files")));
   const mapColumn = h("div", {}, bar.share, title("Units by layer"), map, legend, edge.panel, card);
-  const chartColumn = h("div", {}, bar.strength, charts.title, charts.chart, doubt, charts.finding, charts.others,
+  const chartColumn = h("div", {}, bar.strength, charts.title, charts.chart, charts.finding, charts.others,
     numbers.rows, facts);
   ui.body.classList.add("cc-screen");
   ui.body.append(chartColumn, mapColumn, more);
@@ -122,17 +120,13 @@ export function renderLambda({ model, el }) {
 
   const controls = () => Object.fromEntries(CONTROLS.map((name) => [name, model.get(name)]));
   function showControls() {
-    const [now, marks] = [controls(), model.get("_marks")];
+    const now = controls();
     chooseAxis();
     choice.hidden = alone() || !model.get("_damage").text;
-    const far = untrusted(marks, now.interaction_strength);
-    doubt.hidden = !untrusted(marks, Infinity);
-    doubt.title = marks.gate?.reason ?? "";
-    doubt.firstChild.lastChild.textContent =
-      `preview: not to be trusted above ${marks.trusted}; no gate mark, since the gate needs the real H`;
     guardsNow.textContent = `: ${guardWords(now)}`;
     bar.show(now, { place: axis.place(now.interaction_strength),
-      words: `${flip.stale || model.get("guess") === "1" ? "" : `, plan ${planAt(flip.breaks, now.interaction_strength) + 1} of ${flip.breaks.length + 1}`}${far ? ", not to be trusted on a preview" : ""}`,
+      words: flip.stale || model.get("guess") === "1" ? ""
+        : `, plan ${planAt(flip.breaks, now.interaction_strength) + 1} of ${flip.breaks.length + 1}`,
       most: view?.reachable ?? 1 });
   }
 
@@ -195,9 +189,7 @@ export function renderLambda({ model, el }) {
 
   let lost = false; // the kernel was there and is no more
   let silence = 0; // timer
-  const surrogate = () => model.get("surrogate") || problem.surrogates[0];
-  const onMatrix = () => surrogate() === problem.surrogates[0];
-  const solvable = () => problem.matrix && onMatrix();
+  const solvable = () => Boolean(problem.matrix);
   const alone = () => model.get("kernel") === false || lost;
   /** Say so, and go on alone, if the kernel gives no answer to the present controls. */
   function listen() {
@@ -224,7 +216,7 @@ export function renderLambda({ model, el }) {
     const sent = model.get("_view");
     return sent?.order && JSON.stringify(sent.key) === settings() ? sent : null;
   }
-  /** Whether the kernel knows the present controls: it solves when asked, which may take seconds. */
+  /** Whether the kernel knows the present controls: it solves when somebody asks for the plan. */
   const asked = () => JSON.stringify(model.get("_asked")) === settings();
   const settings = () => JSON.stringify(Object.values(controls()));
   function fromKernel() {
@@ -253,9 +245,7 @@ export function renderLambda({ model, el }) {
     const found = view.feasible && measurementOf(model.get("_marks"), view.order);
     const risk = view.feasible ? `Predicted risk ${show(view.node + view.edge)} nats per token, ` +
       (found ? `measured KL ${show(found.risk)} on ${found.text}` : "KL not measured") : "No plan";
-    model.set("status", `${risk}; solved in ${milliseconds < 1 ? "less than 1" : milliseconds.toFixed(1)} ms by this page.` +
-      (untrusted(model.get("_marks"), model.get("interaction_strength"))
-        ? ` Not to be trusted: lambda is above ${model.get("_marks").trusted} on a preview.` : ""));
+    model.set("status", `${risk}; solved in ${milliseconds < 1 ? "less than 1" : milliseconds.toFixed(1)} ms by this page.`);
     const runOf = ({ order, spent }) => ({ order, share: spent.map((cost) => cost / problem.total) });
     if (alone()) model.set("plans", { ratio: model.get("ratio"), diagonal: view.a?.order ?? null, edge_aware: view.full,
       present: view.feasible ? view.order : null, ordered: true, problem: model.get("error"),
@@ -286,7 +276,7 @@ export function renderLambda({ model, el }) {
     const live = model.get("_damage");
     const [guess, guesses, mode, pair] = ["guess", "guesses", "mode", "pair"].map((name) => model.get(name));
     return { a: planA(), b: planB(), now: controls(), marks: model.get("_marks"), known: known(), live, flip, axis,
-      first: view.a, solvable: solvable(), surrogate: surrogate(), by: problem.surrogates[0], guess, guesses, mode,
+      first: view.a, solvable: solvable(), by: model.get("matrix_name") ?? "H", guess, guesses, mode,
       pair, colors: palette(ui.root), layers: problem.layers,
       measuring: Boolean(model.get("live")) && live.text && !alone() };
   }
@@ -342,8 +332,7 @@ export function renderLambda({ model, el }) {
     }
     const strength = model.get("interaction_strength");
     const turns = !flip.stale && flipsOf(flip.breaks, flip.changes, strength, u);
-    const complete = drawCard(card, { problem, order: view.order, strength, u, gone, turns,
-      solvedOn: onMatrix() ? null : surrogate() });
+    const complete = drawCard(card, { problem, order: view.order, strength, u, gone, turns });
     if (!complete) model.send({ row: u });
     const [x, y, w, t] = grid.box(u);
     const home = map.getBoundingClientRect();
@@ -359,9 +348,7 @@ export function renderLambda({ model, el }) {
   function captionOf() {
     const now = controls();
     const what = model.get("model_name") || "a model";
-    const risk = view?.feasible ? `${onMatrix() ? "predicted risk" : "additive KL"} ` +
-      `${show(view.node + view.edge)} nats per token`
-      : "no plan";
+    const risk = view?.feasible ? `predicted risk ${show(view.node + view.edge)} nats per token` : "no plan";
     return `${what}, ${unitCount(problem.size)}: ratio ${percent(now.ratio)}, lambda ` +
       `${show(now.interaction_strength)}, ${guardWords(now)}; ${risk}.`;
   }

@@ -13,7 +13,7 @@ const LEFT = 60; // px beside the axis, as the slider's in instrument.css
 /**
  * The parts of the chart, and draw(scene, width). Of the scene: a, b (plans or null), colors, marks, known
  * (what is measured), now (the controls), flip (the path), axis, first (the plan at lambda 0),
- * solvable (whether this page can solve), surrogate (its name), guess and guesses (the traits; a
+ * solvable (whether this page can solve), by (what predicts), guess and guesses (the traits; a
  * notebook has none). does: put(values), slide(place).
  */
 export function chartPanel(problem, run, { put, slide }) {
@@ -64,7 +64,7 @@ export function chartPanel(problem, run, { put, slide }) {
   }
 
   function draw(facts, wide) {
-    const { a, b, colors, marks, known, now, flip, axis, surrogate, guess = "", guesses } = facts;
+    const { a, b, colors, marks, known, now, flip, axis, by, guess = "", guesses } = facts;
     const text = mainText(known);
     const cells = cellsAt(facts, text);
     cover.visit(guess, b?.order);
@@ -80,7 +80,7 @@ export function chartPanel(problem, run, { put, slide }) {
     const list = ratiosOf(facts, text);
     const [width, gate] = [Math.max(240, wide), marks.gate?.strength];
     const scene = { steps, colors, width, height: width > 560 ? 200 : 170, left: LEFT, right: 8,
-      here: axis.place(now.interaction_strength), doubt: typeof marks.trusted === "number" ? axis.place(marks.trusted) : null,
+      here: axis.place(now.interaction_strength),
       guesses: mine, open: covered, range: covered ? cover.range(level) : [],
       gate: typeof gate === "number" && !covered ? axis.place(gate) : null, gateText: `redundancy gate: ${marks.gate?.reason ?? ""}`,
       predicted: cells.filter((cell) => cell.order && cell.predicted !== null && !(covered && cover.hides(cell)))
@@ -93,14 +93,14 @@ export function chartPanel(problem, run, { put, slide }) {
     place(chart, lambdaChart({ ...scene, slide, go: (strength) => put({ interaction_strength: strength }),
       guess: (k, value) => put({ guesses: [now.ratio, ...mine.map((one, n) => (n === k ? bounded(value, level) : one.value))] }) }));
     title.replaceChildren("KL by λ (nats)", h("span", {}, h("i", { class: "cc-swatch cc-cell" }), "measured ± error"),
-      h("span", {}, h("i", { class: "cc-dash" }), `predicted by ${surrogate}`),
+      h("span", {}, h("i", { class: "cc-dash" }), `predicted by ${by}`),
       h("span", { class: "cc-muted" }, flip.stale ? "the plans are being computed" : covered ? ""
         : `plan ${planAt(flip.breaks, now.interaction_strength) + 1} of ${flip.breaks.length + 1}`));
     ask.hidden = guesses === undefined || !guessedSteps(steps).length;
     ask.dataset.mode = guess;
     ask.textContent = { "": "Guess first", 1: "Reveal", shown: "Done" }[guess];
     finding.textContent = covered ? "What will the other plans cost? Drag the handles, or focus them and use the arrow keys; then reveal."
-      : `${mine.length ? `${revealed(mine, surrogate)}. ` : ""}${verdict(steps, now.ratio, surrogate)}`;
+      : `${mine.length ? `${revealed(mine, by)}. ` : ""}${verdict(steps, now.ratio, by)}`;
     others.hidden = list.length < 2;
     others.style.visibility = covered ? "hidden" : "";
     if (list.length < 2) return;

@@ -5,7 +5,7 @@ import { MOST } from "./solver.js";
 
 export const STEPS = 1000; // of the lambda slider
 export const CONTROLS = ["interaction_strength", "ratio", "layer_cap", "layer_cap_factor",
-  "protect_first", "protect_last", "kinds", "surrogate"];
+  "protect_first", "protect_last", "kinds"];
 
 const range = (attributes) => h("input", { type: "range", min: 0, ...attributes });
 const number = (attributes) => h("input", { type: "number", ...attributes });
@@ -56,7 +56,6 @@ export function lambdaControls(model, cleaner, problem, does) {
   const layers = { min: 0, max: problem.numLayers, step: 1 };
   const kinds = menu([["attention,ffn", "joint"], ["attention", "attention only"], ["ffn", "FFN only"]],
     undefined, { "aria-label": "kinds of units" });
-  const surrogate = menu(problem.surrogates.map((name, k) => [name, k ? name : `${name} (curvature)`]));
 
   const reach = h("span", {});
   const slider = (name, words, box, input) => h("div", { class: `cc-slider ${name}` },
@@ -68,9 +67,7 @@ export function lambdaControls(model, cleaner, problem, does) {
       "the largest share of a layer's cost that may be removed"),
     labeled("protect first layers", tie("protect_first", number(layers))),
     labeled("protect last layers", tie("protect_last", number(layers))),
-    labeled("units", tie("kinds", kinds, { shown: String, meant: (text) => text.split(",") })),
-    problem.surrogates.length < 2 ? null : labeled("solved on", tie("surrogate", surrogate),
-      "the additive KL takes seconds: it is solved on half of the sketch and priced on the rest"));
+    labeled("units", tie("kinds", kinds, { shown: String, meant: (text) => text.split(",") })));
 
   function heed(event) {
     free = event.shiftKey;

@@ -30,11 +30,6 @@ export function apart(one, other) {
   return found;
 }
 
-/** Whether H is a preview whose edges are not to be trusted at a lambda. */
-export function untrusted(marks, strength) {
-  return typeof marks?.trusted === "number" && strength > marks.trusted;
-}
-
 /** Everything measured: what the session keeps, then what is being measured now, which wins. */
 export function knownOf(marks, live) {
   return { ...marks, measured: [...(marks.measured ?? []), ...(live.measured ?? [])] };

@@ -51,9 +51,9 @@ export function numbersOf(typed, low, below) {
   return found.length && found.every((x) => x >= low && x < below) ? found : null;
 }
 
-/** A row as a point for the prediction under `key`, with its words; null where an axis cannot show it. */
-export function pointOf(row, key) {
-  const [x, y, error] = [row[key], row.measured_risk, row.measured_risk_error];
+/** A row as a point, with its words; null where an axis cannot show it. */
+export function pointOf(row) {
+  const [x, y, error] = [row.predicted_risk, row.measured_risk, row.measured_risk_error];
   if (!(x > 0 && y > 0)) return null;
   const lines = [`${row.name}${row.kind === "plan" ? ` (${row.method})` : ""}`,
     `removes ${percent(row.realized_ratio, 2)} of removable cost, ${unitCount(row.units)}`,
@@ -69,15 +69,15 @@ const dashed = (d, dash, colors) => svg("path", { d, stroke: colors.muted, "stro
 
 /**
  * plans, singles: points with choose(); rings: points; waiting: the prediction of a plan that is not
- * measured, or null; name: of the axis of predictions. tell(point, x, y) is called with what is pointed
- * at, or null, and its place in the page.
+ * measured, or null. tell(point, x, y) is called with what is pointed at, or null, and its place in the
+ * page.
  */
-export function scatterChart({ plans, singles, rings, waiting, name, colors, width, height, label, tell }) {
+export function scatterChart({ plans, singles, rings, waiting, colors, width, height, label, tell }) {
   const values = [...plans, ...singles].flatMap(({ x, y }) => [x, y]).concat(waiting ?? []);
   const ends = values.length ? [Math.min(...values), Math.max(...values)] : [1e-4, 1];
   const [low, high] = ends;
   const { x: across, y: up, box: { top, base }, axes } = logPlane({ xs: ends, ys: ends, colors, width, height,
-    names: [name, "measured KL(dense ‖ pruned), nats per token"] });
+    names: ["predicted ½ sᵀHs, nats per token", "measured KL(dense ‖ pruned), nats per token"] });
   const at = ({ x, y }) => [across.at(x), up.at(y)];
   const line = (from, to, dash) => dashed(`M${at(from)}L${at(to)}`, dash, colors);
   const mark = (point) => {
@@ -130,7 +130,7 @@ export function scatterKey(colors) {
 // Controls ------------------------------------------------------------------------------------
 
 function buildControls(model, cleaner, view, say) {
-  const { methods, surrogates, rows } = model.get("offered");
+  const { methods, rows } = model.get("offered");
   const number = (name, attributes) => numberInput(model, cleaner, name, attributes);
   const list = (name, below) => tied(model, cleaner, name, h("input", { style: "width: 14em" }), {
     shown: (numbers) => numbers.map(show).join(", "),
@@ -143,7 +143,6 @@ function buildControls(model, cleaner, view, say) {
   const buttons = Object.entries(BUTTONS).map(([name, title]) => button(name, title, () => say({ press: name })));
   const bar = h("progress", { style: "width: 200px", "aria-label": "progress" });
   const moving = h("span", {});
-  const by = tied(model, cleaner, "surrogate", menu(Object.keys(surrogates).map((name) => [name, name])));
   const plan = menu([], (value) => value && say({ choose: value }), { style: "max-width: 22em" });
   const on = menu([], (value) => assign(model, { text: value }), { style: "max-width: 22em" });
   const unit = h("input", { placeholder: "such as L0.ffn[3]", style: "width: 11em",
@@ -174,7 +173,7 @@ function buildControls(model, cleaner, view, say) {
       labeled("Ratios to sweep", list("ratios", 1)), labeled("Seed", number("seed", { min: 0, step: 1 })),
       labeled("Rows of text (0: all)", number("rows", { min: 0, max: rows, step: 1 }))),
     row(...buttons, bar, moving),
-    row(...checks(model, cleaner, "methods", methods), Object.keys(surrogates).length > 1 ? labeled("Predicted by", by) : ""));
+    row(...checks(model, cleaner, "methods", methods)));
   return row(labeled("Show plan", plan), labeled("Mark unit", unit), labeled("Text", on));
 }
 
@@ -221,22 +220,21 @@ export function render({ model, el }) {
   };
   const draw = () => {
     const [now, colors] = [model.get("view"), palette(view.root)];
-    const [column, title] = model.get("offered").surrogates[model.get("surrogate")];
     const pointsOf = (rows, choose) => rows.map((row, k) => (
-      { ...pointOf(row, column), choose: () => choose(row, k) })).filter((point) => point.x);
+      { ...pointOf(row), choose: () => choose(row, k) })).filter((point) => point.x);
     const plans = pointsOf(rowsOf(model.get("plans")), (row) => say({ choose: row.name }));
     const units = pointsOf(shownUnits(), (_, k) => assign(model, { selected_unit: k }));
     const chosen = [now.chosen, model.get("units").name?.[model.get("selected_unit")]];
     const rings = [...plans, ...units].filter((point) => chosen.includes(point.name));
     tell(null);
-    place(chart, scatterChart({ plans, singles: units, rings, waiting: now.waiting, name: title, colors, tell,
-      width: Math.max(300, chart.clientWidth), height: 560, label: `${LABEL}. ${model.get("preview")}` }));
+    place(chart, scatterChart({ plans, singles: units, rings, waiting: now.waiting, colors, tell,
+      width: Math.max(300, chart.clientWidth), height: 560, label: LABEL }));
     key.replaceChildren(scatterKey(colors));
     caption.textContent = now.caption;
     scores.replaceChildren(scoresTable(now.scores));
     view.root.dataset.plans = plans.length;
   };
-  const follows = ["view", "plans", "methods", "surrogate", "selected_unit"].map((name) => [name, ["all"]]);
+  const follows = ["view", "plans", "methods", "selected_unit"].map((name) => [name, ["all"]]);
   redrawing(model, cleaner, view, { parts: { all: draw }, follows: Object.fromEntries(follows),
     turned: ["all"] });
   return cleaner.run;

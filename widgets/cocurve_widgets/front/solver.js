@@ -26,7 +26,6 @@ export function unpack(packed) {
     protected: packed.protected, // layers at either end that stay whole as an instrument opens
     total: packed.costs.reduce((sum, cost) => sum + cost, 0),
     parameters: packed.parameters,
-    surrogates: packed.surrogates, // what plans can be solved on; the matrix is the first
     matrix: null,
     saliency: typed(packed.saliency, Float64Array),
     connectivity: typed(packed.connectivity, Float64Array),

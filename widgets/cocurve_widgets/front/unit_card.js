@@ -9,10 +9,9 @@ import { ledger, nameOf } from "./solver.js";
  * kernel first.
  *
  * facts: problem; order and strength of the plan; u, the unit; gone, unit -> its step;
- * turns, {below, above} with the lambdas at which it changes sides, or false while unknown;
- * solvedOn, the name of the surrogate if the plan was not solved on the matrix, else null.
+ * turns, {below, above} with the lambdas at which it changes sides, or false while unknown.
  */
-export function drawCard(card, { problem, order, strength, u, gone, turns, solvedOn }) {
+export function drawCard(card, { problem, order, strength, u, gone, turns }) {
   const found = ledger(problem, order, strength, u);
   if (!found) {
     card.replaceChildren(h("h4", {}, nameOf(problem, u)), h("p", {}, "waiting for the kernel"));
@@ -25,8 +24,6 @@ export function drawCard(card, { problem, order, strength, u, gone, turns, solve
     : h("p", { class: "cc-muted" }, "none"));
   card.replaceChildren(
     h("h4", {}, `${nameOf(problem, u)}: ${removed ? `removed at step ${gone.get(u) + 1}` : "kept"}`),
-    ...(solvedOn ? [h("p", { class: "cc-muted" },
-      `The plan is one of the ${solvedOn}; this account is that of H.`)] : []),
     table(null, [
       [term("saliency", "saliency (H_uu)"), show(problem.saliency[u])],
       ["connectivity (b_u)", show(problem.connectivity[u])],
