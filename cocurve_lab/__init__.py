@@ -15,7 +15,7 @@ Names are imported on first use, so that exploring a stored matrix needs numpy o
 from __future__ import annotations
 
 try:  # noqa: SIM105, contextlib takes longer to import than all of this
-    __import__(f"{__name__}.extensions")  # fills the seams
+    __import__(f"{__name__}.extensions")  # registers what is optional
 except ModuleNotFoundError:  # the core also works without the folder
     pass
 

@@ -307,7 +307,7 @@ def _block_trace(
     block = architecture.block(layer, kind)
     if first_output(answer) is write and block is not architecture.layers[layer]:
         rest, flat = tuple(answer[1:]) if isinstance(answer, tuple) else None, columns.dim() == 2
-        if flat:  # the FFN beside a router of Qwen2
+        if flat:  # the FFN in a mixture of Qwen2
             columns, write = columns[None], write[None]
         return BlockTrace(columns, write, block, rest, flat)
     # an FFN may have no module of its own (OPT) or change its write afterwards: its projection then

@@ -1,4 +1,4 @@
-"""Optional features. Each hooks into a seam of the core; the core imports none of them.
+"""Optional features. Each registers itself at a typed plug; the core imports none of them.
 
 big_models/   weights that stay on disk, pruning to a folder, Ray
 choosing/     lambda, guards and gains chosen by measured KL; search; `best_plan`
