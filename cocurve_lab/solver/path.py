@@ -164,9 +164,11 @@ class _Resumable(Greedy):
 
     def remove(self, u: int) -> None:
         super().remove(u)
-        step = len(self.order)
+        step, layer = len(self.order), self.layers[u]
         self.history[step] = self.g
-        self.until[(self.until > step) & np.isinf(self.open)] = step
+        mine = slice(self.bounds[layer], self.bounds[layer + 1])  # a removal closes no other layer
+        until = self.until[mine]
+        until[(until > step) & np.isinf(self.open[mine])] = step
 
     def resume(self, strength: float, start: int) -> int:
         """Run at this lambda from step `start` on; the steps before it stay.
