@@ -17,7 +17,7 @@ _AXES: dict[Literal["p_max", "shift"], str] = {
 }
 _BARS = {  # column of `RiskSplit.rows`: name, color, pattern
     "predicted": ("predicted", COLORS["attention"], ""),
-    "kl_of_sum": ("additive KL", COLORS["ffn"], "."),
+    "kl_of_sum": ("KL of the summed shifts", COLORS["ffn"], "."),
     "measured": ("measured", COLORS["bridge"], "/"),
 }
 
@@ -25,9 +25,9 @@ _BARS = {  # column of `RiskSplit.rows`: name, color, pattern
 def plot_split(split: RiskSplit) -> Figure:
     """Plot the risk of a plan by confidence of the teacher and by size of the shift.
 
-    Predicted, measured, and between them the additive KL, the exact KL of the summed shifts, on the
-    same positions. Bars are parts of the whole, nats per token, so those of one color add up to the
-    same total in both panels; above them stands the share of positions in the bin.
+    Predicted, measured, and between them the exact KL of the summed shifts, on the same positions.
+    Bars are parts of the whole, nats per token, so those of one color add up to the same total in
+    both panels; above them stands the share of positions in the bin.
     """
     figure: Any = graph_objects().Figure()
     for place, by in enumerate(_AXES):

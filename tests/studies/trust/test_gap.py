@@ -19,7 +19,7 @@ def test_the_bars_are_the_bins_and_add_up_alike(rows: int) -> None:
     for by in ("p_max", "shift"):
         for name, label, whole in (
             ("predicted", "predicted", split.predicted),
-            ("kl_of_sum", "additive KL", split.kl_of_sum.mean()),
+            ("kl_of_sum", "KL of the summed shifts", split.kl_of_sum.mean()),
             ("measured", "measured", split.measured),
         ):
             bar = next(bars)

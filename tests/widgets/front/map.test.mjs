@@ -21,14 +21,14 @@ test("the triangle becomes a symmetric square, and its roots rho again", () => {
       assert.ok(Math.abs(correlationOf(square, 3, 1, u, v) - RHO[u][v]) < 1e-4);
     }
   }
-  assert.equal(correlationOf(square, 3, 2, 0, 0), 2); // a pair KL goes beyond 1
+  assert.equal(correlationOf(square, 3, 2, 0, 0), 2); // measured interactions go beyond 1
 });
 
 test("a page with H makes the triangle that a kernel would send", () => {
   const roots = [1, 2, 3];
   const h = RHO.flatMap((row, u) => row.map((rho, v) => rho * roots[u] * roots[v]));
   assert.deepEqual(pairsOf(h, 3, roots, 1), triangle);
-  const doubled = h.map((value) => 2 * value); // a pair KL goes beyond 1: peak 2
+  const doubled = h.map((value) => 2 * value); // measured interactions go beyond 1: peak 2
   assert.deepEqual(pairsOf(doubled, 3, roots, 2), triangle);
 });
 
