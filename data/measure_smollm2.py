@@ -32,6 +32,7 @@ import cocurve_lab as cl
 from cocurve_lab.base.schema import read_json
 from cocurve_lab.calibration import default_rows, read_documents
 from cocurve_lab.cli.demo import random_plan
+from cocurve_lab.curvature.groups import Groups
 from cocurve_lab.extensions.choosing.racing import ChoiceOptions
 from cocurve_lab.extensions.choosing.search import SearchOptions
 from cocurve_lab.extensions.choosing.settings import choose_guards
@@ -116,7 +117,7 @@ def build(options: argparse.Namespace) -> None:
     own = default_rows(NAME, tokenizer, ROWS, **LENGTH)
     texts_of = (
         ("c4", texts(options, tokenizer)["calibration"], cl.BuildOptions(groups=ROWS)),
-        ("manual", own, cl.BuildOptions(groups=8, bfloat16_products=True)),
+        ("manual", own, cl.BuildOptions(groups=8)),
     )
     units = cl.enumerate_units(model)
     for name, rows, build_options in texts_of:
@@ -257,10 +258,14 @@ def of_kinds(
 
 
 def few_rows(options: argparse.Namespace, model: Any, rows: cl.CalibrationSet) -> cl.Curvature:
-    """H of these rows, each a group, with products in bfloat16; kept in the work folder."""
-    build_options = cl.BuildOptions(groups=len(rows), bfloat16_products=True)
-    units = cl.enumerate_units(model)
-    return cl.load_or_estimate(options.work, model, units, rows, options=build_options)
+    """H of these rows, each a group; kept in the work folder."""
+    return cl.load_or_estimate(
+        options.work,
+        model,
+        cl.enumerate_units(model),
+        rows,
+        options=cl.BuildOptions(groups=len(rows)),
+    )
 
 
 def of_groups(parts: Sequence[tuple[cl.Curvature, list[int]]]) -> cl.Curvature:
@@ -269,7 +274,7 @@ def of_groups(parts: Sequence[tuple[cl.Curvature, list[int]]]) -> cl.Curvature:
         np.concatenate([found.grouped[f"group_{name}"][chosen] for found, chosen in parts])
         for name in ("grams", "positions", "risks")
     )
-    return cl.Curvature.from_groups(parts[0][0].units, grams, positions, risks, {})
+    return cl.Curvature.from_groups(parts[0][0].units, Groups(grams, positions, risks), {})
 
 
 # Plans ------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
-from cocurve_lab.estimator.batches import memory_needed
+from cocurve_lab.estimator.batches import Room
 from cocurve_lab.estimator.build import Build
 from cocurve_lab.estimator.teacher import row
 from cocurve_lab.models.architectures import describe
@@ -198,7 +198,7 @@ def measured_build(
     memory = "-"
     if device.type == "cuda":
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        needed = weights + memory_needed(describe(model), units, text, options.top_r, batch)
+        needed = weights + Room.of(describe(model), units, text, options.top_r).needed(batch)
         memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f} ({needed / 1e9:.1f})"
     cells = [
         f"{one:.2f} ({min(taken):.2f} to {max(taken):.2f}; {len(taken)} rows)",

@@ -160,4 +160,4 @@ def test_images_that_cannot_be_seen_are_refused() -> None:
     with pytest.raises(cl.InputError, match="images"):
         cl.repair(model, plan, rows)
     with pytest.raises(cl.InputError, match="workers"):
-        cl.estimate_curvature(model, None, rows, 32, progress=False, executor=object())
+        cl.estimate_curvature(model, None, rows, 32, progress=False, workers=object())
