@@ -32,6 +32,7 @@ import cocurve_lab as cl
 from cocurve_lab.base.schema import read_json
 from cocurve_lab.calibration import default_rows, read_documents
 from cocurve_lab.cli.demo import random_plan
+from cocurve_lab.curvature.groups import Groups
 from cocurve_lab.extensions.choosing.racing import ChoiceOptions
 from cocurve_lab.extensions.choosing.search import SearchOptions
 from cocurve_lab.extensions.choosing.settings import choose_guards
@@ -268,7 +269,7 @@ def of_groups(parts: Sequence[tuple[cl.Curvature, list[int]]]) -> cl.Curvature:
         np.concatenate([found.grouped[f"group_{name}"][chosen] for found, chosen in parts])
         for name in ("grams", "positions", "risks")
     )
-    return cl.Curvature.from_groups(parts[0][0].units, grams, positions, risks, {})
+    return cl.Curvature.from_groups(parts[0][0].units, Groups(grams, positions, risks), {})
 
 
 # Plans ------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import cocurve_lab as cl
-from cocurve_lab.estimator.batches import by_layer, memory_needed
+from cocurve_lab.estimator.batches import Room, by_layer
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency, most_held
 from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.measuring.lockstep import Sampling, compare_text
@@ -243,7 +243,7 @@ def test_a_build_holds_what_it_announces(dtype: torch.dtype, scored: int | str) 
     held(model, text, 1)  # cuBLAS takes its workspace with its first product, and keeps it
     for size in (1, 20):
         most = held(model, text, size)
-        announced = memory_needed(describe(model), units, text, 256, size)
+        announced = Room.of(describe(model), units, text, 256).needed(size)
         print(f"\n  {size} ablations: {most / 1e6:.0f} of {announced / 1e6:.0f} MB", end="")
         # an estimate from shapes; a batch is chosen so that it takes half of what is free
         assert most <= 1.5 * announced

@@ -21,7 +21,7 @@ from .common import Rows, StreamedModel, progress, require_counts, require_writa
 from .options import Verb, argument, as_path, flag, part
 
 if TYPE_CHECKING:
-    from ..estimator.worker import Executor
+    from ..extensions.big_models.cluster import RayWorkers
 
 
 def shard(text: str) -> Shard:
@@ -78,7 +78,7 @@ class Build(Verb):
         require_writable(self.out)
         require_counts(self, "top_r", "ffn_groups", "ray")
         self.text.require()
-        executor = self._executor()
+        workers = self._workers()
         place = self.model.place
         print(report_device(self.model.device, self.model.dtype), flush=True)
         model, tokenizer = self.model.load(place)
@@ -93,7 +93,7 @@ class Build(Verb):
             self.top_r,
             progress=progress(),
             options=self.settings,
-            executor=executor,
+            workers=workers,
         )
         done, wanted = progress_of(curvature)
         file = kept_at(whole_path(self.out, curvature), self.settings.shard)
@@ -116,23 +116,18 @@ class Build(Verb):
         )
         return 1
 
-    def _executor(self) -> Executor | None:
+    def _workers(self) -> RayWorkers | None:
         """The workers of --ray, or None to build in this process."""
         if self.ray is None:
             return None
-        from ..extensions.big_models.cluster import ray_executor
+        from ..extensions.big_models.cluster import RayWorkers
 
         source = self.ray_source
         if source is None and self.model.stream:
             source = self.model.place
             if as_path(source).is_dir():  # workers run in other folders
                 source = str(as_path(source).resolve())
-        return ray_executor(
-            self.ray,
-            address=self.ray_address,
-            source=source,
-            cpus_per_worker=self.settings.num_threads or 1,
-        )
+        return RayWorkers(self.ray, address=self.ray_address, source=source)
 
 
 @dataclass(frozen=True, kw_only=True)

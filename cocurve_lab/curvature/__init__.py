@@ -3,6 +3,7 @@
 In reading order:
 
     matrix.py       `Curvature`: H, its units and where it came from; files
+    groups.py       the sums over groups of sequences that H comes from
     uncertainty.py  jackknife error bars of H, and how often they cover
     graph.py        H as a graph; bridge units
     settings.py     the options of a build, what decides H, and what a file may hold

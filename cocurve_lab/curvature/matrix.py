@@ -25,13 +25,13 @@ from ..base.tables import Folded
 from ..models.architectures import UNIT_KINDS
 from ..models.kinds import KINDS
 from ..models.units import Unit, UnitSet
+from .groups import Groups
 from .merging import join_shards, sum_builds
 from .release import read_release
 from .saturation import Saturation
-from .settings import FULL_VOCABULARY, SUMS, require_matrix, require_own_grams, require_stored
+from .settings import FULL_VOCABULARY, Facts, require_matrix, require_own_grams, require_stored
 
 FORMAT, VERSION = "cocurve-curvature", 1
-GROUPED = tuple(f"group_{name}" for name in SUMS)  # the fields with a value per group of sequences
 CROSS = "cross"  # the block of pairs of different kinds
 BLOCKS = (KINDS[0], CROSS, *KINDS[1:])
 
@@ -44,26 +44,15 @@ class Curvature(Folded):
         matrix: H [M, M] float64, symmetric, diagonal >= 0, in nats per token. 1/2 s^T H s predicts
             the KL of removing the units s (eq. quadratic).
         units: the M units, in the order of rows and columns.
-        provenance: the settings of the build (model, calibration, top_r, ...), plain values only.
-        group_grams: [G, M, M] float64, sums over positions of products of features, nats; one Gram
-            per group of sequences. None for matrices without them.
-        group_positions: [G] int64, scored positions in each group.
-        group_risks: [G, M] float64, sums over positions of the measured KL of removing each unit
-            alone, on the tokens that `risk_support` names, nats.
-        group_sure_positions: [G] int64, those of the scored positions where the teacher's first
-            choice has more than 0.99 (`saturation.SURE`); None where the build did not count them.
-        group_sure_risks: [G, M] float64, the part of `group_risks` at these positions, nats.
+        facts: the model, the text and the settings of the build (`settings.FACTS`), plain values.
+        groups: the sums over groups of sequences that H comes from; None for a matrix without them.
         allowed: marks of checkpoints of other weights that it may be used on; no file has them.
     """
 
     matrix: np.ndarray
     units: UnitSet
-    provenance: dict[str, Any] = field(default_factory=dict)
-    group_grams: np.ndarray | None = None
-    group_positions: np.ndarray | None = None
-    group_risks: np.ndarray | None = None
-    group_sure_positions: np.ndarray | None = None
-    group_sure_risks: np.ndarray | None = None
+    facts: Facts = field(default_factory=dict)
+    groups: Groups | None = None
     allowed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -78,21 +67,42 @@ class Curvature(Folded):
         # exact symmetry (Alg. 1), so that the solver may read a row where the paper has a column
         matrix[:] = (matrix + matrix.T) / 2
         matrix.flags.writeable = False
-        size = len(self.units)
-        axes = {"group_grams": 2, "group_risks": 1, "group_sure_risks": 1}
-        groups = {len(array) for array in self.grouped.values()}
-        for name, array in self.grouped.items():
-            wanted = (max(groups), *[size] * axes.get(name, 0))
-            if array.shape != wanted:
-                raise InputError(
-                    f"{name} has shape {array.shape}, but {size} units and {max(groups)} groups "
-                    f"need {wanted}. Take groups and units from one build."
-                )
+        if self.groups is not None and self.groups.grams.shape[1:] != matrix.shape:
+            raise InputError(
+                f"group_grams has shape {self.groups.grams.shape}, but there are "
+                f"{len(self.units)} units. Take groups and units from one build."
+            )
+
+    @classmethod
+    def from_groups(cls, units: UnitSet, groups: Groups, facts: Facts) -> Curvature:
+        """Make H = sum of group Grams / number of positions (eq. gram)."""
+        return cls(groups.matrix, units, facts, groups)
+
+    @property
+    def provenance(self) -> Facts:
+        """The `facts`."""
+        return self.facts
 
     @property
     def grouped(self) -> dict[str, np.ndarray]:
-        """The arrays there are with one value per group of sequences, by name."""
-        return {name: a for name in GROUPED if (a := getattr(self, name)) is not None}
+        """The arrays of `groups` by their names in a file, such as "group_grams"."""
+        arrays = {} if self.groups is None else self.groups.arrays
+        return {f"group_{name}": array for name, array in arrays.items()}
+
+    @property
+    def group_grams(self) -> np.ndarray | None:
+        """Sums over positions of products of features, by group [G, M, M], nats."""
+        return None if self.groups is None else self.groups.grams
+
+    @property
+    def group_positions(self) -> np.ndarray | None:
+        """Scored positions in each group [G]."""
+        return None if self.groups is None else self.groups.positions
+
+    @property
+    def group_risks(self) -> np.ndarray | None:
+        """Sums over positions of the KL of removing each unit alone, by group [G, M], nats."""
+        return None if self.groups is None else self.groups.risks
 
     @property
     def surrogate(self) -> str:
@@ -128,8 +138,9 @@ class Curvature(Folded):
         moves between it and the rest, some percent of the sum over units on the models measured;
         `BuildOptions(full_vocabulary=True)` does not.
         """
-        risks, positions = self.group_risks, self.group_positions
-        return None if risks is None or positions is None else risks.sum(axis=0) / positions.sum()
+        if self.groups is None or self.groups.risks is None:
+            return None
+        return self.groups.risks.sum(axis=0) / self.groups.positions.sum()
 
     @cached_property
     def saturation(self) -> Saturation | None:
@@ -137,13 +148,17 @@ class Curvature(Folded):
 
         It warns where H cannot be trusted: see `Saturation.warning`.
         """
-        sure, parts = self.group_sure_positions, self.group_sure_risks
-        positions, risks = self.group_positions, self.group_risks
-        if sure is None or parts is None or positions is None or risks is None:
+        groups = self.groups
+        if (
+            groups is None
+            or groups.risks is None
+            or groups.sure_positions is None
+            or groups.sure_risks is None
+        ):
             return None
-        total = float(risks.sum())
-        share = float(parts.sum()) / total if total > 0 else math.nan
-        return Saturation(float(sure.sum() / positions.sum()), share)
+        total = float(groups.risks.sum())
+        share = float(groups.sure_risks.sum()) / total if total > 0 else math.nan
+        return Saturation(float(groups.sure_positions.sum() / groups.positions.sum()), share)
 
     @property
     def risk_support(self) -> str:
@@ -222,13 +237,13 @@ class Curvature(Folded):
     @cached_property
     def _halves(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Correlations [M, M] of two disjoint halves of the calibration; None without groups."""
-        if self.group_grams is None or self.group_positions is None:
+        if self.groups is None:
             return None
-        filled = np.flatnonzero(self.group_positions)
+        filled = np.flatnonzero(self.groups.positions)
         if len(filled) < 2:
             return None
         # every other group, so that the halves are alike even where the text is sorted
-        even, odd = (self.group_grams[part].sum(axis=0) for part in (filled[::2], filled[1::2]))
+        even, odd = (self.groups.grams[part].sum(axis=0) for part in (filled[::2], filled[1::2]))
         return _correlate(even), _correlate(odd)
 
     def spectrum(self) -> np.ndarray:
@@ -279,10 +294,10 @@ class Curvature(Folded):
         content = read(path, format_name=FORMAT, version=VERSION)
         with reading(path, "Build it again, or use a copy."):
             require_stored(content)
-            units = UnitSet.from_plain(content["units"])
-            groups: dict[str, Any] = {name: content.get(name) for name in GROUPED}
-            curvature = cls(content["matrix"], units, content["provenance"], **groups)
-            require_own_grams(curvature.matrix, curvature.group_grams, curvature.group_positions)
+            units, groups = UnitSet.from_plain(content["units"]), Groups.named(content)
+            curvature = cls(content["matrix"], units, content["provenance"], groups)
+            if groups is not None:
+                require_own_grams(curvature.matrix, groups)
         require_settings(curvature.provenance, expected or {}, f"the curvature in {path}")
         return curvature
 
@@ -293,29 +308,9 @@ class Curvature(Folded):
             "version": VERSION,
             "matrix": single if np.array_equal(single, self.matrix) else self.matrix,
             "units": self.units.to_plain(),
-            "provenance": self.provenance,
+            "provenance": self.facts,
         }
         return content | self.grouped
-
-    @classmethod
-    def from_groups(
-        cls,
-        units: UnitSet,
-        group_grams: np.ndarray,
-        group_positions: np.ndarray,
-        group_risks: np.ndarray | None,
-        provenance: dict[str, Any],
-        group_sure_positions: np.ndarray | None = None,
-        group_sure_risks: np.ndarray | None = None,
-    ) -> Curvature:
-        """Make H = sum of group Grams / number of positions (eq. gram); arrays as `Curvature`."""
-        total = int(group_positions.sum())
-        if total == 0:
-            raise InputError("no scored position yet. Finish at least one sequence first.")
-        # always summed in group order: merged shards then give the bits of one build
-        matrix = group_grams.sum(axis=0) / total
-        arrays = group_grams, group_positions, group_risks, group_sure_positions, group_sure_risks
-        return cls(matrix, units, provenance, *arrays)
 
     @classmethod
     def merge(cls, parts: Sequence[Curvature]) -> Curvature:
@@ -325,16 +320,19 @@ class Curvature(Folded):
         in the groups it lacks. Parts built with `BuildOptions(shard=...)` must be all shards of one
         build; see `merge_shards`.
         """
-        for part in (parts := as_list(parts, "parts")):
+        parts = as_list(parts, "parts")
+        for part in parts:
             require_type(part, Curvature, "a part")
         if any("shard" in part.provenance for part in parts):
             return merge_shards(parts)
-        return cls.from_groups(**sum_builds(parts))
+        groups, facts = sum_builds(parts)
+        return cls.from_groups(parts[0].units, groups, facts)
 
     @classmethod
     def from_release(cls, folder: str | os.PathLike[str]) -> Curvature:
         """Read H and its units from the authors' release: `registry.json` and `matrices/H.npy`."""
-        return cls(*read_release(folder))
+        matrix, units, facts = read_release(folder)
+        return cls(matrix, units, facts)
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -344,15 +342,16 @@ class Curvature(Folded):
 
     def with_provenance(self, **changes: Any) -> Curvature:
         """Return the same curvature with some provenance fields changed."""
-        return replace(self, provenance=self.provenance | changes)
+        return replace(self, facts=self.provenance | changes)
 
     def __repr__(self) -> str:
         name = self.provenance.get("model_name", "a model")
         done = self.provenance.get("sequences_done")
         rows = "" if done is None else f", {done} sequences"
         partial = "" if self.provenance.get("complete", True) else " (interrupted)"
-        if "shard" in self.provenance:
-            partial = " (shard {} of {})".format(*self.provenance["shard"])
+        if self.provenance.get("shard"):
+            number, count = self.provenance["shard"]
+            partial = f" (shard {number} of {count})"
         means = {key: value for key, value in self.block_means().items() if np.isfinite(value)}
         blocks = ", ".join(f"{key} {value:.3f}" for key, value in means.items()) or "of no pair"
         saturated = self.saturation is not None and self.saturation.saturated
@@ -375,7 +374,8 @@ def merge_shards(parts: Sequence[Curvature]) -> Curvature:
 
     `parts` are curvatures built with `BuildOptions(shard=(i, n))`, one of each i, in any order.
     """
-    return Curvature.from_groups(**join_shards(parts))
+    groups, facts = join_shards(parts)
+    return Curvature.from_groups(parts[0].units, groups, facts)
 
 
 def _correlate(matrix: np.ndarray, bound: float = 1.0) -> np.ndarray:

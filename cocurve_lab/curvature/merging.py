@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,26 +18,16 @@ from ..base.arguments import as_int
 from ..base.errors import InputError, MismatchError
 from ..base.storage import require_settings
 from ..base.text_windows import joined
-from ..models.units import UnitSet
-from .settings import MAY_BE_ABSENT, MERGE_KEYS, Shard, as_shard, settings_of
+from .groups import Groups
+from .settings import MAY_BE_ABSENT, MERGE_KEYS, Facts, Shard, as_shard, settings_of
+
+if TYPE_CHECKING:
+    from .matrix import Curvature
 
 log = logging.getLogger(__name__)
 # not settings, but they decide the order of floating-point sums and so the last bits
 _RUNTIME = ("device_kind", "num_threads", "units_per_batch")
-_NEEDED = {"group_grams", "group_positions", "group_risks"}  # of every build by ablations
-
-
-class Buildable(Protocol):
-    """The part of a `Curvature` that merging reads: matrix.py imports this file."""
-
-    @property
-    def units(self) -> UnitSet: ...
-    @property
-    def provenance(self) -> dict[str, Any]: ...
-    @property
-    def fingerprint(self) -> str: ...
-    @property
-    def grouped(self) -> dict[str, np.ndarray]: ...
+_OF_EACH_ROW = ("row_fingerprints", "sequence_seconds", "sequence_losses")
 
 
 # Shards: which sequences each has -----------------------------------------------------------------
@@ -70,7 +60,7 @@ def shard_sequences(shard: Shard | None, groups: int, sequences: int) -> list[in
     return [number for number in range(sequences) if number % groups in mine]
 
 
-def progress_of(curvature: Buildable) -> tuple[int, int]:
+def progress_of(curvature: Curvature) -> tuple[int, int]:
     """Return the number of sequences done, and the total of its build or shard."""
     facts = curvature.provenance  # of a file, which may be anybody's
     done, sequences = (
@@ -84,12 +74,11 @@ def progress_of(curvature: Buildable) -> tuple[int, int]:
 # Whole builds -------------------------------------------------------------------------------------
 
 
-def sum_builds(parts: Sequence[Buildable]) -> dict[str, Any]:
-    """Add whole builds over disjoint sequences: the arguments of `Curvature.from_groups`."""
+def sum_builds(parts: Sequence[Curvature]) -> tuple[Groups, Facts]:
+    """Add whole builds over disjoint sequences, group by group."""
     if not parts:
         raise InputError("merge needs at least one curvature, got none.")
-    for number, part in enumerate(parts):
-        _require_mergeable(part, parts[0], number)
+    found = [_mergeable(part, parts[0], number) for number, part in enumerate(parts)]
     facts = [part.provenance for part in parts]
     rows = [row for each in facts for row in each["row_fingerprints"]]
     if len(set(rows)) != len(rows):
@@ -98,53 +87,47 @@ def sum_builds(parts: Sequence[Buildable]) -> dict[str, Any]:
             f"a sequence (fingerprint {twice[:12]}) occurs twice in the parts: it would count "
             "twice. Merge builds over disjoint sequences."
         )
-    sums = {name: _sum_groups([part.grouped[name] for part in parts]) for name in _in_all(parts)}
-    provenance = facts[0] | {
+    names = _known_to_all(found)
+    groups = Groups(**{name: _sum([part.arrays[name] for part in found]) for name in names})
+    merged = facts[0] | {
         "row_fingerprints": rows,
         "text_windows": joined(each.get("text_windows") for each in facts),
         "num_sequences": len(rows),
         "sequences_done": len(rows),
         "calibration_fingerprint": None,  # there is no single calibration set any more
-        "groups": len(sums["group_grams"]),
+        "groups": len(groups),
         "complete": all(each.get("complete", True) for each in facts),
         "seconds": sum(each.get("seconds", 0.0) for each in facts),
         "events": [event for each in facts for event in each.get("events", [])],
         "device": sorted({str(each.get("device")) for each in facts}),
         "merged_from": [part.fingerprint for part in parts],
     }
-    _join_losses(provenance, facts)
-    return {"units": parts[0].units, "provenance": provenance, **sums}
+    merged.pop("sequence_losses", None)
+    if all("sequence_losses" in each for each in facts):
+        merged["sequence_losses"] = [loss for each in facts for loss in each["sequence_losses"]]
+    return groups, merged
 
 
-def _join_losses(provenance: dict[str, Any], facts: Sequence[dict[str, Any]]) -> None:
-    """Set the dense losses of a merged H, in the order of its parts, where all have them."""
-    known = [each["sequence_losses"] for each in facts if "sequence_losses" in each]
-    provenance.pop("sequence_losses", None)
-    if len(known) == len(facts):
-        provenance["sequence_losses"] = [loss for losses in known for loss in losses]
+def _known_to_all(parts: Sequence[Groups]) -> list[str]:
+    return [name for name in parts[0].arrays if all(name in part.arrays for part in parts)]
 
 
-def _in_all(parts: Sequence[Buildable]) -> list[str]:
-    return [name for name in parts[0].grouped if all(name in part.grouped for part in parts)]
-
-
-def _require_mergeable(part: Buildable, first: Buildable, number: int) -> None:
-    method = part.provenance.get("method", "ablation")
-    lacks = "group Grams" if not set(part.grouped) >= _NEEDED else ""
-    # without their marks, a sequence counted twice could not be noticed
-    lacks = lacks or ("row_fingerprints" if "row_fingerprints" not in part.provenance else "")
-    if method != "ablation" or lacks:
-        fact = f"has no {lacks}" if lacks else f"is of method {method!r}"
+def _mergeable(part: Curvature, first: Curvature, number: int) -> Groups:
+    """Return the groups of a part that can be merged with the first one."""
+    groups = part.groups
+    # without the marks of its rows, a sequence counted twice could not be noticed
+    if groups is None or groups.risks is None or "row_fingerprints" not in part.provenance:
         raise InputError(
-            f"part {number} {fact}, so it cannot be merged. Merge builds by ablations, from "
-            "estimate_curvature."
+            f"part {number} lacks the sums of a build, or the marks of its rows, so it cannot be "
+            "merged. Merge what estimate_curvature built."
         )
     first.units.require_same(part.units, mine="part 0", theirs=f"part {number}")
     shared = {key: first.provenance.get(key) for key in MERGE_KEYS}
     require_settings(part.provenance, shared, f"part {number}")
+    return groups
 
 
-def _sum_groups(arrays: Sequence[np.ndarray]) -> np.ndarray:
+def _sum(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Sum [G, ...] over parts, in their order; groups that a part lacks count as empty."""
     total = np.zeros_like(max(arrays, key=len))
     for array in arrays:
@@ -155,13 +138,13 @@ def _sum_groups(arrays: Sequence[np.ndarray]) -> np.ndarray:
 # Shards of one build ------------------------------------------------------------------------------
 
 
-def join_shards(parts: Sequence[Buildable]) -> dict[str, Any]:
-    """Assemble the shards of one build: the arguments of `Curvature.from_groups`."""
+def join_shards(parts: Sequence[Curvature]) -> tuple[Groups, Facts]:
+    """Assemble the shards of one build, taking each group from the shard that owns it."""
     if not parts:
         raise InputError("merging needs the shards of a build, got none.")
-    found: dict[int, Buildable] = {}
+    found: dict[int, tuple[Curvature, Groups]] = {}
     for number, part in enumerate(parts):
-        _require_shard(part, number)
+        groups = _groups_of_shard(part, number)
         (index, count), wanted = part.provenance["shard"], parts[0].provenance["shard"][1]
         what = f"part {number} (shard {index} of {count})"
         if count != wanted or index in found:
@@ -169,19 +152,21 @@ def join_shards(parts: Sequence[Buildable]) -> dict[str, Any]:
             raise MismatchError(f"{what} {fact}. Give each shard of one build once.")
         parts[0].units.require_same(part.units, mine="part 0", theirs=what)
         require_settings(part.provenance, MAY_BE_ABSENT | settings_of(parts[0].provenance), what)
-        found[index] = part
+        found[index] = part, groups
     missing = [str(index) for index in range(1, count + 1) if index not in found]
     if missing:
         raise InputError(
             f"of {count} shards, {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
             f"missing. Build with shard {missing[0]}/{count} first."
         )
-    return _assemble([found[index] for index in sorted(found)])
+    ordered = [found[index] for index in sorted(found)]
+    return _assemble([part for part, _ in ordered], [groups for _, groups in ordered])
 
 
-def _require_shard(part: Buildable, number: int) -> None:
+def _groups_of_shard(part: Curvature, number: int) -> Groups:
+    """Return the sums of a part that is a finished shard."""
     shard = part.provenance.get("shard")
-    if shard is None:
+    if shard is None or part.groups is None:
         raise InputError(
             f"part {number} is not a shard but a whole build. Merge the shards first, and then the "
             "result with other builds."
@@ -195,44 +180,39 @@ def _require_shard(part: Buildable, number: int) -> None:
             f"shard {shard[0]} of {shard[1]} has {done} of its {mine} sequences. Build it "
             "again with the same checkpoint to continue."
         )
+    return part.groups
 
 
-def _assemble(parts: list[Buildable]) -> dict[str, Any]:
-    """Take each group from the shard that owns it."""
-    first = parts[0]
+def _assemble(parts: list[Curvature], found: list[Groups]) -> tuple[Groups, Facts]:
     # copy, do not add: summation order changes the last bits
-    arrays = {name: np.zeros_like(first.grouped[name]) for name in _in_all(parts)}
+    arrays = {name: np.zeros_like(found[0].arrays[name]) for name in _known_to_all(found)}
     # back into the order of sequences, so that provenance too is that of one build
-    rows: dict[int, tuple[Any, ...]] = {}
-    for part in parts:
-        settings, shard = part.provenance, tuple(part.provenance["shard"])
-        mine = shard_groups(shard, settings["groups"])
+    rows: dict[str, dict[int, Any]] = {name: {} for name in _OF_EACH_ROW}
+    for part, groups in zip(parts, found, strict=True):
+        facts, shard = part.provenance, as_shard(part.provenance["shard"], "shard")
+        mine = shard_groups(shard, facts["groups"])
         for name, array in arrays.items():
-            array[mine] = part.grouped[name][mine]
-        numbers = shard_sequences(shard, settings["groups"], settings["num_sequences"])
-        losses = settings.get("sequence_losses") or [None] * len(numbers)
-        seconds = settings["sequence_seconds"]
-        values = zip(settings["row_fingerprints"], seconds, losses, strict=True)
-        rows |= dict(zip(numbers, values, strict=True))
-    ordered = [rows[number] for number in sorted(rows)]
-    provenance = {key: value for key, value in first.provenance.items() if key != "shard"}
-    provenance |= {
+            array[mine] = groups.arrays[name][mine]
+        numbers = shard_sequences(shard, facts["groups"], facts["num_sequences"])
+        for name, values in rows.items():
+            values |= dict(zip(numbers, facts[name], strict=True))
+    ordered = {name: [values[n] for n in sorted(values)] for name, values in rows.items()}
+    first = parts[0].provenance
+    merged = {key: first[key] for key in first if key not in ("shard", "sequence_losses")}
+    merged |= {
         "complete": True,
-        "sequences_done": len(ordered),
-        "row_fingerprints": [row for row, *_ in ordered],
+        "sequences_done": len(ordered["row_fingerprints"]),
         "text_windows": joined(part.provenance.get("text_windows") for part in parts),
-        "sequence_seconds": [seconds for _, seconds, _ in ordered],
         "seconds": sum(part.provenance["seconds"] for part in parts),
         "device": sorted({str(part.provenance["device"]) for part in parts}),
         "events": _events(parts),
         "merged_from": [part.fingerprint for part in parts],
+        **ordered,
     }
-    losses = [{"sequence_losses": [loss]} if loss is not None else {} for *_, loss in ordered]
-    _join_losses(provenance, losses)
-    return {"units": first.units, "provenance": provenance, **arrays}
+    return Groups(**arrays), merged
 
 
-def _events(parts: list[Buildable]) -> list[str]:
+def _events(parts: list[Curvature]) -> list[str]:
     events = [
         f"shard {number}: {event}"
         for number, part in enumerate(parts, start=1)

@@ -30,6 +30,7 @@ from ..base.schema import (
 )
 from ..models.unit import Kind
 from ..models.units import Unit, UnitSet
+from .settings import Facts
 
 REGISTRY = "registry.json"
 MASK = Path("masks") / "prune_solution.json"
@@ -54,18 +55,18 @@ _REGISTRY: Schema = {
 # H and masks ------------------------------------------------------------------------------------
 
 
-def read_release(folder: str | os.PathLike[str]) -> tuple[np.ndarray, UnitSet, dict[str, Any]]:
-    """Read H [M, M] float64, its units, and the provenance that the registry states."""
+def read_release(folder: str | os.PathLike[str]) -> tuple[np.ndarray, UnitSet, Facts]:
+    """Read H [M, M] float64, its units, and the facts that the registry states."""
     folder = Path(folder)
     registry = _read_registry(folder / REGISTRY)
     matrix = _read_npy(folder / "matrices" / "H.npy")
-    provenance = {
+    facts = {
         "source": "release",
         "model_name": registry.get("model_key"),
         "method": "ablation",
         "ffn_groups": registry.get("ffn_groups_per_layer"),
     }
-    return np.asarray(matrix, np.float64), _release_units(registry), provenance
+    return np.asarray(matrix, np.float64), _release_units(registry), facts
 
 
 def read_mask(

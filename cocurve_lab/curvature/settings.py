@@ -37,8 +37,10 @@ from ..base.schema import (
     require_fields,
 )
 from ..base.text_windows import is_record
+from .groups import Groups
 
 FULL_VOCABULARY = "full vocabulary"
+Facts = dict[str, Any]  # what is known of a build, as a file keeps it: see FACTS
 Shard = tuple[int, int]  # (number of the shard from 1, number of shards)
 
 
@@ -119,7 +121,7 @@ class BuildOptions:
 # What decides H -----------------------------------------------------------------------------------
 
 
-FACTS: Schema = {  # of every build
+BUILT: Schema = {  # the settings of every build
     **dict.fromkeys(("model_fingerprint", "model_dtype", "units_fingerprint"), TEXT),
     "calibration_fingerprint": nullable(TEXT),  # null in a merged H
     **dict.fromkeys(("num_sequences", "seq_len", "positions_per_sequence", "top_r"), POSITIVE),
@@ -128,10 +130,10 @@ FACTS: Schema = {  # of every build
 }
 # whole builds that are merged need not agree in these; units are compared one by one
 _MAY_DIFFER = {"units_fingerprint", "calibration_fingerprint", "num_sequences", "groups"}
-SETTINGS = tuple(FACTS)
+SETTINGS = tuple(BUILT)
 # what a plain build lacks, and what to compare there
 MAY_BE_ABSENT: dict[str, Any] = {"risk_support": None}
-MERGE_KEYS = (*(name for name in FACTS if name not in _MAY_DIFFER), *MAY_BE_ABSENT)
+MERGE_KEYS = (*(name for name in BUILT if name not in _MAY_DIFFER), *MAY_BE_ABSENT)
 
 
 def settings_of(provenance: dict[str, Any]) -> dict[str, Any]:
@@ -169,14 +171,14 @@ RUNTIME: Schema = {
     "device_kind": nullable(TEXT),
 }
 STORED_SETTINGS: Schema = {
-    **FACTS,
+    **BUILT,
     **optional(dict.fromkeys(MAY_BE_ABSENT, TEXT)),
     "shard": Field(
         "the number of a shard and how many there are, or null", or_none(_is_shard), True
     ),
 }
 WINDOWS = Field("a record of the text, or null", is_record)
-_PROVENANCE: Schema = optional(
+FACTS: Schema = optional(  # of a build; a released matrix has few of them
     {
         **STORED_SETTINGS,
         "model_name": TEXT,
@@ -208,9 +210,9 @@ _FIELDS: Schema = {
 
 
 def require_stored(content: dict[str, Any]) -> None:
-    """Check the fields of a stored H, one by one and against each other."""
+    """Check the fields of a stored H, and its numbers of rows against each other."""
     require_fields(content, _FIELDS)
-    known = require_fields(content["provenance"], _PROVENANCE, inside="provenance", others=True)
+    known = require_fields(content["provenance"], FACTS, inside="provenance", others=True)
     done, rows = known.get("sequences_done"), known.get("row_fingerprints")
     if done is not None and rows is not None and len(rows) != done:
         raise FileFormatError(
@@ -220,35 +222,11 @@ def require_stored(content: dict[str, Any]) -> None:
         raise FileFormatError(
             f"provenance.sequences_done is {done} of {known['num_sequences']} sequences"
         )
-    sums = {name: content.get(f"group_{name}") for name in SUMS}
-    require_sums(sums, len(content["matrix"]), prefix="group_")
 
 
-def require_sums(sums: dict[str, Any], size: int, *, prefix: str = "") -> None:
-    """Check that sums by group fit each other, in their shapes and in their positions.
-
-    `sums` holds the arrays under the names of SUMS, None where there is none; `prefix` precedes
-    these names in the file, for the error.
-    """
-    positions, sure = sums["positions"], sums["sure_positions"]
-    there = {name: array for name, array in sums.items() if array is not None}
-    for name, array in there.items():
-        wanted = (len(next(iter(there.values()))), *[size] * (array.ndim - 1))
-        if array.shape != wanted:
-            raise FileFormatError(f"{prefix}{name} has shape {array.shape}, not {wanted}")
-    if positions is not None and (positions < 0).any():
-        raise FileFormatError(f"{prefix}positions has {positions.min()}, which is no count")
-    if sure is not None and (positions is None or (sure < 0).any() or (sure > positions).any()):
-        raise FileFormatError(f"{prefix}sure_positions are not among {prefix}positions")
-
-
-def require_own_grams(
-    matrix: np.ndarray, group_grams: np.ndarray | None, group_positions: np.ndarray | None
-) -> None:
+def require_own_grams(matrix: np.ndarray, groups: Groups) -> None:
     """Check that H [M, M] is the sum of its group Grams over their positions (eq. gram)."""
-    if group_grams is None or group_positions is None or not group_positions.sum():
-        return
-    gap = np.abs(group_grams.sum(axis=0) / group_positions.sum() - matrix)
+    gap = np.abs(groups.matrix - matrix)
     if gap.max(initial=0.0) > 1e-9 * np.abs(matrix).max(initial=0.0):  # a merge may round anew
         u, v = np.unravel_index(gap.argmax(), gap.shape)
         raise FileFormatError(

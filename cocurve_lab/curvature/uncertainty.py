@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from ..base.errors import InputError
 from ..base.tables import Folded
 from ..models.units import UnitSet
 from .matrix import Curvature
+from .settings import Facts
 
 ENOUGH = 16  # with fewer groups no interval is trustworthy
 Statistic = Callable[[Curvature], Any]
@@ -160,15 +161,16 @@ def jackknife(
     """
     if not 0 < confidence < 1:
         raise InputError(f"confidence is {confidence}. Give one in (0, 1), such as 0.95.")
-    groups = Groups.of(curvature)
+    sample = Sample.of(curvature)
     if isinstance(statistic, str) and statistic in LINEAR:  # the closed form, no stored values
         read = LINEAR[statistic]
         estimate = read(curvature.matrix).copy()
-        parts = estimate, np.zeros_like(estimate), groups.linear_error(read)
-        return Jackknife(statistic, *parts, len(groups), confidence)
+        error = sample.linear_error(read)
+        bias = np.zeros_like(estimate)
+        return Jackknife(statistic, estimate, bias, error, len(sample), confidence)
     function = _function(statistic)
     estimate = _value(function, curvature)
-    without = [_value(function, part) for part in groups.leave_one_out()]
+    without = [_value(function, part) for part in sample.leave_one_out()]
     odd = next((value.shape for value in without if value.shape != estimate.shape), None)
     if odd is not None:
         raise InputError(
@@ -176,43 +178,42 @@ def jackknife(
             "them. Return the same shape for every curvature."
         )
     name = statistic if isinstance(statistic, str) else _name(statistic)
-    bias, error = _delete_one(estimate, without, groups.positions)
-    return Jackknife(name, estimate, bias, error, len(groups), confidence)
+    bias, error = _delete_one(estimate, without, sample.positions)
+    return Jackknife(name, estimate, bias, error, len(sample), confidence)
 
 
 @dataclass(frozen=True, eq=False)
-class Groups:
-    """The groups with at least one scored position.
+class Sample:
+    """The groups of an H with at least one scored position: independent draws of text.
 
     Attributes:
         units: the M units.
         grams: [G, M, M] float64, sums over positions, nats.
         positions: [G] int64, scored positions in each group.
-        provenance: that of the H, which parts of it have too.
+        facts: those of the H, which parts of it have too.
     """
 
     units: UnitSet
     grams: np.ndarray
     positions: np.ndarray
-    provenance: dict[str, Any] = field(default_factory=dict)
+    facts: Facts
 
     @classmethod
-    def of(cls, curvature: Curvature) -> Groups:
+    def of(cls, curvature: Curvature) -> Sample:
         """Take the groups of a curvature."""
         require_type(curvature, Curvature, "curvature")
-        grams, positions = curvature.group_grams, curvature.group_positions
-        if grams is None or positions is None:
+        if curvature.groups is None:
             raise InputError(
                 "this H has no group Grams (a released or hand-made matrix), so its sampling error "
                 "is not known. Use an H from estimate_curvature, which keeps them."
             )
-        filled = positions > 0  # an empty group has no H of its own, and m_j = 0 would divide by 0
+        groups = curvature.groups
+        filled = groups.positions > 0  # an empty group has no H of its own, and m_j would be 0
         if not filled.all():
-            grams, positions = grams[filled], positions[filled]
-        found = cls(curvature.units, grams, positions, curvature.provenance)
+            groups = groups.part(filled)
+        found = cls(curvature.units, groups.grams, groups.positions, curvature.facts)
         # an edited matrix with the groups of the original would get the error bars of the original
-        pooled = grams.sum(axis=0) / positions.sum()
-        gap = float(np.abs(pooled - curvature.matrix).max(initial=0.0))
+        gap = float(np.abs(groups.matrix - curvature.matrix).max(initial=0.0))
         if gap > 1e-5 * float(np.abs(curvature.matrix).max(initial=0.0)):
             raise InputError(
                 f"H differs from the mean of its group Grams by up to {gap:.3g} nats. Give the "
@@ -227,7 +228,7 @@ class Groups:
     def weighted(self, weights: np.ndarray) -> Curvature:
         """Return H with group j counted weights[j] times, for weights [G]."""
         total = np.tensordot(weights.astype(np.float64), self.grams, axes=1)
-        return Curvature(total / (weights @ self.positions), self.units, self.provenance)
+        return Curvature(total / (weights @ self.positions), self.units, self.facts)
 
     def leave_one_out(self) -> Iterator[Curvature]:
         """Yield H without each group in turn; nothing for a single group."""

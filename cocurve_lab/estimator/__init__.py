@@ -8,8 +8,7 @@ In reading order:
     replay.py      an ablation runs only what follows the unit
     batches.py     how many ablations run together
     risks.py       the KL of each unit alone, and the dense model's loss
-    sums.py        the sum over sequences, by group
-    worker.py      measures sequences; the interface for running workers elsewhere
+    worker.py      Algorithm 1 on one sequence after the other, here or elsewhere
     build.py       the loop over sequences, with checkpoints
     estimate.py    `estimate_curvature`, and H kept in a folder
     files.py       names of the files of H, of its shards and of checkpoints

@@ -3,8 +3,8 @@
 `sequence_gram` is the algorithm. Below it: teacher.py (the teacher pass), fisher.py (centring, the
 KL), replay.py (an ablation runs only what follows the unit) and batches.py (how many run together).
 Around it: worker.py (one sequence after the other) and build.py (the sum over sequences). The last
-lines of Algorithm 1 are in curvature/matrix.py: `Curvature.from_groups` divides by the number of
-positions, and `Curvature` makes H symmetric and checks its diagonal.
+lines of Algorithm 1 are in curvature/: `Groups.matrix` divides by the number of positions, and
+`Curvature` makes H symmetric and checks its diagonal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GRAM_COLUMNS = 1 << 14  # float32 products are summed over this many features, 
 
 
 class Listener(Protocol):
-    """Anything else that is measured of the ablations of a sequence, such as the KL of each."""
+    """Measures something besides the Gram matrix while Algorithm 1 runs, such as each unit's KL."""
 
     def begin(self, start: AblationPass) -> object:
         """Start with a sequence, before its first ablation."""

@@ -10,9 +10,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,9 +24,6 @@ from ..models.runtime import is_out_of_memory
 from ..models.units import Unit, UnitSet
 from .replay import TRACE_BYTES, Batched, trace_bytes
 from .support import GATHER_BYTES
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 SMALLER = "Use shorter rows, fewer positions, bfloat16 weights, or a larger device."
 Tick = Callable[[int], object]  # told the number of ablations that are done
@@ -129,80 +124,100 @@ def block_from(
 
 @dataclass(frozen=True)
 class Room:
-    """The memory that a build may take on its device.
+    """The memory of a device, and what ablations take of it, in bytes.
+
+    Weights that are in memory anyway are not counted: all of a loaded model, and the parts around
+    the layers where the layers come from elsewhere. Of these the most that are there at a time are.
 
     Attributes:
-        free: bytes that can still be taken.
-        coming: the most bytes of weights that come from elsewhere and are in memory at a time; 0 if
-            all are present.
-        device: type of the device, such as "cuda".
+        free: what can still be taken.
+        device_kind: "cpu", "cuda" and so on.
+        fixed: features, teacher, Grams and weights that come; taken in any case.
+        row: more for each ablation of a batch.
+        state: more for each ablation of a block, while it waits.
+        coming: the most weights that come from elsewhere and are there at a time; part of `fixed`.
     """
 
     free: float
+    device_kind: str
+    fixed: int
+    row: int
+    state: int
     coming: int = 0
-    device: str = "cuda"
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> Room:
-        """The room beside a model where it is."""
-        device = model_device(model)
-        return cls(free_memory(device), weights_of(model).bytes_present, device.type)
+    def of(
+        cls,
+        architecture: Architecture,
+        units: Sized,
+        text: CalibrationSet,
+        top_r: int,
+        full_vocabulary: bool = False,
+        sharing: int = 1,
+    ) -> Room:
+        """Estimate what ablations of these units on this text take.
 
-    def beside(self, fixed: float) -> float:
-        """Bytes for ablations where `fixed` bytes are needed anyway, weights that come included."""
+        Args:
+            architecture, units, text, top_r: of units only the number counts.
+            full_vocabulary: whether risks are measured over the full vocabulary.
+            sharing: how many workers share the memory.
+        """
+        config, model, length = architecture.config, architecture.model, text.seq_len
+        positions, hidden = text.positions_per_sequence, config.hidden_size
+        size, vocabulary = embedding_weight(model).element_size(), architecture.vocabulary
+        scored = positions * top_r * 4
+        head = min(scored * hidden, GATHER_BYTES)
+        if full_vocabulary:  # the head in float32; logits of a few positions, and their KL
+            head += 4 * vocabulary * hidden + 4 * LOGIT_BYTES
+        teacher = length * hidden * size * (len(architecture.layers) + 8)
+        teacher += positions * vocabulary * 4 + min(trace_bytes(architecture, length), TRACE_BYTES)
+        features, grams = len(units) * scored, 8 * len(units) ** 2 * 18
+        coming = weights_of(model).bytes_present
+        # residual, normed, queries/keys/values, three FFN activations; then logits and shifts
+        width = max(map(architecture.active_width, range(len(architecture.layers))))
+        row = length * size * (6 * hidden + 3 * width) + 4 * scored + positions * hidden * 8
+        if getattr(config, "_attn_implementation", "") == "eager":
+            row += config.num_attention_heads * length**2 * (size + 4)
+        device = model_device(model)
+        return cls(
+            free_memory(device) / sharing,
+            device.type,
+            fixed=features + teacher + head + grams + coming,
+            row=row,
+            state=length * hidden * size,
+            coming=coming,
+        )
+
+    def needed(self, batch: int, block: int = 0) -> int:
+        """Bytes for batches of `batch` ablations, with `block` of them waiting for each other."""
+        return self.fixed + batch * self.row + block * self.state
+
+    def beside(self, fixed: int) -> float:
+        """Bytes for ablations where `fixed` bytes are needed anyway."""
         # half of what is left: with half of all, a large model on a small GPU would have none for
         # its block, and read all weights for every unit
         if self.coming:
             return (self.free - fixed) / 2
-        return self.free / 2 - fixed  # as ever, since the batch decides the last bits of H
+        return self.free / 2 - fixed  # unchanged: the batch size affects the last bits of H
 
+    def batch(self, units: UnitSet) -> int:
+        """Choose ablations per batch: as many of a layer's units as fit in half of the memory."""
+        largest = max(len(members) for _, members in by_layer(units))
+        if self.device_kind == "cpu":
+            largest = min(largest, _LARGEST_CPU_BATCH)
+        # where weights come from elsewhere, half of the room is for the states of a block
+        share = 2 if self.coming else 1
+        return int(max(1, min(largest, self.beside(self.fixed) / share // self.row)))
 
-def choose_batch(
-    architecture: Architecture,
-    units: UnitSet,
-    calibration: CalibrationSet,
-    top_r: int,
-    full_vocabulary: bool = False,
-    room: Room | None = None,
-) -> int:
-    """Choose ablations per batch: as many of a layer's units as fit in half of the free memory.
+    def block(self, units: Sized, batch: int) -> int:
+        """Choose how many ablations advance together: 1 (a single batch) if all weights are here.
 
-    Arguments are those of `memory_needed`; `room` None is that where the model is.
-    """
-    room = room or Room.of(architecture.model)
-    largest = max(len(layer_units) for _, layer_units in by_layer(units))
-    needed = partial(memory_needed, architecture, units, calibration, top_r, coming=room.coming)
-    fixed = needed(0, full_vocabulary)
-    per_row = needed(1, full_vocabulary) - fixed
-    if room.device == "cpu":
-        largest = min(largest, _LARGEST_CPU_BATCH)
-    # where weights come from elsewhere, half of the room is for the states of a block
-    share = 2 if room.coming else 1
-    return int(max(1, min(largest, room.beside(fixed) / share // per_row)))
-
-
-def choose_block(
-    architecture: Architecture,
-    units: Sized,
-    calibration: CalibrationSet,
-    top_r: int,
-    units_per_batch: int,
-    full_vocabulary: bool = False,
-    room: Room | None = None,
-) -> int:
-    """Choose how many ablations advance together: 1 (a single batch) if all weights are present.
-
-    Otherwise as many as half of what is left beside a batch holds, since each block reads the
-    weights anew. Arguments are those of `choose_batch` and its result.
-    """
-    room = room or Room.of(architecture.model)
-    if not room.coming:
-        return 1
-    build = (architecture, units, calibration, top_r, units_per_batch, full_vocabulary)
-    needed = partial(memory_needed, *build, coming=room.coming)
-    fixed = needed()
-    per_unit = needed(block=1) - fixed
-    return int(max(1, min(len(units), room.beside(fixed) // per_unit)))
+        Otherwise as many as half of what is left beside a batch holds, since each block reads the
+        weights anew.
+        """
+        if not self.coming:
+            return 1
+        return int(max(1, min(len(units), self.beside(self.needed(batch)) // self.state)))
 
 
 def free_memory(device: torch.device) -> float:
@@ -221,52 +236,3 @@ def free_memory(device: torch.device) -> float:
             most = process.rlimit(which)[0]
             free = free if most == psutil.RLIM_INFINITY else min(free, most - used)
     return free
-
-
-def memory_needed(
-    architecture: Architecture,
-    units: Sized,
-    calibration: CalibrationSet,
-    top_r: int,
-    units_per_batch: int,
-    full_vocabulary: bool = False,
-    block: int = 0,
-    coming: int | None = None,
-) -> float:
-    """Estimate the bytes of a build: features, activations, group Grams, and weights that come.
-
-    Weights that are in memory anyway are not counted: all of a loaded model, and the parts around
-    the layers of a streamed one, of which two layers at a time are added here.
-
-    Args:
-        architecture, units, calibration, top_r: of the build; only the number of units counts.
-        units_per_batch: ablations per forward pass.
-        full_vocabulary: whether risks are measured over the full vocabulary.
-        block: ablations whose states wait for each other (`choose_block`).
-        coming: bytes of weights that come, as in `Room`; None: those of the model.
-    """
-    config, length = architecture.config, calibration.seq_len
-    size = embedding_weight(architecture.model).element_size()
-    vocabulary, hidden = architecture.vocabulary, config.hidden_size
-    scored = calibration.positions_per_sequence * top_r * 4
-    whole_head = calibration.positions_per_sequence * vocabulary * 4
-    features = len(units) * scored
-    head = min(scored * hidden, GATHER_BYTES)
-    teacher = length * hidden * size * (len(architecture.layers) + 8) + whole_head
-    traces = min(trace_bytes(architecture, length), TRACE_BYTES)
-    grams = 8 * len(units) ** 2 * 18
-    # residual, normed, queries/keys/values, three FFN activations; then support logits and shifts
-    width = max(map(architecture.active_width, range(len(architecture.layers))))
-    row = (
-        length * size * (6 * hidden + 3 * width)
-        + 4 * scored
-        + calibration.positions_per_sequence * hidden * 8
-    )
-    if getattr(config, "_attn_implementation", "") == "eager":
-        row += config.num_attention_heads * length**2 * (size + 4)
-    if full_vocabulary:  # the head in float32; logits of a few positions, and what KL makes of them
-        head += 4 * vocabulary * hidden + 4 * LOGIT_BYTES
-    states = block * length * hidden * size
-    if coming is None:
-        coming = weights_of(architecture.model).bytes_present
-    return features + teacher + traces + head + grams + units_per_batch * row + states + coming

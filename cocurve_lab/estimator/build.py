@@ -1,7 +1,8 @@
-"""The loop of a build over sequences, with checkpoints, resuming and a clean stop on Ctrl-C.
+"""A build: the loop over sequences, with checkpoints, resuming and a clean stop on Ctrl-C.
 
-Algorithm 1 on one sequence is algorithm1.py, and workers run it (worker.py). Here its results are
-summed, saved and reported.
+Sequences outside, units inside: the Gram of one sequence is added and its features are dropped, so
+memory does not grow with the calibration, an interrupted build is already an estimate, and builds
+over other sequences can be merged. Algorithm 1 on one sequence is algorithm1.py.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from ..base.arguments import require_threads
 from ..base.atomic import is_full, previous, write_atomically
-from ..base.errors import CocurveError, FileFormatError
+from ..base.errors import FileFormatError
+from ..base.interrupts import uninterrupted
 from ..base.progress import Progress, open_bar
 from ..base.schema import (
     COUNT,
@@ -37,7 +40,9 @@ from ..base.schema import (
 )
 from ..base.storage import dump_plain, load_plain, require_settings
 from ..base.tables import fold
+from ..base.text_windows import record, windows
 from ..calibration import CalibrationSet
+from ..curvature.groups import Groups
 from ..curvature.matrix import Curvature
 from ..curvature.merging import shard_sequences
 from ..curvature.settings import (
@@ -46,16 +51,15 @@ from ..curvature.settings import (
     STORED_SETTINGS,
     SUMS,
     BuildOptions,
-    require_sums,
+    Facts,
 )
 from ..models.architectures import describe
 from ..models.identity import model_device
-from ..models.runtime import device_name
+from ..models.runtime import device_name, software_versions
 from ..models.units import UnitSet
-from .batches import SMALLER
+from .algorithm1 import Listener
 from .risks import is_guess, told_fit
-from .sums import GroupSums, Measured, Value, within_memory
-from .worker import Executor, LocalExecutor, WorkerPool, WorkItem
+from .worker import Measure, Measured, Work, measure_here
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -69,7 +73,7 @@ _CHECKPOINT: Schema = {
     "settings": OBJECT,
     "runtime": OBJECT,
     "done": POSITIVE,
-    "losses": Field("nats per token of each sequence", list_of(is_number), optional=True),
+    "losses": Field("nats per token of each sequence", list_of(is_number)),
     "seconds": Field("seconds of each sequence", list_of(SECONDS.fits)),
     "events": TEXTS,
     **SUMS,
@@ -82,24 +86,33 @@ class Build:
 
     Attributes:
         settings: the settings that decide H, from `build_settings`; a checkpoint must agree.
-        runtime: threads, batch size and kind of device, which decide only the last bits.
-        sums: Grams, risks and positions of the sequences done.
+        name: of the model, for the bar and the provenance.
         numbers: the sequences to do, in order.
+        groups: the sums over the sequences done.
+        runtime: threads, batch size and kind of device, which decide only the last bits.
+        measure: measures sequences: in this process, or on other machines.
+        seconds: what each sequence done took.
+        losses: the dense model's nats per scored token of each.
         events: what a reader of the result should know: moves, retries, early stops.
+        devices: names of the devices that were used.
         stopped: why the build ended before its last sequence; "" while it runs, and once done.
     """
 
     settings: dict[str, Any]
-    name: str  # of the model, for the bar and the provenance
+    name: str
     units: UnitSet
     calibration: CalibrationSet
     options: BuildOptions
     checkpoint: Path | None
-    sums: GroupSums
-    runtime: dict[str, Any]
-    executor: Executor
     numbers: list[int]
+    groups: Groups
+    runtime: dict[str, Any]
+    measure: Measure
+    listeners: Sequence[Listener] = ()
+    seconds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
+    devices: set[str] = field(default_factory=set)
     stopped: str = ""
 
     @classmethod
@@ -111,16 +124,17 @@ class Build:
         calibration: CalibrationSet,
         options: BuildOptions,
         checkpoint: str | os.PathLike[str] | None,
-        executor: Executor | None = None,
+        workers: Measure | None = None,
+        listeners: Sequence[Listener] = (),
     ) -> Build:
         """Set up a build, and resume it if its checkpoint exists."""
         groups = settings["groups"]
-        executor = executor or LocalExecutor()
         if options.shard is not None:  # a setting, so that no other shard resumes its checkpoint
             settings = settings | {"shard": list(options.shard)}
-        threads = require_threads(options.num_threads or executor.threads(), "num_threads")
+        threads = options.num_threads or (torch.get_num_threads() if workers is None else 1)
         runtime: dict[str, Any] = dict.fromkeys(RUNTIME)
-        runtime |= {"num_threads": threads, "units_per_batch": options.units_per_batch}
+        runtime["num_threads"] = require_threads(threads, "num_threads")
+        runtime["units_per_batch"] = options.units_per_batch
         build = cls(
             settings,
             name,
@@ -128,13 +142,14 @@ class Build:
             calibration,
             options,
             checkpoint=None if checkpoint is None else Path(checkpoint),
-            sums=GroupSums(groups, len(units), with_risks=True),
-            runtime=runtime,
-            executor=executor,
             numbers=shard_sequences(options.shard, groups, len(calibration)),
+            groups=Groups.empty(groups, len(units)),
+            runtime=runtime,
+            measure=workers or measure_here,
+            listeners=listeners,
         )
         if build.checkpoint is not None:
-            build.resume()
+            build.resume(build.checkpoint)
         return build
 
     @property
@@ -145,17 +160,7 @@ class Build:
     @property
     def done(self) -> int:
         """Number of sequences done."""
-        return self.sums.done
-
-    @property
-    def seconds(self) -> list[float]:
-        """Duration of each sequence done, seconds."""
-        return self.sums.seconds
-
-    @property
-    def positions(self) -> np.ndarray:
-        """Scored positions done in each group [G], int64."""
-        return self.sums.positions
+        return len(self.seconds)
 
     # Running ------------------------------------------------------------------------------------
 
@@ -165,44 +170,49 @@ class Build:
         After Ctrl-C with at least one sequence done, H is over those, and the checkpoint is saved.
         Ctrl-C before that is raised.
         """
-        device = device_name(model_device(model))
         if self.done < self.total:
-            with self.executor.open(model, self._work()) as pool:
-                device = pool.device
-                self._settle_runtime(pool)
-                self._go_on(pool, progress, describe(model).vocabulary)
-        curvature = self.sums.curvature(self.units, self._provenance(device))
+            self._go_on(model, progress)
+        device = ", ".join(sorted(self.devices)) or device_name(model_device(model))
+        curvature = Curvature.from_groups(self.units, self.groups, self._facts(device))
         if self.stopped != _BY_HAND:
             tell_text(curvature, model, progress)
         return curvature
 
-    def _go_on(self, pool: WorkerPool, progress: Progress, vocabulary: int) -> None:
+    def _go_on(self, model: PreTrainedModel, progress: Progress) -> None:
         """Measure and add the remaining sequences, saving in between."""
-        saved, size = time.monotonic(), len(self.units)
+        options = replace(
+            self.options,
+            on_sequence=None,
+            num_threads=self.runtime["num_threads"],
+            units_per_batch=self.runtime["units_per_batch"],
+        )
+        top_r, vocabulary = self.settings["top_r"], describe(model).vocabulary
+        work = Work(self.units, self.calibration, top_r, options, self.listeners)
         with open_bar(
             progress,
-            total=self.total * size,
-            initial=self.done * size,
+            total=self.total * len(self.units),
+            initial=self.done * len(self.units),
             desc=f"H of {self.name}",
             unit="ablation",
         ) as bar:
             try:
                 # results come in the order of `numbers`, also from many workers: so the sums have
                 # the same bits, and the sequences done are always the first `done` of them
-                results = pool.measure(self.numbers[self.done :], bar.update, self._note)
-                while self.done < self.total:
-                    begun = time.monotonic()
-                    measured = self._within_memory(lambda: next(results))
-                    self._book(measured, time.monotonic() - begun)
-                    # hours of work on a text that the model cannot read end here, if anybody looks
-                    first = progress and self.done == 1 < self.total
-                    if first and is_guess(self.sums.losses, vocabulary):
-                        bar.write(fold(told_fit(self.sums.losses, vocabulary)))
-                    last = self.done == self.total
-                    if last or time.monotonic() - saved >= self.options.checkpoint_seconds:
-                        self.save()
-                        saved = time.monotonic()
-                    self._tell_watcher()
+                left = self.numbers[self.done :]
+                saved = begun = time.monotonic()
+                with closing(self.measure(model, work, left, bar.update)) as results:
+                    for measured in results:
+                        self.add(measured, time.monotonic() - begun)
+                        # hours of work on a text that the model cannot read end here
+                        first = progress and self.done == 1 < self.total
+                        if first and is_guess(self.losses, vocabulary):
+                            bar.write(fold(told_fit(self.losses, vocabulary)))
+                        due = time.monotonic() - saved >= self.options.checkpoint_seconds
+                        if due or self.done == self.total:
+                            self.save()
+                            saved = time.monotonic()
+                        self._tell_watcher()
+                        begun = time.monotonic()
             except KeyboardInterrupt as stop:
                 self.save()
                 if self.done == 0:
@@ -213,8 +223,10 @@ class Build:
                 bar.leave = False  # the text says how far it came
                 text = f"{self.stopped} H over {self.done} of {self.total} sequences is kept. "
                 text += "Run again to go on."
-                bar.write(fold(text + " (Give checkpoint= for that.)" * (not self.checkpoint)))
-            except CocurveError:  # the last worker died, say: save the hours of work before that
+                if not self.checkpoint:
+                    text += " (Give checkpoint= for that.)"
+                bar.write(fold(text))
+            except Exception:  # the last worker died, say: save the hours of work before that
                 self.save()
                 raise
 
@@ -222,49 +234,52 @@ class Build:
         if self.options.on_sequence is not None:
             self.options.on_sequence(self)
 
-    def _book(self, measured: Measured, seconds: float) -> None:
+    def add(self, measured: Measured, seconds: float) -> None:
+        """Add one sequence to the sums of its group."""
+        stored, kind = self.runtime["device_kind"], measured.device_kind
+        if stored not in (None, kind):
+            self._note(f"moved from {stored} to {kind}")
         for note in measured.notes:
             self._note(note)
         # a batch size that did not fit once is not tried again, here or after resuming; set before
         # the sums, so that an interrupt in between cannot save a sequence without it
-        batch = min(self.runtime["units_per_batch"], measured.units_per_batch)
-        self.runtime["units_per_batch"] = batch
-        self.sums.add(measured, seconds)
+        batch = self.runtime["units_per_batch"] or measured.units_per_batch
+        self.runtime["units_per_batch"] = min(batch, measured.units_per_batch)
+        self.runtime["device_kind"] = kind
+        self.devices.add(measured.device)
+        group = measured.number % len(self.groups)
+        # an interrupt between these lines must not leave a sequence counted by half
+        with uninterrupted():
+            for name, sums in self.groups.arrays.items():
+                sums[group] += measured.sums[name]
+            self.seconds.append(seconds)
+            self.losses.append(measured.loss)
 
     def so_far(self, groups: slice = slice(None)) -> Curvature:
         """Return H over the sequences done, or over some of their groups."""
-        return self.sums.curvature(self.units, {"sequences_done": self.done}, groups)
-
-    def _within_memory(self, step: Callable[[], Value]) -> Value:
-        number = self.numbers[self.done]
-        why = f"memory runs out on sequence {number} outside the ablations ({{error}}). {SMALLER}"
-        return within_memory(step, why)
-
-    def _work(self) -> WorkItem:
-        options = replace(
-            self.options,
-            on_sequence=None,
-            groups=self.settings["groups"],
-            num_threads=self.runtime["num_threads"],
-            units_per_batch=self.runtime["units_per_batch"],
+        return Curvature.from_groups(
+            self.units, self.groups.part(groups), {"sequences_done": self.done}
         )
-        return WorkItem(self.units, self.calibration, self.settings["top_r"], options)
 
-    def _settle_runtime(self, pool: WorkerPool) -> None:
-        stored = self.runtime["device_kind"]
-        if stored not in (None, pool.device_kind):
-            self._note(f"moved from {stored} to {pool.device_kind}")
-        self.runtime["device_kind"] = pool.device_kind
-        self.runtime["units_per_batch"] = pool.units_per_batch
-
-    def _provenance(self, device: str) -> dict[str, Any]:
-        facts = {
+    def _facts(self, device: str) -> Facts:
+        """Return what is known of the sequences done, the first of `numbers`."""
+        rows, done = self.calibration.row_fingerprints, self.numbers[: self.done]
+        return self.settings | {
             "model_name": self.name,
             "runtime": dict(self.runtime),
             "events": list(self.events),
             "device": device,
+            "sequence_losses": list(self.losses),
+            "sequences_done": self.done,
+            "complete": self.done == len(self.calibration),
+            "row_fingerprints": [rows[number] for number in done],
+            "text_windows": record(windows(self.calibration.input_ids[done].numpy())),
+            "calibration_source": self.calibration.source,
+            "seed": self.calibration.seed,
+            "seconds": sum(self.seconds),
+            "sequence_seconds": list(self.seconds),
+            "versions": software_versions(),
         }
-        return self.settings | facts | self.sums.facts(self.calibration, self.numbers)
 
     # Checkpoints --------------------------------------------------------------------------------
 
@@ -279,9 +294,9 @@ class Build:
             "runtime": self.runtime,
             "done": self.done,
             "seconds": self.seconds,
-            "losses": self.sums.losses,
+            "losses": self.losses,
             "events": self.events,
-            **{name: getattr(self.sums, name) for name in SUMS},
+            **self.groups.arrays,
         }
         try:
             write_atomically(self.checkpoint, dump_plain(content), keep_previous=True)
@@ -295,35 +310,30 @@ class Build:
         self.events.append(f"sequence {self.done}: {event}")
         log.warning(self.events[-1])
 
-    def resume(self) -> None:
+    def resume(self, checkpoint: Path) -> None:
         """Load the checkpoint, or the one before it if the newest cannot be read."""
-        assert self.checkpoint is not None
-        content = None
-        for path in (self.checkpoint, previous(self.checkpoint)):
-            if not path.exists():
-                continue
-            try:
-                content = self._stored(path)
-                break
-            except FileFormatError as error:
-                if path != self.checkpoint or not previous(path).exists():
-                    raise
-                log.warning("%s; falling back to %s", error, previous(path))
-        if content is None:
+        there = [path for path in (checkpoint, previous(checkpoint)) if path.exists()]
+        if not there:
             return
+        path = there[0]
+        try:
+            content = self._stored(path)
+        except FileFormatError as error:
+            if path != checkpoint or len(there) == 1:
+                raise
+            path = there[1]
+            log.warning("%s; falling back to %s", error, path)
+            content = self._stored(path)
         # what is not a setting is compared too: the checkpoint of a shard is not that of the whole
         # build, and risks on two supports cannot be added
         asked_for = {"shard": None} | MAY_BE_ABSENT | self.settings
         require_settings(content["settings"], asked_for, f"the checkpoint {path}")
         with reading(path, "Delete it and build again."):
-            self._require_consistent(content)
-        for name in (*SUMS, "seconds"):
-            setattr(self.sums, name, content[name])
-        self.sums.losses = content.get("losses", [])
+            self.groups = self._consistent(content)
+        self.seconds, self.losses = content["seconds"], content["losses"]
         self.events = content["events"]
-        asked = self.runtime
         # with the stored threads and batch size the result has the bits of an uninterrupted build
-        self.runtime = content["runtime"]
+        asked, self.runtime = self.runtime, content["runtime"]
         for name, value in self.runtime.items():
             if getattr(self.options, name, None) not in (None, value):
                 self._note(f"resumed with the stored {name} {value}, not {asked[name]}")
@@ -336,22 +346,29 @@ class Build:
             require_fields(content["runtime"], RUNTIME, inside="runtime")
         return content
 
-    def _require_consistent(self, content: dict[str, Any]) -> None:
-        done, groups = content["done"], self.settings["groups"]
-        if done != len(content["seconds"]):  # sequences would be counted twice
+    def _consistent(self, content: dict[str, Any]) -> Groups:
+        """Return the sums in a checkpoint, if they are those of the first `done` sequences."""
+        done, groups = content["done"], Groups(**{name: content[name] for name in SUMS})
+        if groups.grams.shape != self.groups.grams.shape:
             raise FileFormatError(
-                f"{done} sequences are done, but there are the seconds of "
-                f"{len(content['seconds'])}: it is damaged"
+                f"grams has shape {groups.grams.shape}, not {self.groups.grams.shape}: damaged"
             )
-        require_sums({name: content.get(name) for name in SUMS}, len(self.units))
         numbers = np.array(self.numbers[:done], np.int64)
-        wanted = np.bincount(numbers % groups, minlength=groups)
+        wanted = np.bincount(numbers % len(groups), minlength=len(groups))
         wanted *= self.calibration.positions_per_sequence
-        if not np.array_equal(content["positions"], wanted):
+        if not np.array_equal(groups.positions, wanted):
             raise FileFormatError(
-                f"{done} sequences are done, but its groups have {content['positions'].tolist()} "
+                f"{done} sequences are done, but its groups have {groups.positions.tolist()} "
                 f"positions, not {wanted.tolist()}: it is damaged"
             )
+        # or sequences would be counted twice
+        for name in ("seconds", "losses"):
+            if len(content[name]) != done:
+                raise FileFormatError(
+                    f"{done} sequences are done, but there are the {name} of "
+                    f"{len(content[name])}: it is damaged"
+                )
+        return groups
 
 
 def tell_text(curvature: Curvature, model: PreTrainedModel, progress: Progress) -> None:

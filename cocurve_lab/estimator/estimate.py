@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,9 +24,10 @@ from ..models.architectures import describe
 from ..models.identity import known_record, model_dtype, model_name
 from ..models.runtime import require_measurable
 from ..models.units import UnitSet, enumerate_units, require_units
+from .algorithm1 import Listener
 from .build import Build, remedy, tell_text
 from .files import build_path, checkpoint_of, complete_shards, files_in, kept_at
-from .worker import Executor
+from .worker import Measure
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,7 +45,8 @@ def estimate_curvature(
     progress: Progress = True,
     method: Literal["ablation"] = "ablation",
     options: BuildOptions | None = None,
-    executor: Executor | None = None,
+    workers: Measure | None = None,
+    listeners: Sequence[Listener] = (),
 ) -> Curvature:
     """Estimate H by single-unit ablations (eq. huv, eq. gram, Alg. 1).
 
@@ -65,13 +68,14 @@ def estimate_curvature(
         progress: show a progress bar; "lines" writes lines for a log file instead.
         method: "ablation", the paper's and the only one.
         options: further settings of the build; None takes the paper's.
-        executor: where to measure sequences: None is this process, or give `ray_executor(...)`. The
+        workers: what measures the sequences: None is this process, or give `RayWorkers(...)`. The
             result has the same bits on devices of one kind.
+        listeners: what else hears each batch of ablations (`algorithm1.Listener`), in this process.
 
     Raises:
         MismatchError: the units are not the model's, or the checkpoint is of another build.
         NumericalError: the model gives NaN or infinite logits.
-        WorkerError: no worker of the executor is left; finished sequences are in the checkpoint.
+        WorkerError: the workers died; finished sequences are in the checkpoint.
 
     Returns:
         A Curvature [M, M] in nats per token. After Ctrl-C with at least one sequence done, it is
@@ -82,9 +86,8 @@ def estimate_curvature(
     require_type(options, BuildOptions, "options")
     units = units or enumerate_units(model)
     settings = build_settings(model, units, calibration, top_r, options)
-    build = Build.start(
-        settings, model_name(model), units, calibration, options, checkpoint, executor
-    )
+    name = model_name(model)
+    build = Build.start(settings, name, units, calibration, options, checkpoint, workers, listeners)
     return _marked(build.run(model, progress=progress), model)
 
 
@@ -97,7 +100,7 @@ def load_or_estimate(
     *,
     progress: Progress = True,
     options: BuildOptions | None = None,
-    executor: Executor | None = None,
+    workers: Measure | None = None,
 ) -> Curvature:
     """Load H from `folder` if the same build is there; otherwise build it and save it.
 
@@ -125,9 +128,8 @@ def load_or_estimate(
     checkpoint = checkpoint_of(path)
     if progress and not checkpoint.exists():
         _tell_of_others(folder, whole)
-    build = Build.start(
-        settings, model_name(model), units, calibration, options, checkpoint, executor
-    )
+    name = model_name(model)
+    build = Build.start(settings, name, units, calibration, options, checkpoint, workers)
     curvature = _marked(build.run(model, progress=progress), model)
     if build.done < build.total:
         return curvature  # the checkpoint stays, and running again resumes from it

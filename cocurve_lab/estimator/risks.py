@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,15 +62,19 @@ class UnitRisks:
         self.risk[rows] = kl.sum(dim=-1).cpu()
         self.sure_risk[rows] = (kl * self.sure.to(kl.device)).sum(dim=-1).cpu()
 
-    def of(self, number: int) -> tuple[np.ndarray, int, np.ndarray]:
-        """Return `risk`, the number of sure positions, and `sure_risk` of a finished sequence."""
+    def sums(self, number: int) -> dict[str, Any]:
+        """Return what the sequence adds to the arrays of `Groups`, by name."""
         unknown = (~torch.isfinite(self.risk)).nonzero()
         if len(unknown):
             raise NumericalError(
                 f"removing {self.units[int(unknown[0])]} gives NaN or infinite logits on sequence "
                 f"{number}. Half precision may overflow: try bfloat16 or float32."
             )
-        return self.risk.numpy(), int(self.sure.sum()), self.sure_risk.numpy()
+        return {
+            "risks": self.risk.numpy(),
+            "sure_positions": int(self.sure.sum()),
+            "sure_risks": self.sure_risk.numpy(),
+        }
 
 
 class FullVocabulary:
@@ -108,15 +113,16 @@ class RowLoss:
     """Measures the dense model on a row, from the hidden states that a build has anyway.
 
     Attributes:
-        mean: nats per scored token.
+        mean: nats per scored token, once the sequence has begun.
     """
+
+    mean: float
 
     def __init__(
         self, architecture: Architecture, calibration: CalibrationSet, number: int
     ) -> None:
         self.architecture = architecture
         self.next = calibration.input_ids[number, calibration.scored[number] + 1]
-        self.mean: float | None = None
 
     def begin(self, start: AblationPass) -> None:
         self.mean = mean_loss(self.architecture, start.replay.scored_hidden[0], self.next)

@@ -27,7 +27,7 @@ from ..base.progress import Progress, open_bar
 from ..base.tables import Folded, Table, brief
 from ..calibration import CalibrationSet
 from ..curvature.saturation import SURE
-from ..estimator.batches import Batches, choose_block
+from ..estimator.batches import Batches, Room
 from ..estimator.fisher import center, centered_kl
 from ..estimator.replay import Replay
 from ..estimator.support import widen
@@ -255,8 +255,8 @@ def split_risk(
     )
     with measuring(model, torch.get_num_threads()), bar:
         size = max(1, _BATCH_TOKENS // text.seq_len)
-        block = choose_block(architecture, units, text, 0, size, full_vocabulary=True)
-        batches = Batches(size, bar.update, block)
+        room = Room.of(architecture, units, text, 0, full_vocabulary=True)
+        batches = Batches(size, bar.update, room.block(units, size))
         found = [_split_row(architecture, units, text, n, batches) for n in range(len(text))]
     return RiskSplit(
         selection, text.source, *(np.stack(parts) for parts in zip(*found, strict=True))

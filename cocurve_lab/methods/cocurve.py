@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..base.errors import FileFormatError, InfeasibleError, InputError
 from ..calibration import CalibrationSet
-from ..curvature.matrix import GROUPED, Curvature
+from ..curvature.groups import Groups
+from ..curvature.matrix import Curvature
 from ..estimator.estimate import estimate_curvature
 from ..models.unit import Kind
 from ..models.units import UnitSet
@@ -167,9 +168,8 @@ def curvature_of(evidence: Evidence) -> Curvature:
             f"the evidence of {evidence.method!r} holds no curvature matrix. Measure with one of "
             "cocurve, diagonal, head-only, ffn-only."
         )
-    grouped: dict[str, Any] = {name: evidence.arrays.get(name) for name in GROUPED}
-    provenance = dict(evidence.provenance.get("curvature", {}))
-    return Curvature(matrix, evidence.units, provenance, **grouped)
+    facts = evidence.provenance.get("curvature", {})
+    return Curvature(matrix, evidence.units, dict(facts), Groups.named(evidence.arrays))
 
 
 def _gated(curvature: Curvature) -> float:

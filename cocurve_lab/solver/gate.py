@@ -13,7 +13,7 @@ from ..base.errors import InputError
 from ..base.tables import spread
 from ..curvature.matrix import Curvature
 from ..curvature.saturation import Saturation
-from ..curvature.uncertainty import Groups, jackknife
+from ..curvature.uncertainty import Sample, jackknife
 from ..models.kinds import KINDS
 from .solve import solve_greedy
 
@@ -217,7 +217,7 @@ def _balance(curve: np.ndarray) -> float:
 def _errors(curvature: Curvature, chosen: list[int]) -> tuple[float | None, float | None]:
     """Standard errors of the redundancy and of the measured balance; None without groups."""
     try:
-        groups = Groups.of(curvature)
+        groups = Sample.of(curvature)
     except InputError:  # it has no groups, or was edited, so that these groups are not its own
         return None, None
     if len(groups) < 2:

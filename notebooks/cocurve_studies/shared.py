@@ -16,7 +16,7 @@ from cocurve_lab.base.errors import InfeasibleError
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Folder, Row, Table
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.curvature.uncertainty import Groups, jackknife
+from cocurve_lab.curvature.uncertainty import Sample, jackknife
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.guards import FREE, Guards
 from cocurve_lab.solver.selection import Selection
@@ -189,7 +189,7 @@ def resampled(curvature: Curvature, draws: int = DRAWS, seed: int = 0) -> Iterat
     """Return H on groups of sequences drawn again; nothing for an H without groups."""
     if curvature.group_grams is None:
         return
-    groups = Groups.of(curvature)
+    groups = Sample.of(curvature)
     even = np.full(len(groups), 1 / len(groups))
     for counts in np.random.default_rng(seed).multinomial(len(groups), even, size=draws):
         yield groups.weighted(counts)

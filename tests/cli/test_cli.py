@@ -380,7 +380,7 @@ def test_workers_of_a_streamed_build_read_the_same_place(
         seen.append(source)
         raise cl.InputError("that is enough")
 
-    monkeypatch.setattr(cluster, "ray_executor", refuse)
+    monkeypatch.setattr(cluster, "RayWorkers", refuse)
     monkeypatch.chdir(place)
     cocurve("build", model, "--out", tmp_path / "H", "--ray", "2", *more, code=FAILED)
     assert seen == [source and source.format(place=place)]
@@ -1130,16 +1130,6 @@ def test_a_log_file_gets_lines_and_no_carriage_returns(
     assert "\r" not in said
     assert f"{ROWS * 18} of {ROWS * 18} ablations (100%)" in said
     assert ", about " in said
-
-
-def test_products_in_bfloat16_are_a_build_of_their_own(
-    place: Path, built: Path, tmp_path: Path, cocurve: Run
-) -> None:
-    cocurve(*build_command(place, tmp_path, "--bfloat16-products"))
-    assert the_h_in(tmp_path).provenance["products"] == "bfloat16"
-    assert {file.name for file in tmp_path.iterdir()}.isdisjoint(
-        file.name for file in built.iterdir()
-    )
 
 
 TERMINATED = """

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import cocurve_lab as cl
+from cocurve_lab.curvature.groups import Groups
 from cocurve_lab.curvature.uncertainty import jackknife
 from cocurve_lab.extensions.analysis.stability import (
     is_converged,
@@ -166,7 +167,7 @@ def test_empty_groups_do_not_count() -> None:
     full = random_curvature(UNITS, groups=4)
     grams = np.concatenate([full.group_grams, np.zeros((2, 6, 6))])[[0, 4, 1, 2, 5, 3]]
     positions = np.concatenate([full.group_positions, [0, 0]])[[0, 4, 1, 2, 5, 3]]
-    padded = cl.Curvature(full.matrix, UNITS, {}, grams, positions)
+    padded = cl.Curvature(full.matrix, UNITS, {}, Groups(grams, positions))
     for name in STATISTICS:
         one, two = jackknife(full, name), jackknife(padded, name)
         np.testing.assert_allclose(one.standard_error, two.standard_error, rtol=1e-9)
@@ -217,6 +218,5 @@ def test_jackknife_refuses_what_it_cannot_judge(statistic: Any, confidence: floa
     curvature = random_curvature(UNITS, groups=4)
     with pytest.raises(cl.InputError):
         jackknife(curvature, statistic, confidence)
-    groups = (curvature.group_grams, curvature.group_positions)
     with pytest.raises(cl.InputError):  # an edited matrix
-        jackknife(cl.Curvature(np.abs(curvature.matrix), UNITS, {}, *groups), "edges")
+        jackknife(cl.Curvature(np.abs(curvature.matrix), UNITS, {}, curvature.groups), "edges")

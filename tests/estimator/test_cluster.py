@@ -9,9 +9,9 @@ import pickle
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,18 +26,13 @@ from cocurve_lab.curvature.merging import shard_sequences
 from cocurve_lab.curvature.settings import SETTINGS, BuildOptions
 from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.estimator import batches
+from cocurve_lab.estimator.batches import Tick
 from cocurve_lab.estimator.estimate import build_settings
 from cocurve_lab.estimator.files import complete_shards, files_in
-from cocurve_lab.estimator.worker import Measured, Note, Tick, Worker, WorkItem
+from cocurve_lab.estimator.teacher import AblationPass, Ablations
+from cocurve_lab.estimator.worker import Measured, Work, Worker
 from cocurve_lab.extensions.big_models import cluster as distributed
-from cocurve_lab.extensions.big_models.cluster import (
-    RayExecutor,
-    RemoteWorker,
-    Turns,
-    parcel,
-    ray_executor,
-    unpack,
-)
+from cocurve_lab.extensions.big_models.cluster import RayWorkers, RemoteWorker, parcel, unpack
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import fingerprint_model
 from cocurve_lab.models.layers import weights_of
@@ -122,7 +117,6 @@ SHARDS = [
             {"model": tiny_model(seed=1)},
             {"text": tiny_text(ROWS, 20, 6, seed=1)},
             {"groups": 4},
-            {"temperature": 2},
             {"full_vocabulary": True},
         )
     ),
@@ -180,8 +174,7 @@ def test_a_notebook_finds_the_shards_of_its_build(
     for number in (1, 2):
         estimate_in(tmp_path, shard=(number, 2))
     names = sorted(path.name.split(".", 1)[1] for path in tmp_path.iterdir())
-    kept = [f"shard-{i}-of-2.{what}" for i in (1, 2) for what in ("pkl", "shifts.npz")]
-    assert names == kept  # no checkpoint left behind
+    assert names == [f"shard-{i}-of-2.pkl" for i in (1, 2)]  # no checkpoint left behind
     monkeypatch.setattr(features, "gram_matrix", None)  # nothing may be built from here on
     capsys.readouterr()
     estimate_in(tmp_path, shard=(2, 2))
@@ -235,51 +228,43 @@ def test_names_tell_what_lies_in_a_folder(
     assert files_in(tmp_path).whole == [tmp_path / "H_a_1f.pkl"]
 
 
-# Executors --------------------------------------------------------------------------------------
+# Workers ----------------------------------------------------------------------------------------
 
 
 class Relay:
-    """An executor of one worker that may die: what a build asks of any executor."""
+    """A worker that may die: what a build asks of any."""
 
     def __init__(self, die_at: int | None = None) -> None:
         self.die_at = die_at
-        self.jobs: list[WorkItem] = []
+        self.given: list[Work] = []
 
-    def threads(self) -> int:
-        return 1
-
-    @contextmanager
-    def open(self, model: PreTrainedModel, job: WorkItem) -> Iterator[Relay]:
-        self.worker, self.model = Worker(model, job), model
-        self.units_per_batch, self.device_kind, self.device = 6, "cpu", "two cpus"
-        self.jobs.append(job)
-        yield self
-
-    def seconds(self) -> float | None:
-        return None
-
-    def measure(self, numbers: Sequence[int], tick: Tick, note: Note) -> Iterator[Measured]:
-        note("a worker died")
+    def __call__(
+        self, model: PreTrainedModel, work: Work, numbers: Sequence[int], tick: Tick
+    ) -> Generator[Measured, None, None]:
+        self.given.append(work)
+        with measuring(model, 1):
+            worker = Worker(model, work)
         for number in numbers:
             if number == self.die_at:
                 raise WorkerError("all of them died")
-            with measuring(self.model, 1):
-                yield self.worker.measure_one(number, tick)
+            with measuring(model, 1):
+                found = worker.measure_one(number, tick)
+            yield found._replace(device=f"cpu {number % 2}", notes=("a worker died",))
 
 
-def test_a_build_takes_its_sequences_from_the_executor() -> None:
+def test_a_build_takes_its_sequences_from_the_workers() -> None:
     relay = Relay()
-    found = build(executor=relay)
+    found = build(workers=relay)
     require_same_bits(found, build())
-    assert found.provenance["device"] == "two cpus"
-    assert found.provenance["events"] == ["sequence 0: a worker died"]
-    assert [(job.sequences, job.options.num_threads) for job in relay.jobs] == [(ROWS, 1)]
+    assert found.provenance["device"] == "cpu 0, cpu 1"
+    assert found.provenance["events"] == [f"sequence {n}: a worker died" for n in range(ROWS)]
+    assert [work.options.num_threads for work in relay.given] == [1]
 
 
 def test_work_stays_when_all_workers_die_and_goes_on_here(tmp_path: Path) -> None:
     path = tmp_path / "build.ckpt"
     with pytest.raises(WorkerError):
-        build(checkpoint=path, executor=Relay(die_at=4))
+        build(checkpoint=path, workers=Relay(die_at=4))
     assert storage.load_plain(path, format_name="cocurve-build", version=1)["done"] == 4
     require_same_bits(build(checkpoint=path), build())
 
@@ -287,40 +272,62 @@ def test_work_stays_when_all_workers_die_and_goes_on_here(tmp_path: Path) -> Non
 def test_a_finished_checkpoint_opens_no_workers(tmp_path: Path) -> None:
     path, relay = tmp_path / "build.ckpt", Relay()
     build(checkpoint=path)
-    require_same_bits(build(checkpoint=path, executor=relay), build())
-    assert relay.jobs == []
+    require_same_bits(build(checkpoint=path, workers=relay), build())
+    assert relay.given == []
 
 
-def finished(number: int) -> Measured:
-    return Measured(number, np.zeros((1, 1)), np.zeros(1), 1, 1)
+class Largest:
+    """A listener: the largest shift of a logit, by sequence."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+
+    def begin(self, start: AblationPass) -> None:
+        self.found.append(0.0)
+
+    def hear(self, batch: Ablations) -> None:
+        self.found[-1] = max(self.found[-1], float(batch.shift.abs().max()))
 
 
-def taken(turns: Turns) -> list[int]:
-    return [measured.number for measured in turns.take()]
+def test_a_listener_hears_every_sequence_and_changes_nothing() -> None:
+    largest = Largest()
+    require_same_bits(build(listeners=[largest]), build())
+    assert len(largest.found) == ROWS
+    assert min(largest.found) > 0
 
 
-def test_results_are_taken_in_order_and_not_too_far_ahead() -> None:
-    turns = Turns([2, 3, 5, 8, 9], ahead=3)
-    assert [turns.hand_out() for _ in range(4)] == [2, 3, 5, None]
-    turns.finished(finished(5))
-    turns.finished(finished(3))
-    assert taken(turns) == []
-    assert turns.hand_out() is None  # 3 and 5 wait for 2
-    turns.finished(finished(2))
-    assert taken(turns) == [2, 3, 5]
-    assert [turns.hand_out() for _ in range(3)] == [8, 9, None]
-    assert list(turns.left) == [8, 9]
+class Answer:
+    """What a call of an actor will give: the arguments of the call."""
+
+    def __init__(self, *given: int) -> None:
+        self.given = given
 
 
-def test_a_lost_sequence_goes_out_next_until_it_is_its_own_fault() -> None:
-    turns = Turns(range(4), ahead=2)
-    assert [turns.hand_out(), turns.hand_out()] == [0, 1]
-    turns.lost(0)
-    assert turns.hand_out() == 0
-    turns.lost(0)
-    assert turns.hand_out() == 0
-    with pytest.raises(WorkerError):
-        turns.lost(0)
+class FewAnswers:
+    """Enough of Ray to hand sequences out: the newest call is answered first."""
+
+    most = 0
+
+    def wait(self, answers: list[Answer], **_: Any) -> tuple[list[Answer], list[Answer]]:
+        self.most = max(self.most, len(answers))
+        return answers[-1:], answers[:-1]
+
+    def get(self, answer: Answer) -> Any:
+        if not answer.given:  # of `start`
+            return 7
+        number, batch = answer.given
+        return Measured(number, {"risks": np.zeros(2)}, 0.0, batch, "cpu", "cpu")
+
+
+def test_results_of_ray_come_in_order() -> None:
+    call = SimpleNamespace(remote=Answer)
+    actors = [SimpleNamespace(start=call, measure=call) for _ in range(3)]
+    ray, asked, ticks = FewAnswers(), [2, 3, 5, 8, 9, *range(10, 40)], list[int]()
+    found = list(RayWorkers(3)._in_order(ray, actors, asked, ticks.append))
+    assert [measured.number for measured in found] == asked
+    assert {measured.units_per_batch for measured in found} == {7}
+    assert ticks == [2] * len(asked)
+    assert ray.most == 3
 
 
 # transformers gives a Qwen2 folder its own class of tokenizer, whatever its tokenizer.json
@@ -361,24 +368,20 @@ def test_workers_of_a_machine_share_its_memory(
     word_tokenizer().save_pretrained(tmp_path)
     model, _ = cl.load_model(tmp_path, device="cpu", stream=True)
     units, text = cl.enumerate_units(model, GROUPS), tiny_text(2, 20, 6)
-    job = WorkItem(units, text, 16, BuildOptions(num_threads=1, units_per_batch=1), 2)
-    needed = batches.memory_needed(describe(model), units, text, 16, 1)
+    work = Work(units, text, 16, BuildOptions(num_threads=1, units_per_batch=1))
+    needed = batches.Room.of(describe(model), units, text, 16).needed(1)
     state = 20 * 32 * 4
     monkeypatch.setattr(batches, "free_memory", lambda _: 2 * (needed + 8 * state))
-    assert Worker(model, job).block == 18  # all of them
-    assert Worker(model, job, sharing=2).block == 4
-    answer = RemoteWorker().start(parcel(model, str(tmp_path)), job, "cpu", 2)
-    assert answer == (1, 4, "cpu")
+    assert Worker(model, work).block == 18  # all of them
+    assert Worker(model, work, sharing=2).block == 4
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(cl.InputError):
+        RayWorkers(workers=0)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(cl.InputError):
-        ray_executor()
-    with pytest.raises(cl.InputError):
-        build(executor=RayExecutor())
-    with pytest.raises(cl.InputError):
-        RayExecutor(workers=0)
+    with pytest.raises(cl.InputError, match="ray"):
+        RayWorkers()
 
 
 class FakeRay:
@@ -409,9 +412,9 @@ def test_ray_is_started_quietly_and_what_it_raises_is_a_worker_error(
     error.__cause__ = cause
     fake = FakeRay(error)
     monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
-    executor = RayExecutor(300, address, cpus_per_worker=2, init={"object_store_memory": 5})
+    workers = RayWorkers(300, address, init={"object_store_memory": 5})
     with pytest.raises(WorkerError) as caught:
-        build(executor=executor)
+        build(workers=workers, num_threads=2)
     assert ("RAY_AUTH_MODE" in str(caught.value)) is (cause is not None)
     assert fake.ended == 1
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
@@ -493,8 +496,8 @@ def cluster() -> Iterator[Any]:
         gc.collect()
 
 
-def workers(count: int = 2, **settings: Any) -> RayExecutor:
-    return ray_executor(count, start_seconds=240.0, **settings)
+def workers(count: int = 2, **settings: Any) -> RayWorkers:
+    return RayWorkers(count, start_seconds=240.0, **settings)
 
 
 @with_ray
@@ -506,7 +509,7 @@ def test_workers_read_a_streamed_model_from_its_place_and_ctrl_c_keeps_what_is_d
     word_tokenizer().save_pretrained(tmp_path / "model")
     streamed, _ = cl.load_model(tmp_path / "model", device="cpu", stream=True)
     path, there = tmp_path / "build.ckpt", workers(1, source=tmp_path / "model")
-    partial = build(streamed, checkpoint=path, executor=there, on_sequence=stop_after(3))
+    partial = build(streamed, checkpoint=path, workers=there, on_sequence=stop_after(3))
     assert partial.provenance["sequences_done"] == 3
     require_same_bits(build(checkpoint=path, num_threads=1), build(num_threads=1))
     # the actor is ended: its CPU comes back
@@ -515,7 +518,7 @@ def test_workers_read_a_streamed_model_from_its_place_and_ctrl_c_keeps_what_is_d
 
 @with_ray
 def test_a_worker_killed_in_the_middle_costs_its_sequence_only(
-    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed, log = tmp_path / "killed", tmp_path / "log"
     log.mkdir()
@@ -530,13 +533,10 @@ def test_a_worker_killed_in_the_middle_costs_its_sequence_only(
 
     monkeypatch.setattr(distributed, "RemoteWorker", Mortal)
     seen: list[int] = []
-    with caplog.at_level(logging.WARNING):
-        found = build(executor=workers(), on_sequence=lambda b: seen.append(b.done))
+    found = build(workers=workers(), on_sequence=lambda b: seen.append(b.done))
     require_same_bits(found, build(num_threads=1))
     assert seen == list(range(1, ROWS + 1))
     assert killed.exists()
-    assert "a worker died on sequence 3" in caplog.text
-    assert any("a worker died on sequence 3" in e for e in found.provenance["events"])
     runs = [path.name.split("-") for path in log.iterdir()]
     assert sorted(int(number) for number, _ in runs) == [0, 1, 2, 3, 3, 4, 5, 6]
     assert len({process for _, process in runs}) >= 2
@@ -556,7 +556,7 @@ def test_a_sequence_that_kills_every_worker_leaves_a_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(distributed, "RemoteWorker", Doomed)
         with pytest.raises(WorkerError):
-            build(checkpoint=path, executor=workers(1), checkpoint_seconds=0)
+            build(checkpoint=path, workers=workers(1), checkpoint_seconds=0)
     assert storage.load_plain(path, format_name="cocurve-build", version=1)["done"] == 4
     require_same_bits(build(checkpoint=path), build(num_threads=1))  # and goes on without Ray
 
@@ -566,4 +566,4 @@ def test_an_error_of_a_worker_arrives_as_what_it_is(cluster: Any) -> None:
     poisoned = tiny_model()
     poisoned.model.embed_tokens.weight[:] = float("nan")
     with pytest.raises(cl.NumericalError):
-        build(poisoned, executor=workers(1))
+        build(poisoned, workers=workers(1))

@@ -104,7 +104,7 @@ def test_builds_on_two_supports_are_never_mixed(tmp_path: Path, first: bool) -> 
 # Sure positions -----------------------------------------------------------------------------------
 
 ROWS = tiny_text(5, 20, 9)
-SURE = ("group_sure_positions", "group_sure_risks")
+SURE = ("sure_positions", "sure_risks")
 
 
 def sure_build(factor: float = 20, text: cl.CalibrationSet = ROWS, **options: Any) -> cl.Curvature:
@@ -112,7 +112,9 @@ def sure_build(factor: float = 20, text: cl.CalibrationSet = ROWS, **options: An
 
 
 def require_same_counts(a: cl.Curvature, b: cl.Curvature) -> None:
-    require_same_bits(a, b, *SURE)
+    require_same_bits(a, b)
+    for name in SURE:
+        np.testing.assert_array_equal(getattr(a.groups, name), getattr(b.groups, name))
     assert a.saturation == b.saturation is not None
 
 
@@ -135,8 +137,8 @@ def test_the_counts_are_those_of_naive_full_passes() -> None:
             everything += float(kl.sum())
     found = sure_build()
     assert 0 < sure.sum() < ROWS.positions.numel()  # some are, some are not
-    np.testing.assert_array_equal(found.group_sure_positions, sure)
-    np.testing.assert_allclose(found.group_sure_risks, shares, rtol=1e-3, atol=1e-7)
+    np.testing.assert_array_equal(found.groups.sure_positions, sure)
+    np.testing.assert_allclose(found.groups.sure_risks, shares, rtol=1e-3, atol=1e-7)
     assert found.saturation.positions == pytest.approx(sure.sum() / ROWS.positions.numel())
     assert found.saturation.risk == pytest.approx(shares.sum() / everything, rel=1e-4)
 
@@ -148,7 +150,7 @@ def test_merged_resumed_and_stored_counts_are_those_of_one_build(tmp_path: Path)
     require_same_counts(sure_build(checkpoint=file), whole)
     for suffix in (".pkl", ".npz"):
         require_same_counts(cl.Curvature.load(whole.save(tmp_path / f"H{suffix}")), whole)
-    assert {*SURE} <= set(cl.get_method("cocurve").adopt(whole).arrays)
+    assert {f"group_{name}" for name in SURE} <= set(cl.get_method("cocurve").adopt(whole).arrays)
     merged = cl.Curvature.merge([sure_build(text=ROWS.rows(a, b)) for a, b in ((0, 2), (2, 5))])
     assert merged.saturation.positions == whole.saturation.positions
     assert merged.saturation.risk == pytest.approx(whole.saturation.risk)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.estimator import batches, replay, worker
+from cocurve_lab.estimator import batches, replay
 from cocurve_lab.estimator.replay import Replay
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.layers import weights_of
@@ -66,7 +67,7 @@ def test_all_ablations_of_a_row_ride_together_with_the_same_bits(
     monkeypatch.setattr(Replay, "ride", counted)
     for block in (7, 1000):
         runs.clear()
-        monkeypatch.setattr(worker, "choose_block", lambda *_, block=block, **__: block)
+        monkeypatch.setattr(batches.Room, "block", lambda *_, block=block: block)
         assert same_bits(build(model, units_per_batch=3), expected)
         assert max(runs) == len(expected.units) if block == 1000 else 3 < max(runs) <= block
 
@@ -95,7 +96,7 @@ def test_a_block_that_does_not_fit_goes_on_where_it_stopped(
     model = tiny_model()
     expected = build(model, units_per_batch=2)
     fail_once(monkeypatch, range(4, 5))
-    monkeypatch.setattr(worker, "choose_block", lambda *_, **__: 8)
+    monkeypatch.setattr(batches.Room, "block", lambda *_: 8)
     found = build(model, units_per_batch=4)
     assert found.provenance["runtime"]["units_per_batch"] == 2
     assert np.allclose(found.matrix, expected.matrix, rtol=1e-4, atol=1e-7)
@@ -108,7 +109,7 @@ def test_what_rides_along_and_does_not_fit_goes_by_itself(
     model = tiny_model()
     own, expected = streamed(tmp_path, model), build(model, units_per_batch=4)
     fail_once(monkeypatch, range(2, 2 + fails))
-    monkeypatch.setattr(worker, "choose_block", lambda *_, **__: 1000)
+    monkeypatch.setattr(batches.Room, "block", lambda *_: 1000)
     found = build(own, units_per_batch=4)
     if fails == 1:  # there was room once the teacher's pass was over
         assert same_bits(found, expected)
@@ -156,7 +157,7 @@ def test_a_block_reads_each_layer_once(tmp_path: Path, monkeypatch: pytest.Monke
     # blocks that start in layers 0, 1 and 2 read 3, 2 and 1; the first rides along in the teacher's
     # pass
     for block, layers in ((1000, 3), (6, 3 + 2 + 1)):
-        monkeypatch.setattr(worker, "choose_block", lambda *_, block=block, **__: block)
+        monkeypatch.setattr(batches.Room, "block", lambda *_, block=block: block)
         before = stream.bytes_read
         build(model)
         assert stream.bytes_read - before == 2 * layers * layer  # 2 rows
@@ -178,32 +179,35 @@ def test_the_block_follows_from_the_free_memory(
 ) -> None:
     model = tiny_model()
     own, units = streamed(tmp_path, model), cl.enumerate_units(model, GROUPS)
-    chosen = (units, TEXT, 16, 4)
-    assert batches.choose_block(describe(model), *chosen) == 1
-    needed = batches.memory_needed(describe(own), *chosen)
+
+    def room(model: PreTrainedModel) -> batches.Room:
+        return batches.Room.of(describe(model), units, TEXT, 16)
+
+    assert room(model).block(units, 4) == 1
+    needed = room(own).needed(4)
     stream = weights_of(own)
     assert stream is not None
-    assert needed == batches.memory_needed(describe(model), *chosen) + stream.bytes_present
+    assert needed == room(model).needed(4) + stream.bytes_present
     state = 20 * 32 * 4  # T x d float32
     # half of what is left beside the batch
     cases = ((needed + 2 * 10 * state, 10), (0, 1), (1e12, len(units)))
     for free, block in cases:
         monkeypatch.setattr(batches, "free_memory", lambda _, free=free: free)
-        assert batches.choose_block(describe(own), *chosen) == block
-    assert batches.memory_needed(describe(own), *chosen, block=7) == needed + 7 * state
+        assert room(own).block(units, 4) == block
+    assert room(own).needed(4, 7) == needed + 7 * state
 
 
 def test_batch_and_block_follow_from_numbers_alone() -> None:
     architecture, units = describe(tiny_model()), cl.enumerate_units(tiny_model(), GROUPS)
-    chosen = (units, TEXT, 16)
+    room = replace(batches.Room.of(architecture, units, TEXT, 16), device_kind="cuda")
+    fixed, row, state = room.fixed, room.row, 20 * 32 * 4
+    assert room.state == state
 
     def found(free: float, coming: int = 0, device: str = "cuda") -> tuple[int, int]:
-        room = batches.Room(free, coming, device)
-        batch = batches.choose_batch(architecture, *chosen, room=room)
-        return batch, batches.choose_block(architecture, *chosen, batch, room=room)
+        own = replace(room, free=free, coming=coming, fixed=fixed + coming, device_kind=device)
+        batch = own.batch(units)
+        return batch, own.block(units, batch)
 
-    fixed = batches.memory_needed(architecture, *chosen, 0)
-    row = batches.memory_needed(architecture, *chosen, 1) - fixed
     assert found(1e12) == found(1e12, device="mps") == (6, 1)  # a layer has 2 + 4 units
     assert found(0) == found(0, 100) == (1, 1)
     assert found(2 * (fixed + 3.5 * row)) == (3, 1)  # half of the free memory
@@ -211,12 +215,10 @@ def test_batch_and_block_follow_from_numbers_alone() -> None:
     # that for batches
     assert found(fixed + 100 + 4 * 3.5 * row, 100)[0] == 3
     assert found(1e12, 100) == (6, len(units))
-    state = 20 * 32 * 4
-    room = batches.Room(fixed + 100 + 2 * row + 2 * 7.5 * state, 100)
-    assert batches.choose_block(architecture, *chosen, 2, room=room) == 7
+    free = fixed + 100 + 2 * row + 2 * 7.5 * state
+    assert replace(room, free=free, coming=100, fixed=fixed + 100).block(units, 2) == 7
     many = cl.enumerate_units(tiny_model(), 32)
-    room = batches.Room(1e12, device="cpu")
-    assert batches.choose_batch(architecture, many, TEXT, 16, room=room) == 24  # of 34
+    assert replace(room, free=1e12, device_kind="cpu").batch(many) == 24  # of 34
 
 
 def test_a_batch_and_its_block_are_halved_down_to_one() -> None:

@@ -113,7 +113,7 @@ sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 import psutil, torch
 import cocurve_lab as cl
-from cocurve_lab.estimator.batches import memory_needed
+from cocurve_lab.estimator.batches import Room
 from cocurve_lab.models.architectures import describe
 from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
 torch.set_num_threads(1)
@@ -130,7 +130,7 @@ def build(place, tokens):
     found = cl.estimate_curvature(model, units, text, 256, progress=False)
     batch = found.provenance["runtime"]["units_per_batch"]
     block = len(units) if load["stream"] else 0
-    needed = memory_needed(describe(model), units, text, 256, batch, block=block)
+    needed = Room.of(describe(model), units, text, 256).needed(batch, block)
     return needed + sum(weight.nbytes for weight in model.parameters() if not weight.is_meta)
 with tempfile.TemporaryDirectory() as folder:
     tiny_model("llama", "mqa").save_pretrained(folder)

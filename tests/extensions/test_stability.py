@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 import cocurve_lab as cl
+from cocurve_lab.curvature.groups import Groups
 from cocurve_lab.curvature.uncertainty import jackknife
 from cocurve_lab.extensions.analysis.stability import (
     StopWhenConverged,
@@ -23,7 +24,7 @@ from helpers.tiny_models import tiny_model, tiny_text
 def diagonal_groups(per_group: np.ndarray, units: cl.UnitSet) -> cl.Curvature:
     """H without edges from the saliencies [G, M] of groups of one position each."""
     grams = np.stack([np.diag(row) for row in per_group])
-    return cl.Curvature(grams.mean(axis=0), units, {}, grams, np.ones(len(grams), np.int64))
+    return cl.Curvature(grams.mean(axis=0), units, {}, Groups(grams, np.ones(len(grams), np.int64)))
 
 
 def test_clear_cases_are_certain_and_a_coin_flip_is_not() -> None:

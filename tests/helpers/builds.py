@@ -20,7 +20,8 @@ def build(
     top_r: int = 32,
     *,
     checkpoint: Any = None,
-    executor: Any = None,
+    workers: Any = None,
+    listeners: Any = (),
     progress: Any = False,
     **options: Any,
 ) -> cl.Curvature:
@@ -34,7 +35,8 @@ def build(
         checkpoint=checkpoint,
         progress=progress,
         options=cl.BuildOptions(**options),
-        executor=executor,
+        workers=workers,
+        listeners=listeners,
     )
 
 

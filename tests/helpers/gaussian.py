@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import cocurve_lab as cl
+from cocurve_lab.curvature.groups import Groups
 
 from .problems import make_units
 
@@ -24,4 +25,4 @@ def draw(truth: np.ndarray, sizes: list[int], rng: np.random.Generator) -> cl.Cu
     parts = [np.linalg.cholesky(truth) @ rng.normal(size=(len(truth), size)) for size in sizes]
     grams = np.stack([part @ part.T for part in parts])
     matrix = grams.sum(axis=0) / sum(sizes)
-    return cl.Curvature(matrix, UNITS, {}, grams, np.array(sizes))
+    return cl.Curvature(matrix, UNITS, {}, Groups(grams, np.array(sizes)))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cocurve_lab.curvature.groups import Groups
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.models.unit import Kind
 from cocurve_lab.models.units import Unit, UnitSet
@@ -72,13 +73,13 @@ def gram_curvature(units: UnitSet, features: np.ndarray, groups: int | None = No
     if groups is None:
         return Curvature(features @ features.T / features.shape[1], units, NO_TEXT)
     parts = np.array_split(features, groups, axis=1)
-    return Curvature.from_groups(
-        units,
+    sums = Groups(
         np.stack([part @ part.T for part in parts]),
         np.array([part.shape[1] for part in parts]),
         np.stack([0.5 * (part**2).sum(axis=1) for part in parts]),
-        NO_TEXT | {"row_fingerprints": [f"row {i}" for i in range(groups)]},
     )
+    rows = {"row_fingerprints": [f"row {i}" for i in range(groups)]}
+    return Curvature.from_groups(units, sums, NO_TEXT | rows)
 
 
 def allowed(

@@ -76,7 +76,7 @@ def test_how_many_advance_follows_from_the_free_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, stream = streamed(tmp_path, tiny_model())
-    fixed = batches.memory_needed(describe(own), (), TEXT, 0, 3)
+    fixed = batches.Room.of(describe(own), (), TEXT, 0).needed(3)
     assert fixed > stream.bytes_present
     state = 20 * 32 * 4  # T x d float32
     # half of what is left beside a batch, in whole batches of 3

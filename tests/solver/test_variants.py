@@ -147,7 +147,7 @@ def test_the_measured_diagonal_prices_single_units_as_measured() -> None:
     curvature = random_curvature(make_units(), 3, groups=4)
     rng = np.random.default_rng(0)
     risks = curvature.group_risks * rng.uniform(1, 30, size=curvature.group_risks.shape[1])
-    curvature = replace(curvature, group_risks=risks)
+    curvature = replace(curvature, groups=replace(curvature.groups, risks=risks))
     variant = measured_diagonal(curvature)
     assert variant.saliency / 2 == pytest.approx(curvature.single_unit_risk)
     np.testing.assert_allclose(variant.correlation(), curvature.correlation(), atol=1e-12)

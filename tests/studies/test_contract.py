@@ -20,6 +20,7 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Table
+from cocurve_lab.curvature.groups import Groups
 from cocurve_lab.extensions.choosing.settings import guards_grid
 from cocurve_lab.measuring.generation import Question
 from cocurve_lab.models.identity import fingerprint_model, model_dtype
@@ -333,9 +334,9 @@ def check_chart(figure: Any) -> None:
 
 
 # Bad input ----------------------------------------------------------------------------------------
-FREE = replace(H, group_grams=None, group_positions=None, group_risks=None)
+FREE = replace(H, groups=None)
 ONE_GROUP = cl.Curvature.from_groups(
-    UNITS, H.group_grams.sum(axis=0)[None], H.group_positions.sum()[None], None, {}
+    UNITS, Groups(H.group_grams.sum(axis=0)[None], H.group_positions.sum()[None]), {}
 )
 SEEN = BUILT_ON.rows(0, 2)
 INDEFINITE = cl.Curvature(2 - np.eye(len(UNITS)), UNITS, {"text_windows": ""})

@@ -12,6 +12,7 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import Table
+from cocurve_lab.curvature.groups import Groups
 from cocurve_lab.measuring import risk
 from cocurve_lab.measuring.risk import PlanTable
 from cocurve_studies import draws
@@ -125,7 +126,7 @@ class Population:
     def calibration(self) -> cl.Curvature:
         grams = self.rows(self.GROUPS)
         size = np.full(self.GROUPS, self.POSITIONS)
-        return cl.Curvature.from_groups(self.units, grams, size, None, {})
+        return cl.Curvature.from_groups(self.units, Groups(grams, size), {})
 
     def table(self, plans: list[cl.Selection], grams: np.ndarray) -> Any:
         """The "measured" KL of plans on rows, ½ sᵀ H_row s: a table like that of measure_plans."""

@@ -64,7 +64,7 @@ def test_a_correlation_may_exceed_one_and_a_dead_unit_keeps_its_edges(
     matrix[0, 1] = matrix[1, 0] = 3 * np.sqrt(matrix[0, 0] * matrix[1, 1])
     matrix[2, 2] = 0.0
     facts = {"surrogate": "measured KL"}
-    picture = CurvatureMap(cl.Curvature(matrix, curvature.units, provenance=facts))
+    picture = CurvatureMap(cl.Curvature(matrix, curvature.units, facts=facts))
     found = sent_correlation(picture) * np.outer(picture.roots, picture.roots)
     assert picture.peak >= 3
     assert found[0, 1] == pytest.approx(matrix[0, 1], rel=1e-3)

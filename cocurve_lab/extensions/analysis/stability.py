@@ -14,7 +14,7 @@ import numpy as np
 from ...base.errors import InfeasibleError, InputError
 from ...base.tables import Folded
 from ...curvature.matrix import Curvature
-from ...curvature.uncertainty import ENOUGH, Groups, relative, trust
+from ...curvature.uncertainty import ENOUGH, Sample, relative, trust
 from ...solver.guards import FREE, Guards
 from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
@@ -94,7 +94,7 @@ def selection_stability(
     """
     if draws < 1:
         raise InputError(f"draws is {draws}. Give at least 1, better 200.")
-    groups = Groups.of(curvature)
+    groups = Sample.of(curvature)
     plan = solve_greedy(curvature, ratio, interaction_strength, guards)
     even = np.full(len(groups), 1 / len(groups))
     # drawing G groups with replacement is the same as drawing how often each one is taken
@@ -111,7 +111,7 @@ def selection_stability(
     return Stability(plan, frequency, overlaps, draws, draws - len(chosen), len(groups))
 
 
-def _resampled(groups: Groups, counts: np.ndarray) -> Iterator[Curvature]:
+def _resampled(groups: Sample, counts: np.ndarray) -> Iterator[Curvature]:
     """Yield the H of each row of counts [draws, G]."""
     size = len(groups.units)
     step = max(1, _CHUNK // (8 * size**2))  # as many draws per matrix product as memory allows
@@ -119,7 +119,7 @@ def _resampled(groups: Groups, counts: np.ndarray) -> Iterator[Curvature]:
         part = counts[start : start + step]
         sums = np.tensordot(part.astype(np.float64), groups.grams, axes=1)
         for total, positions in zip(sums, part @ groups.positions, strict=True):
-            yield Curvature(total / positions, groups.units, groups.provenance)
+            yield Curvature(total / positions, groups.units, groups.facts)
 
 
 def _overlap(one: np.ndarray, other: np.ndarray) -> float:
@@ -187,7 +187,7 @@ def is_converged(
     """
     if not tolerance > 0:
         raise InputError(f"tolerance is {tolerance}. Give a number above 0, such as 0.1.")
-    groups = Groups.of(curvature)
+    groups = Sample.of(curvature)
     plan = solve_greedy(curvature, ratio, interaction_strength).indicator
     risk = _risk(curvature.matrix, plan)
     live = curvature.saliency > 0
@@ -228,7 +228,7 @@ def _share(part: float, whole: float) -> float:
     return part if part == 0 or np.isnan(part) else float("inf")
 
 
-def _split(groups: Groups, ratio: float, strength: float) -> tuple[float, float]:
+def _split(groups: Sample, ratio: float, strength: float) -> tuple[float, float]:
     """Optimism and overlap of the plans of two halves; NaN with a single group."""
     if len(groups) < 2:
         return float("nan"), float("nan")
@@ -276,9 +276,9 @@ class StopWhenConverged:
         if build.stopped:
             return
         # a build of fewer than 16 sequences cannot have 16 groups: no error, it just never stops
-        if len(build.positions) < ENOUGH <= len(build.calibration):
+        if len(build.groups) < ENOUGH <= len(build.calibration):
             raise InputError(
-                f"the build keeps {len(build.positions)} groups, and convergence cannot be judged "
+                f"the build keeps {len(build.groups)} groups, and convergence cannot be judged "
                 f"below {ENOUGH}. Give BuildOptions(groups={ENOUGH}) or more."
             )
         readout = is_converged(build.so_far(), *self.criterion)

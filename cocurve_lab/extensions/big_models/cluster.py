@@ -1,9 +1,9 @@
 """A build on a Ray cluster: one model per worker, one sequence at a time for each worker.
 
 Ray is only the transport. The build with its checkpoint, monitor and Ctrl-C stays in the calling
-process (build.py). Workers keep no state, so a new one can replace any of them. In this file:
-`ray_executor` and its pool (which worker does what), then what runs inside a worker, then how a
-model travels to it.
+process (estimator/build.py), and adds the results in the order of the sequences. Ray starts a
+worker that died anew and gives it its sequence again. In this file: `RayWorkers`, then what runs
+inside a worker, then how a model travels to it.
 
 Ray moves objects between its processes as pickles, and anyone who reaches the cluster can run code
 there. Use it on a network you trust.
@@ -15,115 +15,34 @@ import copy
 import math
 import os
 import traceback
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from ...base.errors import CocurveError, InputError, MismatchError, WorkerError
-from ...estimator.worker import Measured, Note, Tick, Worker, WorkItem
+from ...estimator.batches import Tick
+from ...estimator.worker import Measured, Work, Worker
 from ...models.identity import fingerprint_model, model_device, model_dtype
 from ...models.layers import weights_of
 from ...models.loading import load_model
 from ...models.runtime import measuring, require_one_device
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-_MOST_LOSSES = 3  # a sequence that killed this many workers would kill the others too
-_AHEAD = 4  # results per worker that may wait for an earlier sequence, to bound the memory
-
-
-# The executor -----------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
-class RayExecutor:
-    """An executor on a Ray cluster, with one model per worker; made by `ray_executor`."""
+class RayWorkers:
+    """Measures the sequences of a build on Ray workers: `estimate_curvature(..., workers=...)`.
 
-    workers: int = 2
-    address: str | None = None
-    source: str | None = None
-    cpus_per_worker: int = 1
-    gpus_per_worker: float | None = None
-    start_seconds: float = 600.0
-    init: Mapping[str, Any] = field(default_factory=dict)
+    The result has the bits of a build in one process on the same kind of device, with the same
+    `BuildOptions(num_threads=..., units_per_batch=...)`; Ray reserves `num_threads` CPUs (1 by
+    default) for each worker. If a worker dies, another one measures its sequence.
 
-    def __post_init__(self) -> None:
-        for name in ("workers", "cpus_per_worker"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-
-    def threads(self) -> int:
-        return self.cpus_per_worker
-
-    @contextmanager
-    def open(self, model: PreTrainedModel, item: WorkItem) -> Iterator[RayPool]:
-        ray = _import_ray()
-        joined = not ray.is_initialized()
-        if joined:
-            self._join(ray)
-        pool = None
-        try:
-            pool = RayPool(ray, self, model, item)
-            yield pool
-        finally:
-            if pool is not None:
-                pool.close()
-            if joined:
-                ray.shutdown()
-
-    def _join(self, ray: Any) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # the lab sends no usage data
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        settings: dict[str, Any] = {
-            "address": self.address,
-            "log_to_driver": False,
-            "logging_level": "ERROR",
-        }
-        if self.address is None and "RAY_ADDRESS" not in os.environ:
-            settings["include_dashboard"] = False
-            # a cluster of this machine alone must have room for all workers, whatever its cores
-            settings["num_cpus"] = max(os.cpu_count() or 1, self.workers * self.cpus_per_worker)
-        try:
-            ray.init(**settings | dict(self.init))
-        except Exception as error:  # Ray also raises plain Exception
-            ray.shutdown()
-            place = self.address or "this machine"
-            if "AuthToken" in "".join(traceback.format_exception(error)):
-                raise WorkerError(
-                    f"the Ray cluster at {place} asks for a token, as those of `ray start` do. "
-                    "Set RAY_AUTH_MODE=token in the environment before Python starts; on another "
-                    "machine, first give it the cluster's token (Ray's page on authentication)."
-                ) from error
-            raise WorkerError(
-                f"Ray cannot be started or reached at {place} ({error}). "
-                "Start it with `ray start --head` and give its address=, or try again: on a busy "
-                "machine it may have taken too long."
-            ) from error
-
-
-def ray_executor(
-    workers: int = 2,
-    *,
-    address: str | None = None,
-    source: str | os.PathLike[str] | None = None,
-    cpus_per_worker: int = 1,
-    gpus_per_worker: float | None = None,
-    **settings: Any,
-) -> RayExecutor:
-    """Make an executor that measures the sequences of a build on Ray workers.
-
-    The result has the bits of a build in one process on the same kind of device, with
-    `BuildOptions(num_threads=cpus_per_worker)` and the same `units_per_batch`. If a worker dies,
-    only the sequence it was measuring is lost: another worker measures it, and a new one is
-    started.
-
-    Args:
+    Attributes:
         workers: number of workers, with one model each. Those for which the cluster has no room
             wait until it has.
         address: address of the cluster. None joins the one that `ray.init` finds (RAY_ADDRESS, or a
@@ -133,15 +52,129 @@ def ray_executor(
             you pass (the weights are compared). None copies the weights into Ray's object store
             once, and from there to every worker: give a source for large models. A streamed model
             needs one: each worker then reads the layers itself.
-        cpus_per_worker: CPUs that Ray reserves for each worker, and its number of threads.
         gpus_per_worker: GPUs for each worker; None is 1 if the model is on a GPU, otherwise 0. With
             0 the workers use the CPU.
-        **settings: `start_seconds`, the time to wait for the first worker, in seconds (600);
-            `init`, further arguments of `ray.init`.
+        start_seconds: the time to wait for the first worker.
+        init: further arguments of `ray.init`.
     """
-    _import_ray()
-    place = None if source is None else os.fspath(source)
-    return RayExecutor(workers, address, place, cpus_per_worker, gpus_per_worker, **settings)
+
+    workers: int = 2
+    address: str | None = None
+    source: str | os.PathLike[str] | None = None
+    gpus_per_worker: float | None = None
+    start_seconds: float = 600.0
+    init: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise InputError(f"workers is {self.workers}; it must be at least 1.")
+        _import_ray()
+
+    def __call__(
+        self, model: PreTrainedModel, work: Work, numbers: Sequence[int], tick: Tick
+    ) -> Generator[Measured, None, None]:
+        """Measure sequences, and yield them in the order of `numbers`."""
+        if work.listeners:
+            raise InputError("listeners hear what this process measures. Omit them, or workers.")
+        ray = _import_ray()
+        joined = not ray.is_initialized()
+        if joined:
+            self._join(ray, work.options.num_threads or 1)
+        actors: list[Any] = []
+        try:
+            actors += self._actors(ray, model, work)
+            yield from self._in_order(ray, actors, numbers, tick)
+        finally:
+            for actor in actors:
+                with suppress(Exception):  # it may be gone already
+                    ray.kill(actor, no_restart=True)
+            if joined:
+                ray.shutdown()
+
+    def _join(self, ray: Any, threads: int) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # the lab sends no usage data
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        settings: dict[str, Any] = {
+            "address": self.address,
+            "log_to_driver": False,
+            "logging_level": "ERROR",
+        }
+        if self.address is None and "RAY_ADDRESS" not in os.environ:
+            # a cluster of this machine alone must have room for all workers, whatever its cores
+            cpus = max(os.cpu_count() or 1, self.workers * threads)
+            settings |= {"include_dashboard": False, "num_cpus": cpus}
+        try:
+            ray.init(**settings | dict(self.init))
+        except Exception as error:  # Ray also raises plain Exception
+            ray.shutdown()
+            next_step = (
+                "Start it with `ray start --head` and give its address=, or try again: on a busy "
+                "machine it may have taken too long."
+            )
+            if "AuthToken" in "".join(traceback.format_exception(error)):
+                next_step = (
+                    "It asks for a token, as those of `ray start` do: set RAY_AUTH_MODE=token in "
+                    "the environment before Python starts; on another machine, first give it the "
+                    "cluster's token (Ray's page on authentication)."
+                )
+            raise WorkerError(
+                f"Ray cannot be started or reached at {self.address or 'this machine'} ({error}). "
+                f"{next_step}"
+            ) from error
+
+    def _actors(self, ray: Any, model: PreTrainedModel, work: Work) -> list[Any]:
+        """Start the workers."""
+        gpus = self.gpus_per_worker
+        if gpus is None:
+            gpus = 1.0 if model_device(model).type == "cuda" else 0.0
+        # memory of the CPU is shared by all workers of a machine
+        nodes = max(1, sum(bool(node["Alive"]) for node in ray.nodes()))
+        sharing = max(1, math.ceil(1 / gpus if gpus else self.workers / nodes))
+        remote = ray.remote(
+            num_cpus=work.options.num_threads or 1,
+            num_gpus=gpus,
+            max_restarts=-1,
+            max_task_retries=2,  # a sequence that killed three workers would kill the others too
+        )(RemoteWorker)
+        packed = ray.put(parcel(model, self.source))
+        known = ray.put(work)
+        return [
+            remote.remote(packed, known, "cuda" if gpus else "cpu", sharing)
+            for _ in range(self.workers)
+        ]
+
+    def _in_order(
+        self, ray: Any, actors: list[Any], numbers: Sequence[int], tick: Tick
+    ) -> Generator[Measured, None, None]:
+        """Hand sequences to workers that are free, and yield the results in order."""
+        waiting, early = deque(numbers), dict[int, Measured]()
+        idle: list[Any] = []
+        running = {actor.start.remote(): (actor, -1) for actor in actors}
+        batch = 0
+        patience: float | None = self.start_seconds
+        for number in numbers:
+            while number not in early:
+                # four results per worker may wait for an earlier sequence, to bound the memory
+                while idle and waiting and len(early) < 4 * self.workers:
+                    actor, next_one = idle.pop(), waiting.popleft()
+                    running[actor.measure.remote(next_one, batch)] = actor, next_one
+                answers = ray.wait(list(running), num_returns=1, timeout=patience)[0]
+                if not answers:
+                    raise WorkerError(
+                        f"no worker was ready after {self.start_seconds:.0f} s. The cluster has "
+                        f"{ray.cluster_resources()}. Ask for less, or add machines."
+                    )
+                patience = None
+                actor, done = running.pop(answers[0])
+                result = _result(ray, answers[0], done)
+                idle.append(actor)
+                if done < 0:  # the first worker that is ready decides the batch size of all
+                    batch = batch or result
+                    continue
+                batch = min(batch, result.units_per_batch)
+                early[done] = result
+                tick(len(result.sums["risks"]))
+            yield early.pop(number)
 
 
 def _import_ray() -> Any:
@@ -150,227 +183,74 @@ def _import_ray() -> Any:
     except ImportError:
         raise InputError(
             "building on a cluster needs Ray, which is not installed. Run "
-            "`pip install 'cocurve-lab[ray]'`, or omit executor."
+            "`pip install 'cocurve-lab[ray]'`, or omit workers."
         ) from None
     return ray
 
 
-# The pool -----------------------------------------------------------------------------------------
-
-
-class Turns:
-    """Order of the sequences: the next one to hand out, and results that wait for earlier ones.
-
-    Workers finish in any order, but sums must be added in the order of the sequences, or their last
-    bits would change from run to run.
-
-    Attributes:
-        left: numbers whose results were not taken yet, in order.
-        ahead: the most sequences that may be out or finished early at a time.
-    """
-
-    def __init__(self, numbers: Sequence[int], ahead: int) -> None:
-        self.left, self.ahead = deque(numbers), ahead
-        self._waiting = deque(numbers)  # not handed out yet, or lost with a worker
-        self._early: dict[int, Measured] = {}
-        self._losses: Counter[int] = Counter()
-
-    def hand_out(self) -> int | None:
-        """Return the next sequence; None if none is left or too many results are waiting."""
-        if not self._waiting or len(self.left) - len(self._waiting) >= self.ahead:
-            return None
-        return self._waiting.popleft()
-
-    def lost(self, number: int) -> None:
-        """Put back the sequence of a worker that died; it goes out again before all others."""
-        self._losses[number] += 1
-        if self._losses[number] >= _MOST_LOSSES:
-            raise WorkerError(
-                f"{_MOST_LOSSES} workers died on sequence {number}, so more would. They may have "
-                "run out of memory: use shorter rows, fewer positions, a smaller units_per_batch, "
-                "or fewer workers per machine. Finished sequences are kept; run again to continue."
-            )
-        self._waiting.appendleft(number)  # results of later sequences wait for this one
-
-    def finished(self, measured: Measured) -> None:
-        self._early[measured.number] = measured
-
-    def take(self) -> Iterator[Measured]:
-        while self.left and self.left[0] in self._early:
-            yield self._early.pop(self.left.popleft())
-
-
-class RayPool:
-    """Ray actors with a model each, from the first that is ready until the build ends."""
-
-    def __init__(
-        self, ray: Any, executor: RayExecutor, model: PreTrainedModel, item: WorkItem
-    ) -> None:
-        self.ray, self.executor = ray, executor
-        gpus = executor.gpus_per_worker
-        if gpus is None:
-            gpus = 1.0 if model_device(model).type == "cuda" else 0.0
-        # memory of the CPU is shared by all workers of a machine
-        nodes = max(1, sum(bool(node["Alive"]) for node in ray.nodes()))
-        self._sharing = max(1, math.ceil(1 / gpus if gpus else executor.workers / nodes))
-        self._remote = ray.remote(num_cpus=executor.cpus_per_worker, num_gpus=gpus)(RemoteWorker)
-        self._place = "cuda" if gpus else "cpu"
-        self._model = ray.put(parcel(model, executor.source))
-        self._item = ray.put(item)
-        self._running: dict[Any, tuple[Any, int | None]] = {}  # answer to come -> actor, sequence
-        self._idle: list[Any] = []
-        self._died: list[str] = []
-        self._spare = executor.workers  # replacements: one for each worker, on average
-        self._devices: set[str] = set()
-        self.units_per_batch, self.block = item.options.units_per_batch or 0, 1
-        self.device_kind = self._place
-        for _ in range(executor.workers):
-            self._begin()
-        self._wait_for_one()
-
-    @property
-    def device(self) -> str:
-        return ", ".join(sorted(self._devices))
-
-    def measure(self, numbers: Sequence[int], tick: Tick, note: Note) -> Iterator[Measured]:
-        turns = Turns(numbers, _AHEAD * self.executor.workers)
-        while turns.left:
-            while self._idle and (number := turns.hand_out()) is not None:
-                actor = self._idle.pop()
-                answer = actor.measure.remote(number, self.units_per_batch)
-                self._running[answer] = (actor, number)
-            for answer in self._answers():
-                self._take(answer, turns, tick, note)
-            yield from turns.take()
-
-    def close(self) -> None:
-        for actor in [*self._idle, *(actor for actor, _ in self._running.values())]:
-            with suppress(Exception):  # it may be gone already
-                self.ray.kill(actor, no_restart=True)
-
-    # Actors -------------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        actor = self._remote.remote()
-        answer = actor.start.remote(self._model, self._item, self._place, self._sharing)
-        self._running[answer] = (actor, None)
-
-    def _wait_for_one(self) -> None:
-        """Wait until a worker is ready; the first one decides the batch size of all."""
-        turns = Turns([], 0)
-        while not self._idle:
-            answers = self._answers(self.executor.start_seconds)
-            if not answers:
-                raise WorkerError(
-                    f"no worker was ready after {self.executor.start_seconds:.0f} s. Each asks for "
-                    f"{self.executor.cpus_per_worker} CPUs and {self._place}; the cluster has "
-                    f"{self.ray.cluster_resources()}. Ask for less, or add machines."
-                )
-            for answer in answers:
-                self._take(answer, turns, lambda _: None, lambda _: None)
-
-    def _answers(self, seconds: float | None = None) -> list[Any]:
-        return self.ray.wait(list(self._running), num_returns=1, timeout=seconds)[0]
-
-    def _take(self, answer: Any, turns: Turns, tick: Tick, note: Note) -> None:
-        """Take the answer to a start or to a sequence; put back the work of a dead worker."""
-        actor, number = self._running.pop(answer)
-        try:
-            result = self.ray.get(answer)
-        except self.ray.exceptions.RayTaskError as error:
-            # an exception in the measurement itself: the worker lives, and `close` ends it
-            self._idle.append(actor)
-            raise _what_happened(error) from None
-        except self.ray.exceptions.RayError as error:  # the worker or its machine is gone
-            with suppress(Exception):
-                self.ray.kill(actor, no_restart=True)
-            self._lost(number, error, turns, note)
-            return
-        self._idle.append(actor)
-        if number is None:
-            batch, block, device = result
-            self.units_per_batch = self.units_per_batch or batch
-            self.block = max(self.block, block)
-            self._devices.add(device)
-            return
-        self.units_per_batch = min(self.units_per_batch, result.units_per_batch)
-        turns.finished(result)
-        tick(len(result.risks))
-
-    def _lost(self, number: int | None, error: Exception, turns: Turns, note: Note) -> None:
-        reason = type(error).__name__
-        self._died.append(f"{reason}: {str(error).strip().splitlines()[0]}")
-        if number is None:
-            note(f"a worker died while starting ({reason})")
-        else:
-            note(f"a worker died on sequence {number} ({reason}); another one does it")
-            turns.lost(number)
-        if self._spare:
-            self._spare -= 1
-            self._begin()
-        if not self._running and not self._idle:
-            raise WorkerError(
-                f"all {len(self._died)} workers died, the last one of {self._died[-1]}. Finished "
-                "sequences are kept in the checkpoint. Repair the cluster and run again."
-            )
-
-
-def _what_happened(error: Any) -> Exception:
-    """The exception to raise: one of ours as it is, any other with the worker's traceback."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, (CocurveError, torch.OutOfMemoryError)):
-        return cause
-    return error
+def _result(ray: Any, answer: Any, number: int) -> Any:
+    """Return what a worker answered; raise its own error as it is."""
+    try:
+        return ray.get(answer)
+    except ray.exceptions.RayTaskError as error:
+        cause = getattr(error, "cause", None)
+        raise (cause if isinstance(cause, CocurveError) else error) from None
+    except ray.exceptions.RayError as error:  # the worker or its machine is gone, again and again
+        raise WorkerError(
+            f"three workers died {'while starting' if number < 0 else f'on sequence {number}'} "
+            f"({type(error).__name__}). They may have run out of memory: use shorter rows, fewer "
+            "positions, a smaller units_per_batch, or fewer workers per machine. Finished "
+            "sequences are kept; run again to continue."
+        ) from error
 
 
 # Inside a worker ----------------------------------------------------------------------------------
 
 
 class RemoteWorker:
-    """A `Worker` in a Ray actor."""
+    """A `Worker` in a Ray actor, made at the first call: also where Ray starts the actor anew."""
+
+    def __init__(self, packed: Any, work: Work, place: str, sharing: int) -> None:
+        self.packed, self.work, self.place, self.sharing = packed, work, place, sharing
+        self.worker: Worker | None = None
 
     # not in __init__: an error there would arrive as a dead actor, whatever its type
-    def start(self, parcel: Any, item: WorkItem, place: str, sharing: int) -> tuple[int, int, str]:
-        self.threads = item.options.num_threads or 1
-        torch.set_num_threads(self.threads)
-        self.model = unpack(parcel, place)
-        self.worker = Worker(self.model, item, sharing)
-        return self.worker.units_per_batch, self.worker.block, self.worker.device
+    def start(self) -> int:
+        """Load the model, and return the batch size that fits."""
+        return self._ready().units_per_batch
 
     def measure(self, number: int, units_per_batch: int) -> Measured:
-        self.worker.units_per_batch = units_per_batch
-        with measuring(self.model, self.threads):
-            return self.worker.measure_one(number, lambda _: None)
+        """Measure a sequence."""
+        worker = self._ready()
+        worker.units_per_batch = units_per_batch
+        with measuring(worker.architecture.model, self.work.options.num_threads or 1):
+            return worker.measure_one(number, lambda _: None)
+
+    def _ready(self) -> Worker:
+        if self.worker is None:
+            self.worker = Worker(unpack(self.packed, self.place), self.work, self.sharing)
+        return self.worker
 
 
 # How a model travels ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Source:
-    """A model that each worker loads itself, and the fingerprint it must have."""
-
-    place: str
-    dtype: str
-    attention: str | None
-    fingerprint: str
-    stream: bool
-
-
-def parcel(model: PreTrainedModel, source: str | None) -> Any:
-    """Pack a model for sending: a reference to its source, or the model itself in main memory."""
+def parcel(model: PreTrainedModel, source: str | os.PathLike[str] | None) -> Any:
+    """Pack a model for sending: the model in main memory, or how to load it and its fingerprint."""
     streamed = bool(weights_of(model).devices)
     if streamed and source is None:
         raise InputError(
             "the model is streamed, so its weights are not in memory to be sent. Give "
-            "ray_executor(..., source=PLACE), a folder or hub id that every worker can read."
+            "RayWorkers(..., source=PLACE), a folder or hub id that every worker can read."
         )
     if not streamed:
         require_one_device(model)
     if source is not None:
+        options: dict[str, Any] = {"dtype": model_dtype(model), "stream": streamed}
         attention = getattr(model.config, "_attn_implementation", None)
-        mark = fingerprint_model(model)
-        return _Source(source, model_dtype(model), attention, mark, streamed)
+        if attention is not None:
+            options["attn_implementation"] = attention
+        return partial(load_model, os.fspath(source), **options), fingerprint_model(model)
     if model_device(model).type == "cpu":
         return model
     # copy to main memory without a second copy on the GPU: deepcopy takes a tensor that is in its
@@ -383,16 +263,15 @@ def parcel(model: PreTrainedModel, source: str | None) -> Any:
     return copy.deepcopy(model, memo)
 
 
-def unpack(parcel: Any, place: str) -> PreTrainedModel:
+def unpack(packed: Any, place: str) -> PreTrainedModel:
     """Unpack a model onto a device."""
-    if not isinstance(parcel, _Source):
-        return parcel.to(place)
-    options: dict[str, Any] = {"attn_implementation": parcel.attention} if parcel.attention else {}
-    options["stream"] = parcel.stream
-    model, _ = load_model(parcel.place, device=place, dtype=parcel.dtype, **options)
-    if fingerprint_model(model) != parcel.fingerprint:
+    if not isinstance(packed, tuple):
+        return packed.to(place)
+    load, mark = packed
+    model, _ = load(device=place)
+    if fingerprint_model(model) != mark:
         raise MismatchError(
-            f"{parcel.place} on the worker's machine is not the model that was passed: its weights "
+            f"{load.args[0]} on the worker's machine is not the model that was passed: its weights "
             "or configuration differ. Give the source of that model, or omit source."
         )
     return model

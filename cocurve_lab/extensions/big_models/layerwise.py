@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
 
 from ...calibration import CalibrationSet
-from ...estimator.batches import Room, memory_needed
+from ...estimator.batches import Room
 from ...models.architectures import Architecture
 from ...models.layer_calls import LayerCall, run_decoder
 from ...models.layers import WeightSource, present
@@ -72,7 +71,6 @@ class LayerwisePasses:
             batch: plans per forward pass.
             most: the result is at most this, but at least one batch.
         """
-        needed = partial(memory_needed, self.architecture, (), self.text, 0, batch)
-        fixed = needed()
-        fitting = Room.of(self.architecture.model).beside(fixed) // (needed(block=1) - fixed)
+        room = Room.of(self.architecture, (), self.text, 0)
+        fitting = room.beside(room.needed(batch)) // room.state
         return max(1, int(min(fitting, most) // batch)) * batch

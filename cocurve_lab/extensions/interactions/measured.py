@@ -44,6 +44,7 @@ from ...base.schema import (
 from ...base.storage import dump_npz, load_npz
 from ...base.text_windows import joined
 from ...calibration import CalibrationSet
+from ...curvature.groups import Groups
 from ...curvature.matrix import Curvature
 from ...measuring.plan_memory import model_settings
 from ...measuring.risk import Meter, standard_error
@@ -151,13 +152,12 @@ class Interactions:
             )
             if key in self.provenance
         }
-        return Curvature.from_groups(
-            self._stand_ins,
+        groups = Groups(
             grams[:, order][:, :, order] * positions,
             np.full(len(grams), positions, np.int64),
             own[:, order] * positions,
-            facts,
         )
+        return Curvature.from_groups(self._stand_ins, groups, facts)
 
     @cached_property
     def _ordered(self) -> list[int]:

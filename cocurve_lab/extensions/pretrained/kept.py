@@ -36,6 +36,7 @@ from ...base.schema import (
     require_fields,
 )
 from ...base.storage import SUM, dump_npz, load_npz, seal_json, unseal_json
+from ...curvature.groups import Groups
 from ...curvature.matrix import Curvature
 from ...models.sources import SOURCES, source_named
 from ...models.units import UnitSet
@@ -164,15 +165,14 @@ def read_curvature(path: str | os.PathLike[str]) -> Curvature:
         apart -= positions @ apart / positions.sum()  # what rounding left: the groups add up to H
         grams = np.empty((groups, len(units), len(units)))
         grams[:, us, vs] = grams[:, vs, us] = (content["matrix"] + apart) * positions[:, None]
-        return Curvature.from_groups(
-            units,
+        sums = Groups(
             grams,
             positions,
             content["risks"].astype(np.float64),
-            content["provenance"] | {"kept": NAME},
             content["sure_positions"],
             content["sure_risks"].astype(np.float64),
         )
+        return Curvature.from_groups(units, sums, content["provenance"] | {"kept": NAME})
 
 
 # Plans ------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.curvature.uncertainty import ENOUGH, Groups
+from cocurve_lab.curvature.uncertainty import ENOUGH, Sample
 from cocurve_lab.extensions.analysis.stability import is_converged, selection_stability
 from cocurve_lab.figures import DASHES, SYMBOLS, look
 from cocurve_lab.models.units import UnitSet
@@ -133,7 +133,7 @@ def _coverage(
         "statistic": statistic,
         "size": size,
         "groups": groups,
-        "reference_rows": len(Groups.of(reference)),
+        "reference_rows": len(Sample.of(reference)),
         "draws": found.draws,
         "confidence": found.confidence,
         "coverage": found.share.mean(),
@@ -220,7 +220,7 @@ def stability_table(
         `risk_error`, `saliency_error`, `optimism`, `halves_overlap` (relative errors and a Jaccard
         overlap) and `converged` (share of parts) of `is_converged`; `overlap_with_whole`.
     """
-    groups = Groups.of(curvature)
+    groups = Sample.of(curvature)
     if len(groups) < 2:
         raise InputError(
             "this H has a single group. Build it with BuildOptions(groups=16) or more."

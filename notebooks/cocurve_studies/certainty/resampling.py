@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cocurve_lab.base.errors import InputError
+from cocurve_lab.curvature.groups import Groups
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.curvature.uncertainty import ENOUGH, Groups, Statistic, jackknife, relative
+from cocurve_lab.curvature.uncertainty import ENOUGH, Sample, Statistic, jackknife, relative
 from cocurve_lab.solver.gate import redundancy_interval
 
 GATE = "redundancy, gate"  # the interval of the FFN redundancy that the gate uses
@@ -17,26 +18,20 @@ GATE = "redundancy, gate"  # the interval of the FFN redundancy that the gate us
 
 def of_groups(curvature: Curvature, groups: Iterable[int]) -> Curvature:
     """Return H over some of the groups of a curvature, which may be one per sequence."""
-    grams, positions, risks = (
-        getattr(curvature, f"group_{name}") for name in ("grams", "positions", "risks")
-    )
+    whole = curvature.groups
     chosen = [int(group) for group in groups]
-    if grams is None or positions is None or not positions[chosen].any():
+    if whole is None or not whole.positions[chosen].any():
         raise InputError(
             f"groups {chosen} of this H have no scored position. Choose others, or give an H with "
             "group Grams (one from estimate_curvature)."
         )
-    # sequence i is in group i mod G (estimator/sums.py)
+    # sequence i is in group i mod G
     marks = curvature.provenance.get("row_fingerprints", [])
-    kept = [mark for row, mark in enumerate(marks) if row % len(grams) in chosen]
+    kept = [mark for row, mark in enumerate(marks) if row % len(whole) in chosen]
     changes = {"row_fingerprints": kept, "num_sequences": len(kept), "sequences_done": len(kept)}
-    return Curvature(
-        grams[chosen].sum(axis=0) / positions[chosen].sum(),
-        curvature.units,
-        curvature.provenance | changes | dict.fromkeys(("calibration_fingerprint", "text_windows")),
-        grams[chosen],
-        positions[chosen],
-        None if risks is None else risks[chosen],
+    changes |= dict.fromkeys(("calibration_fingerprint", "text_windows"))
+    return Curvature.from_groups(
+        curvature.units, whole.part(np.array(chosen)), curvature.provenance | changes
     )
 
 
@@ -103,7 +98,7 @@ def coverage(
             f"groups is {groups}, size is {size} and draws is {draws}. Give 2 <= groups <= size "
             "and draws >= 2."
         )
-    world, random = Groups.of(reference), np.random.default_rng(seed)
+    world, random = Sample.of(reference), np.random.default_rng(seed)
     named = "ffn_redundancy" if statistic == GATE else statistic
     truth = jackknife(reference, named).estimate
     # where each group begins among the drawn rows: `add.reduceat` sums from there to the next start
@@ -113,8 +108,7 @@ def coverage(
         rows = random.integers(len(world), size=size)
         grams = np.add.reduceat(world.grams[rows], starts, axis=0)
         positions = np.add.reduceat(world.positions[rows], starts)
-        matrix = grams.sum(axis=0) / positions.sum()
-        drawn = Curvature(matrix, world.units, {}, grams, positions)
+        drawn = Curvature.from_groups(world.units, Groups(grams, positions), {})
         result = jackknife(drawn, named)
         low, high = result.interval
         if statistic == GATE:

@@ -14,7 +14,7 @@ import numpy as np
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
 from cocurve_lab.curvature.matrix import BLOCKS, Curvature
-from cocurve_lab.curvature.uncertainty import Groups
+from cocurve_lab.curvature.uncertainty import Sample
 from cocurve_lab.figures import (
     COLORS,
     DASHES,
@@ -104,7 +104,7 @@ def _halves(curvature: Curvature) -> list[np.ndarray] | None:
     """Return correlations of two disjoint halves of the groups; None without two groups."""
     if curvature.group_grams is None:
         return None
-    groups = Groups.of(curvature)
+    groups = Sample.of(curvature)
     return [half.correlation() for half in groups.halves()] if len(groups) > 1 else None
 
 

@@ -17,7 +17,7 @@ from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.curvature.uncertainty import Groups
+from cocurve_lab.curvature.uncertainty import Sample
 from cocurve_lab.figures import (
     COLORS,
     LABELS,
@@ -105,7 +105,7 @@ def single_unit_fidelity(curvature: Curvature, cache: Folder = None) -> Table:
 
 
 def _single_units(curvature: Curvature) -> Table:
-    groups = Groups.of(curvature)
+    groups = Sample.of(curvature)
     half = np.diagonal(groups.grams, axis1=1, axis2=2) / 2  # [G, M] sums over positions
     positions, risks = curvature.group_positions, curvature.group_risks
     assert positions is not None
@@ -200,7 +200,7 @@ def plan_columns(curvature: Curvature, plan: Selection, kl: np.ndarray, error: f
     predicted, chosen = curvature.risk(plan.pruned), np.ix_(plan.pruned, plan.pruned)
     sampling = None
     if curvature.group_grams is not None:
-        error_of = Groups.of(curvature).linear_error
+        error_of = Sample.of(curvature).linear_error
         sampling = known(error_of(lambda gram: gram[chosen].sum() / 2))
     return {
         "realized_ratio": plan.realized_ratio,

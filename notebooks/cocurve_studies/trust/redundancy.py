@@ -18,7 +18,7 @@ from cocurve_lab.base.errors import InputError, MismatchError
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, column, plus_minus
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.curvature.uncertainty import Groups, jackknife
+from cocurve_lab.curvature.uncertainty import Sample, jackknife
 from cocurve_lab.measuring.risk import PlanTable, standard_error
 from cocurve_lab.models.units import enumerate_units
 from cocurve_lab.solver.gate import redundancy_gate
@@ -217,7 +217,7 @@ def tuned_redundancy(base: Curvature, tuned: Curvature) -> Row:
     """
     base.units.require_same(tuned.units, mine="H of the base model", theirs="H of the tuned one")
     rows = [h.provenance.get("row_fingerprints") for h in (base, tuned)]
-    first, second = Groups.of(base), Groups.of(tuned)
+    first, second = Sample.of(base), Sample.of(tuned)
     if rows[0] is None or rows[0] != rows[1] or len(first) != len(second):
         raise MismatchError("the two H are not of the same rows of text. Build them on the same.")
     without = zip(first.leave_one_out(), second.leave_one_out(), strict=True)

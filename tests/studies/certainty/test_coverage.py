@@ -9,6 +9,7 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import Table, column, pick
+from cocurve_lab.curvature.groups import Groups
 from cocurve_studies.certainty import coverage, resampling
 from cocurve_studies.certainty.coverage import (
     CoverageOptions,
@@ -89,7 +90,7 @@ def test_text_that_repeats_itself_leaves_nothing_in_doubt() -> None:
     one = random_curvature(make_units(), positions=60, groups=1)
     assert one.group_grams is not None
     grams = np.repeat(one.group_grams, 8, axis=0)
-    same = cl.Curvature(one.matrix, one.units, {}, grams, np.full(8, 60))
+    same = cl.Curvature(one.matrix, one.units, {}, Groups(grams, np.full(8, 60)))
     for row in stability_table(same, draws=10):
         assert row["bootstrap_overlap"] == row["halves_overlap"] == row["overlap_with_whole"] == 1
         for name in ("risk_error", "saliency_error", "optimism"):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
+from cocurve_lab.curvature.groups import Groups
 from cocurve_lab.curvature.uncertainty import jackknife
 from cocurve_studies.certainty.resampling import coverage
 from helpers.gaussian import UNITS
@@ -29,7 +30,7 @@ def test_coverage_is_that_of_a_loop_by_hand() -> None:
         rows = np.array_split(rng.integers(100, size=10), 4)
         grams = np.stack([reference.group_grams[r].sum(axis=0) for r in rows])
         sizes = np.array([reference.group_positions[r].sum() for r in rows])
-        drawn = cl.Curvature(grams.sum(axis=0) / sizes.sum(), UNITS, {}, grams, sizes)
+        drawn = cl.Curvature.from_groups(UNITS, Groups(grams, sizes), {})
         low, high = jackknife(drawn, "saliency").interval
         held += (low <= reference.saliency) & (reference.saliency <= high)
     np.testing.assert_allclose(found.share, held / 30)

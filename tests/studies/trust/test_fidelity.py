@@ -12,6 +12,7 @@ from scipy.stats import pearsonr, spearmanr
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import Table, column, pick
+from cocurve_lab.curvature.groups import Groups
 from cocurve_studies.shared import sequence_columns, sequence_values
 from cocurve_studies.trust import fidelity
 from cocurve_studies.trust.fidelity import FidelityOptions
@@ -38,7 +39,7 @@ def test_a_risk_that_is_a_multiple_of_half_h_has_that_ratio_without_error() -> N
     built = random_curvature(make_units(), groups=5, positions=63)
     factors = np.linspace(0.5, 4, len(built.units))
     assert built.group_risks is not None
-    built = replace(built, group_risks=built.group_risks * factors)
+    built = replace(built, groups=replace(built.groups, risks=built.group_risks * factors))
     table = fidelity.single_unit_fidelity(built)
     assert column(table, "measured_over_predicted") == pytest.approx(factors)
     assert column(table, "measured_over_predicted_error") == pytest.approx(0, abs=1e-7)
@@ -62,7 +63,7 @@ def test_a_unit_that_changes_nothing_has_no_ratio() -> None:
     positions, risks = built.group_positions, built.group_risks
     assert positions is not None
     assert risks is not None
-    flat = cl.Curvature.from_groups(built.units, grams, positions, risks, {})
+    flat = cl.Curvature.from_groups(built.units, Groups(grams, positions, risks), {})
     rows = fidelity.single_unit_fidelity(flat)
     assert rows[2]["measured_over_predicted"] is None
     assert rows[2]["predicted"] == 0

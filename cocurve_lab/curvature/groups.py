@@ -1,0 +1,92 @@
+"""Sums over groups of sequences, from which H, its error bars and merges follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from ..base.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Sums over the scored positions of each group of sequences; sequence i is in group i mod G.
+
+    Attributes:
+        grams: [G, M, M] float64, products of features (eq. gram), nats.
+        positions: [G] int64, scored positions.
+        risks: [G, M] float64, the measured KL of removing each unit alone, nats; None if unknown.
+        sure_positions: [G] int64, those of the positions where the teacher's first choice has more
+            than 0.99 (`saturation.SURE`); None if they were not counted.
+        sure_risks: [G, M] float64, the part of `risks` at these positions, nats.
+    """
+
+    grams: np.ndarray
+    positions: np.ndarray
+    risks: np.ndarray | None = None
+    sure_positions: np.ndarray | None = None
+    sure_risks: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        count, size = len(self.grams), self.grams.shape[-1]
+        axes = {"grams": (size, size), "risks": (size,), "sure_risks": (size,)}
+        for name, array in self.arrays.items():
+            wanted = (count, *axes.get(name, ()))
+            if array.shape != wanted:
+                raise InputError(
+                    f"group_{name} has shape {array.shape}, but {size} units and {count} groups "
+                    f"need {wanted}. Take all sums from one build."
+                )
+        positions, sure = self.positions, self.sure_positions
+        if (positions < 0).any():
+            raise InputError(f"group_positions has {positions.min()}, which is no count.")
+        if sure is not None and ((sure < 0).any() or (sure > positions).any()):
+            raise InputError("group_sure_positions are not among group_positions.")
+
+    @classmethod
+    def empty(cls, count: int, size: int) -> Groups:
+        """Make the sums over no sequence yet, of `count` groups and `size` units."""
+        return cls(
+            np.zeros((count, size, size)),
+            np.zeros(count, np.int64),
+            np.zeros((count, size)),
+            np.zeros(count, np.int64),
+            np.zeros((count, size)),
+        )
+
+    @classmethod
+    def named(cls, arrays: Mapping[str, Any]) -> Groups | None:
+        """Take the sums out of a mapping that has them as "group_grams" and so on, as a file."""
+        found: dict[str, Any] = {
+            each.name: arrays.get(f"group_{each.name}") for each in fields(cls)
+        }
+        if all(array is None for array in found.values()):
+            return None
+        if found["grams"] is None or found["positions"] is None:
+            raise InputError("there are sums by group, but no group_grams and group_positions.")
+        return cls(**found)
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays that are known, by name."""
+        known = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: array for name, array in known.items() if array is not None}
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """H [M, M] = sum of group Grams / number of positions (eq. gram), nats per token."""
+        total = int(self.positions.sum())
+        if total == 0:
+            raise InputError("no scored position yet. Finish at least one sequence first.")
+        # always summed in group order: merged shards then give the bits of one build
+        return self.grams.sum(axis=0) / total
+
+    def part(self, chosen: slice | np.ndarray) -> Groups:
+        """Return some of the groups."""
+        return Groups(**{name: array[chosen] for name, array in self.arrays.items()})
