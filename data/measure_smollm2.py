@@ -37,6 +37,7 @@ from cocurve_lab.extensions.choosing.racing import ChoiceOptions
 from cocurve_lab.extensions.choosing.search import SearchOptions
 from cocurve_lab.extensions.choosing.settings import choose_guards
 from cocurve_lab.extensions.interactions.measured import Interactions
+from cocurve_lab.extensions.judging.answers import AnswerOptions
 from cocurve_lab.extensions.pretrained.kept import (
     GUARDED,
     KEPT_TEXTS,
@@ -47,7 +48,6 @@ from cocurve_lab.extensions.pretrained.kept import (
     write_plans,
 )
 from cocurve_lab.extensions.pretrained.smollm2 import END, NAME
-from cocurve_lab.measuring.answers import AnswerOptions
 from cocurve_lab.measuring.generation import own_questions
 from cocurve_lab.measuring.risk import Meter, model_risk, standard_error
 from cocurve_lab.solver.guards import Guards

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cocurve_lab.figures import DEEP, LABELS, finish, graph_objects, log_axis, plot_correlation
+from cocurve_lab.extensions.figures import (
+    DEEP,
+    LABELS,
+    finish,
+    graph_objects,
+    log_axis,
+    plot_correlation,
+)
 from helpers.problems import make_units, random_curvature
 
 

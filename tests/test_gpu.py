@@ -19,8 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 import cocurve_lab as cl
 from cocurve_lab.estimator.batches import Room, by_layer
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency, most_held
+from cocurve_lab.extensions.judging.lockstep import Sampling, compare_text
 from cocurve_lab.extensions.repairing.repair import RepairOptions
-from cocurve_lab.measuring.lockstep import Sampling, compare_text
 from cocurve_lab.methods.registry import get_method, method_names
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import model_device, weight_marks

@@ -15,9 +15,9 @@ from torch import Tensor
 import cocurve_lab as cl
 from cocurve_lab.calibration import bare_ids, text_start
 from cocurve_lab.evaluation.tasks import TaskOptions, evaluate_tasks
-from cocurve_lab.measuring.answers import AnswerOptions
+from cocurve_lab.extensions.judging.answers import AnswerOptions
+from cocurve_lab.extensions.judging.lockstep import Sampling, compare_text, next_token_probabilities
 from cocurve_lab.measuring.generation import Question, encode_prompt
-from cocurve_lab.measuring.lockstep import Sampling, compare_text, next_token_probabilities
 from cocurve_lab.measuring.perplexity import PerplexityOptions
 from helpers.tiny_models import CHAT, opening_tokenizer, tiny_model, word_tokenizer
 

@@ -19,7 +19,8 @@ import transformers
 from ..base.errors import CocurveError
 from ..calibration import default_calibration
 from ..estimator.estimate import estimate_curvature
-from ..measuring.agreement import random_set
+from ..extensions.analysis.gate import redundancy_gate
+from ..extensions.judging.agreement import random_set
 from ..measuring.generation import continue_text, example_prompts
 from ..measuring.risk import measure_plans
 from ..models.identity import DEMO
@@ -27,7 +28,6 @@ from ..models.loading import load_model, report_device
 from ..models.units import UnitSet, enumerate_units
 from ..pruner.cutting import prune
 from ..pruner.equivalence import check_equivalence
-from ..solver.gate import redundancy_gate
 from ..solver.selection import Selection
 from ..solver.solve import solve_greedy
 from .options import add_flags, flag, made

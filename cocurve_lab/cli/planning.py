@@ -8,8 +8,8 @@ from typing import Literal
 
 from ..base.errors import InputError
 from ..curvature.matrix import Curvature
+from ..extensions.analysis.gate import redundancy_gate
 from ..extensions.machine import Machine, solve_aligned
-from ..solver.gate import redundancy_gate
 from ..solver.guards import Guards
 from ..solver.solve import solve_greedy
 from ..solver.targets import Target, flop_costs

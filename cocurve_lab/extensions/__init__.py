@@ -5,7 +5,9 @@ choosing/     lambda, guards and gains chosen by measured KL; search; `best_plan
 repairing/    least-squares refit of what remains, and training after it
 interactions/ edges measured between blocks, layers or given parts, and plans of whole parts
 machine/      plans whose widths suit the machine: tensor parallelism, alignment, whole blocks
-analysis/     stability of plans, bounds, local refinement
+analysis/     what else H says: gate, gains, variants of the edges, stability, bounds, refinement
+judging/      text, answers, agreement of H with measured KL, the three causes of a gap
+figures.py    plotly figures of an H
 experts/      the experts of a mixture as units
 opening/      checks of models that anybody made, and words for what fails
 publishing/   the model card of a pruned model

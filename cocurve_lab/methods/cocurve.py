@@ -14,15 +14,15 @@ from ..calibration import CalibrationSet
 from ..curvature.groups import Groups
 from ..curvature.matrix import Curvature
 from ..estimator.estimate import estimate_curvature
+from ..extensions.analysis.gains import solve_gains
+from ..extensions.analysis.gate import redundancy_gate
+from ..extensions.analysis.variants import measured_diagonal, solve_variant
 from ..models.unit import Kind
 from ..models.units import UnitSet
-from ..solver.gains import solve_gains
-from ..solver.gate import redundancy_gate
 from ..solver.guards import FREE, Guards
 from ..solver.selection import Selection
 from ..solver.solve import solve_greedy
 from ..solver.targets import require_ratio, require_strength
-from ..solver.variants import measured_diagonal, solve_variant
 from .base import Evidence, Method
 
 if TYPE_CHECKING:

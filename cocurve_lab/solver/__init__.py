@@ -10,7 +10,4 @@ In reading order:
     uniform.py      Algorithm 2 with the same counts in every layer
     solve.py        `solve_greedy`, and the longest plan that greedy reaches
     path.py         every plan that lambda makes
-    gate.py         a default lambda from H alone
-    variants.py     edges dropped or changed: what is solved on, never what is predicted
-    gains.py        gains on kept FFN groups that stand in for what was pruned
 """

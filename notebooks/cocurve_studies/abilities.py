@@ -17,7 +17,7 @@ from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, pick, plus_minus
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.measuring.answers import ALL, AnswerOptions, AnswerTable, answer_accuracy
+from cocurve_lab.extensions.judging.answers import ALL, AnswerOptions, AnswerTable, answer_accuracy
 from cocurve_lab.measuring.generation import Question
 from cocurve_lab.measuring.plan_memory import answers_file
 from cocurve_lab.measuring.risk import standard_error

@@ -9,13 +9,13 @@ from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.tables import Folder, Row, Table
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.extensions.analysis.variants import measured_diagonal
 from cocurve_lab.extensions.choosing.neighbors import Neighbors
 from cocurve_lab.extensions.repairing.repair import repair
 from cocurve_lab.measuring.risk import PlanTable, measure_plans, model_risk
 from cocurve_lab.models.units import Unit
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
-from cocurve_lab.solver.variants import measured_diagonal
 
 from .shared import known, marks, sequence_columns, sequence_values
 from .study import Study

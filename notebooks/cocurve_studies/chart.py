@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cocurve_lab.base.tables import Row
-from cocurve_lab.figures import GUIDE, finish, graph_objects, log_axis, look
+from cocurve_lab.extensions.figures import GUIDE, finish, graph_objects, log_axis, look
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

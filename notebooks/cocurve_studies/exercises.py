@@ -17,13 +17,13 @@ from cocurve_lab.base.tables import Row, fold
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import jackknife
-from cocurve_lab.measuring.agreement import agreement
+from cocurve_lab.extensions.analysis.variants import measured_diagonal
+from cocurve_lab.extensions.judging.agreement import agreement
 from cocurve_lab.measuring.risk import measure_plans
 from cocurve_lab.methods.filling import take_in_order
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.guards import FREE
 from cocurve_lab.solver.solve import solve_greedy
-from cocurve_lab.solver.variants import measured_diagonal
 
 from .best_plan import swapped
 from .certainty.resampling import of_groups
@@ -161,7 +161,7 @@ def first_divergence(
     The model writes 16 tokens after every prompt under every plan. Plans of several sizes make
     some texts part early and others never.
     """
-    from cocurve_lab.measuring.lockstep import Sampling, compare_text
+    from cocurve_lab.extensions.judging.lockstep import Sampling, compare_text
 
     cases: list[Case] = []
     answers: list[int | None] = []

@@ -22,7 +22,7 @@ from .findings import percent
 from .shared import solved
 
 if TYPE_CHECKING:
-    from cocurve_lab.measuring.answers import AnswerTable
+    from cocurve_lab.extensions.judging.answers import AnswerTable
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 TRADED = (0.1, 0.15, 0.2, 0.25, 0.3)

@@ -24,8 +24,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.analysis.variants import measured_diagonal
 from cocurve_lab.measuring.risk import Meter, standard_error
-from cocurve_lab.solver.variants import measured_diagonal
 from helpers.benchmarks import error_bar
 
 NUMBERS, PAGE = (Path(__file__).with_name(name) for name in ("gemma.json", "GEMMA.md"))

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.choosing.search import PlanSearch, SearchOptions, search_front
+from cocurve_lab.extensions.judging.agreement import random_set
 from cocurve_lab.extensions.repairing.repair import RepairOptions
-from cocurve_lab.measuring.agreement import random_set
 from helpers.benchmarks import arguments, demo, error_bar, flag, head, row, seconds
 
 COLUMNS = (

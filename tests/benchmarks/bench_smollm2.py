@@ -22,7 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cocurve_lab.base.tables import Row, pick, plus_minus, typeset
 from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.extensions.analysis.gate import redundancy_gate
 from cocurve_lab.extensions.analysis.stability import is_converged, selection_stability
+from cocurve_lab.extensions.judging.agreement import RANDOM
 from cocurve_lab.extensions.pretrained.kept import (
     KeptPlan,
     KeptPlans,
@@ -32,9 +34,7 @@ from cocurve_lab.extensions.pretrained.kept import (
     kept_plans,
     read_plans,
 )
-from cocurve_lab.measuring.agreement import RANDOM
 from cocurve_lab.measuring.risk import standard_error
-from cocurve_lab.solver.gate import redundancy_gate
 from cocurve_lab.solver.solve import solve_greedy
 from cocurve_studies import abilities as ability
 from cocurve_studies.certainty import findings as certain

@@ -17,7 +17,7 @@ from cocurve_lab.curvature.saturation import Saturation
 from cocurve_lab.curvature.settings import BuildOptions, settings_of
 from cocurve_lab.estimator import risks
 from cocurve_lab.estimator.estimate import load_or_estimate
-from cocurve_lab.solver.variants import measured_diagonal
+from cocurve_lab.extensions.analysis.variants import measured_diagonal
 from helpers.builds import build, require_same_bits, stop_after
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import (

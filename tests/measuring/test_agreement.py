@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cocurve_lab as cl
-from cocurve_lab.measuring.agreement import (
+from cocurve_lab.extensions.judging.agreement import (
     DIAGONAL,
     EDGE_AWARE,
     PREDICTIONS,

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import cocurve_lab as cl
-from cocurve_lab.measuring.answers import (
+from cocurve_lab.extensions.judging.answers import (
     ALL,
     AnswerOptions,
     AnswerTable,

@@ -19,6 +19,7 @@ from cocurve_lab.base.errors import InfeasibleError, InputError, MismatchError
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.estimator.estimate import estimate_curvature
+from cocurve_lab.extensions.analysis.gate import redundancy_gate
 from cocurve_lab.extensions.choosing import racing
 from cocurve_lab.extensions.choosing import settings as choosing
 from cocurve_lab.extensions.choosing.racing import ChoiceOptions, Fit
@@ -26,7 +27,6 @@ from cocurve_lab.extensions.choosing.settings import choose_guards, choose_inter
 from cocurve_lab.measuring import risk
 from cocurve_lab.measuring.risk import PlanTable, pruning_risk
 from cocurve_lab.models.units import Unit, UnitSet, enumerate_units
-from cocurve_lab.solver.gate import redundancy_gate
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.path import LambdaPath, Segment, lambda_path
 from cocurve_lab.solver.selection import Selection

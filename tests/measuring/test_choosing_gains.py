@@ -12,10 +12,10 @@ import torch
 import cocurve_lab as cl
 from cocurve_lab.base.errors import InputError, MismatchError
 from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.extensions.analysis.gains import solve_gains
 from cocurve_lab.extensions.choosing.gains import GainsChoice, choose_gains
 from cocurve_lab.extensions.choosing.racing import ChoiceOptions
 from cocurve_lab.measuring.risk import PlanTable
-from cocurve_lab.solver.gains import solve_gains
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 from helpers.problems import make_units

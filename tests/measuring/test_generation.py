@@ -13,17 +13,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import cocurve_lab as cl
-from cocurve_lab.measuring import logits
-from cocurve_lab.measuring.answers import AnswerOptions
-from cocurve_lab.measuring.generation import (
-    GrowingText,
-    Question,
-    demo_questions,
-    encode_prompt,
-    read_questions,
-    token_pieces,
-)
-from cocurve_lab.measuring.lockstep import (
+from cocurve_lab.extensions.judging.answers import AnswerOptions
+from cocurve_lab.extensions.judging.lockstep import (
     Sampling,
     TokenPair,
     compare_text,
@@ -31,6 +22,15 @@ from cocurve_lab.measuring.lockstep import (
     forced_kl,
     generate_lockstep,
     next_token_probabilities,
+)
+from cocurve_lab.measuring import logits
+from cocurve_lab.measuring.generation import (
+    GrowingText,
+    Question,
+    demo_questions,
+    encode_prompt,
+    read_questions,
+    token_pieces,
 )
 from cocurve_lab.models.runtime import exclusive
 from helpers.tiny_models import (

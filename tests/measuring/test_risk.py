@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.estimator.fisher import kl_divergence, whiten
+from cocurve_lab.extensions.judging.lockstep import forced_kl
 from cocurve_lab.measuring import plan_memory, risk
-from cocurve_lab.measuring.lockstep import forced_kl
 from cocurve_lab.measuring.risk import PlanTable
 from helpers.tiny_models import FAMILIES, GROUPS, naive_risk, tiny_model, tiny_text
 

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.evaluation.efficiency import measure_efficiency
+from cocurve_lab.extensions.judging.lockstep import Sampling, compare_text, forced_kl
 from cocurve_lab.extensions.repairing.repair import refit
-from cocurve_lab.measuring.lockstep import Sampling, compare_text, forced_kl
 from cocurve_lab.methods.slimgpt import SlimGpt
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import fingerprint_model

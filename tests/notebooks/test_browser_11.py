@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.solver.variants import measured_diagonal
+from cocurve_lab.extensions.analysis.variants import measured_diagonal
 from helpers.lab import SMALL
 from helpers.notebooks import NOTEBOOKS, Ran, cold, judge_of, require_shown, text_of
 

@@ -21,7 +21,6 @@ CORE = (
 )
 FLOORS = {
     **dict.fromkeys(CORE, 0),
-    "figures": 0,
     "extensions": 1,
     "methods": 2,
     "evaluation": 2,
@@ -135,7 +134,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "lm_eval": ("evaluation/",),
     "ray": ("extensions/big_models/",),
     "gguf": ("extensions/gguf/",),
-    "plotly": ("figures.py",),
+    "plotly": ("extensions/figures.py",),
     "matplotlib": (),
     "pandas": (),
     "ipywidgets": (),

@@ -11,15 +11,15 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.base.errors import InputError, MismatchError
+from cocurve_lab.extensions.analysis.gains import solve_gains
 from cocurve_lab.extensions.analysis.refinement import refine
+from cocurve_lab.extensions.analysis.variants import edge_variant, measured_diagonal
 from cocurve_lab.models.units import Unit, UnitSet
-from cocurve_lab.solver.gains import solve_gains
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.path import lambda_path
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import longest, solve_greedy
 from cocurve_lab.solver.targets import Target, kv_cache_costs, read_bytes, read_count
-from cocurve_lab.solver.variants import edge_variant, measured_diagonal
 from helpers.problems import make_units, random_curvature
 
 UNITS = make_units()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cocurve_lab.base.errors import NumericalError
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.solver.gains import compensated_risk, solve_gains
+from cocurve_lab.extensions.analysis.gains import compensated_risk, solve_gains
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 from helpers.problems import gram_curvature, make_units, random_curvature

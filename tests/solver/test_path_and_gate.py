@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from cocurve_lab.base.errors import InfeasibleError
 from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.extensions.analysis.gate import redundancy_gate
 from cocurve_lab.models.units import Unit, UnitSet
-from cocurve_lab.solver.gate import redundancy_gate
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.path import LambdaPath, lambda_path
 from cocurve_lab.solver.solve import solve_greedy

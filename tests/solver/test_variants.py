@@ -13,11 +13,7 @@ from hypothesis import strategies as st
 
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.models.units import UnitSet
-from cocurve_lab.solver.guards import Guards
-from cocurve_lab.solver.selection import Selection
-from cocurve_lab.solver.solve import solve_greedy
-from cocurve_lab.solver.variants import (
+from cocurve_lab.extensions.analysis.variants import (
     Reach,
     Sign,
     Structure,
@@ -25,6 +21,10 @@ from cocurve_lab.solver.variants import (
     measured_diagonal,
     solve_variant,
 )
+from cocurve_lab.models.units import UnitSet
+from cocurve_lab.solver.guards import Guards
+from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
 from helpers.problems import make_units, random_curvature
 
 UNITS = make_units(4, 2, 3)  # 20 units in 4 layers

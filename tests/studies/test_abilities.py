@@ -11,7 +11,7 @@ from scipy.stats import binom
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import Table, pick, shown
-from cocurve_lab.measuring.answers import AnswerTable
+from cocurve_lab.extensions.judging.answers import AnswerTable
 from cocurve_lab.measuring.generation import Question
 from cocurve_studies import abilities
 from cocurve_studies.abilities import ALL, CODE, DENSE, FULL

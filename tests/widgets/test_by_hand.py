@@ -9,7 +9,7 @@ import pytest
 from traitlets import TraitError
 
 import cocurve_lab as cl
-from cocurve_lab.measuring.lockstep import next_token_probabilities
+from cocurve_lab.extensions.judging.lockstep import next_token_probabilities
 from cocurve_widgets import LambdaExplorer, Session
 from cocurve_widgets.packing import plan_mark
 from helpers.problems import random_curvature

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.measuring.answers import AnswerOptions
+from cocurve_lab.extensions.judging.answers import AnswerOptions
 from cocurve_lab.measuring.generation import Question
 from cocurve_lab.measuring.plan_memory import answers_file
 from cocurve_widgets import LambdaExplorer, Measured, Session
@@ -184,7 +184,7 @@ def test_kl_and_answers_outlive_the_kernel_in_a_folder(
     first.close()
     # another kernel has another session, which knows nothing, and measures nothing again
     forbidden = pytest.fail
-    monkeypatch.setattr("cocurve_lab.measuring.answers.ReplyEngine.measure", forbidden)
+    monkeypatch.setattr("cocurve_lab.extensions.judging.answers.ReplyEngine.measure", forbidden)
     monkeypatch.setattr("cocurve_lab.measuring.risk._Engine.measure", forbidden)
     second = make(cache=tmp_path, prompt="")
     settle(second)

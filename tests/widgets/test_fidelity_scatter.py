@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 from traitlets import TraitError
 
 import cocurve_lab as cl
-from cocurve_lab.measuring.gap import RiskSplit
+from cocurve_lab.extensions.judging.gap import RiskSplit
 from cocurve_lab.measuring.risk import PlanTable
 from cocurve_widgets import FidelityScatter, Measured, Session
 from cocurve_widgets.fidelity_points import METHODS

@@ -12,7 +12,7 @@ from traitlets import Bool, Bytes, Dict, Enum, Int
 
 import cocurve_lab as cl
 from cocurve_lab.curvature.matrix import BLOCKS
-from cocurve_lab.figures import COLORS
+from cocurve_lab.extensions.figures import COLORS
 
 from .instrument import Explorer, counted, front, guarded, named_matrix
 from .packing import nodes_of, pair_rows, plain, unit_rows

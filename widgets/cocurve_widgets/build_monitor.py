@@ -10,7 +10,7 @@ from traitlets import Float, Int, List, Unicode
 
 import cocurve_lab as cl
 from cocurve_lab.estimator.build import Build
-from cocurve_lab.figures import COLORS
+from cocurve_lab.extensions.figures import COLORS
 from cocurve_lab.solver.guards import reachable_ratio
 from cocurve_lab.solver.targets import require_ratio, require_strength
 

@@ -29,7 +29,7 @@ from .session import CancelToken, MeasuredPlan, Session, count_right, mean_and_e
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from cocurve_lab.measuring.answers import Asker
+    from cocurve_lab.extensions.judging.answers import Asker
     from cocurve_lab.measuring.generation import Question
     from cocurve_lab.measuring.risk import Meter
 
@@ -223,7 +223,7 @@ class Damage:
         self._changed()
 
     def _begin(self, model: PreTrainedModel) -> None:
-        from cocurve_lab.measuring.answers import AnswerOptions, Asker
+        from cocurve_lab.extensions.judging.answers import AnswerOptions, Asker
         from cocurve_lab.measuring.risk import Meter
 
         place = plans_file(self._cache, model, self.held_out)
@@ -270,7 +270,7 @@ class Damage:
 
     def _predict(self) -> None:
         """Predict the next token of the prompt under the dense model and all plans."""
-        from cocurve_lab.measuring.lockstep import next_token_probabilities
+        from cocurve_lab.extensions.judging.lockstep import next_token_probabilities
 
         assert self._meter is not None
         plans, prompt = list(self._plans.values()), self.prompt  # the next move changes both

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import cocurve_lab as cl
-from cocurve_lab.measuring.gap import RiskSplit
+from cocurve_lab.extensions.judging.gap import RiskSplit
 
 from .instrument import counted
 from .session import Cancelled, CancelToken, MeasuredPlan, Session, text_name

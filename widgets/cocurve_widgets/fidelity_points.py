@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import cocurve_lab as cl
-from cocurve_lab.measuring.agreement import DIAGONAL, EDGE_AWARE, RANDOM, SWAP, predictions
+from cocurve_lab.extensions.judging.agreement import DIAGONAL, EDGE_AWARE, RANDOM, SWAP, predictions
 
 from .instrument import counted
 from .packing import plain

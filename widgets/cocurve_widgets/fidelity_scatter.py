@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from traitlets import Dict, Float, Int, List, Unicode, validate
 
 import cocurve_lab as cl
-from cocurve_lab.figures import COLORS
-from cocurve_lab.measuring.agreement import same_budget_pool
-from cocurve_lab.measuring.gap import RiskSplit
+from cocurve_lab.extensions.figures import COLORS
+from cocurve_lab.extensions.judging.agreement import same_budget_pool
+from cocurve_lab.extensions.judging.gap import RiskSplit
 from cocurve_lab.solver.targets import require_ratio, require_strength
 
 from . import fidelity_points

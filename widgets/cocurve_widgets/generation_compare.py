@@ -12,6 +12,12 @@ from traitlets import Bool, Dict, Enum, Float, Int, List, Unicode, observe
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import as_html
+from cocurve_lab.extensions.judging.lockstep import (
+    Sampling,
+    first_divergence,
+    forced_kl,
+    generate_rows,
+)
 from cocurve_lab.measuring.generation import (
     GrowingText,
     Question,
@@ -20,7 +26,6 @@ from cocurve_lab.measuring.generation import (
     token_pieces,
     uses_chat,
 )
-from cocurve_lab.measuring.lockstep import Sampling, first_divergence, forced_kl, generate_rows
 
 from .instrument import Instrument, counted, front, guarded, plan_code
 from .session import Cancelled, CancelToken, Session
@@ -528,7 +533,7 @@ class GenerationCompare(Instrument):
         return "\n".join(
             [
                 "import cocurve_lab as cl",
-                "from cocurve_lab.measuring.lockstep import Sampling, forced_kl",
+                "from cocurve_lab.extensions.judging.lockstep import Sampling, forced_kl",
                 "",
                 f"selection = {plan_code(run.selection, self.curvature)}",
                 f"sampling = {run.again()!r}",

@@ -62,7 +62,7 @@ def measure_for_page(
         reply: tokens of a reply.
         cache: folder of the tables; a second run measures nothing again. None keeps nothing.
     """
-    from cocurve_lab.measuring.answers import AnswerOptions, Asker
+    from cocurve_lab.extensions.judging.answers import AnswerOptions, Asker
 
     curvature, model = session.curvature, session.require_model()
     dense = cl.Selection.from_pruned(curvature.units, [])

@@ -29,7 +29,6 @@ from ...curvature.matrix import Curvature
 from ...curvature.settings import BuildOptions
 from ...estimator.build import Build
 from ...estimator.estimate import estimate_curvature
-from ...measuring.answers import ALL, AnswerTable, answer_accuracy
 from ...measuring.generation import Question, own_questions
 from ...measuring.plan_memory import plans_file
 from ...measuring.risk import Side, compare_models, measure_plans
@@ -41,8 +40,9 @@ from ...solver.guards import FREE, Guards
 from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
 from ...solver.targets import Target
-from ...solver.variants import measured_diagonal
+from ..analysis.variants import measured_diagonal
 from ..interactions.measured import Interactions, measure_interactions
+from ..judging.answers import ALL, AnswerTable, answer_accuracy
 from ..repairing.repair import RepairOptions, repair
 from .search import PlanSearch, search_plan
 

@@ -20,8 +20,8 @@ from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...measuring.risk import PlanTable
 from ...models.identity import require_source
-from ...solver.gains import CLIPS, RIDGES, compensated_risk, solve_gains
 from ...solver.selection import Selection
+from ..analysis.gains import CLIPS, RIDGES, compensated_risk, solve_gains
 from .racing import TIE, ChoiceOptions, measure_stage, require_text
 
 if TYPE_CHECKING:

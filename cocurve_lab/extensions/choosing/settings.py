@@ -19,12 +19,12 @@ from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...models.identity import require_source
 from ...models.units import UnitSet
-from ...solver.gate import Gate, redundancy_gate
 from ...solver.guards import FREE, Guards, reachable_ratio
 from ...solver.path import lambda_path
 from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
 from ...solver.targets import Target, require_ratio, require_strength
+from ..analysis.gate import Gate, redundancy_gate
 from .racing import (
     TIE,
     Candidate,

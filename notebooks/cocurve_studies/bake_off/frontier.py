@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cocurve_lab.base.errors import InfeasibleError, InputError
 from cocurve_lab.base.tables import Row, Table
 from cocurve_lab.calibration import CalibrationSet
-from cocurve_lab.measuring.lockstep import Sampling, compare_text
+from cocurve_lab.extensions.judging.lockstep import Sampling, compare_text
 from cocurve_lab.measuring.plan_memory import plans_file
 from cocurve_lab.measuring.risk import measure_plans, standard_error
 from cocurve_lab.models.units import enumerate_units

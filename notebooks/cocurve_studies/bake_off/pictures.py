@@ -9,7 +9,7 @@ import numpy as np
 
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.tables import Table, pick
-from cocurve_lab.figures import (
+from cocurve_lab.extensions.figures import (
     DASHES,
     DEEP,
     GUIDE,
@@ -19,7 +19,7 @@ from cocurve_lab.figures import (
     graph_objects,
     legend_beside,
 )
-from cocurve_lab.measuring.answers import wilson
+from cocurve_lab.extensions.judging.answers import wilson
 from cocurve_lab.solver.selection import Selection
 
 from .comparison import OURS, Comparison

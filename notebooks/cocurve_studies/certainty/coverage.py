@@ -16,7 +16,7 @@ from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import ENOUGH, Sample
 from cocurve_lab.extensions.analysis.stability import is_converged, selection_stability
-from cocurve_lab.figures import DASHES, SYMBOLS, look
+from cocurve_lab.extensions.figures import DASHES, SYMBOLS, look
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy

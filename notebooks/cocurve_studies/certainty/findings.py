@@ -11,8 +11,8 @@ import numpy as np
 
 from cocurve_lab.base.tables import Row, Table, column, pick
 from cocurve_lab.curvature.uncertainty import ENOUGH
+from cocurve_lab.extensions.analysis.gate import Gate
 from cocurve_lab.extensions.analysis.stability import Convergence, Stability
-from cocurve_lab.solver.gate import Gate
 
 from ..claims import Claim, evaluate
 from ..findings import Finding

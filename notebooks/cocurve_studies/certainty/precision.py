@@ -14,7 +14,7 @@ from cocurve_lab.curvature.uncertainty import jackknife, relative
 from cocurve_lab.estimator.build import Build
 from cocurve_lab.estimator.estimate import estimate_curvature
 from cocurve_lab.extensions.analysis.stability import StopWhenConverged
-from cocurve_lab.figures import (
+from cocurve_lab.extensions.figures import (
     COLORS,
     GUIDE,
     LABELS,

@@ -11,7 +11,7 @@ from cocurve_lab.base.errors import InputError
 from cocurve_lab.curvature.groups import Groups
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import ENOUGH, Sample, Statistic, jackknife, relative
-from cocurve_lab.solver.gate import redundancy_interval
+from cocurve_lab.extensions.analysis.gate import redundancy_interval
 
 GATE = "redundancy, gate"  # the interval of the FFN redundancy that the gate uses
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from cocurve_lab.base.errors import InfeasibleError
 from cocurve_lab.curvature.matrix import BLOCKS, Curvature
+from cocurve_lab.extensions.analysis.variants import edge_variant, solve_variant
 from cocurve_lab.models.kinds import KINDS
 from cocurve_lab.solver.greedy import Greedy
 from cocurve_lab.solver.guards import FREE, Guards, Rules
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 from cocurve_lab.solver.targets import require_strength
-from cocurve_lab.solver.variants import edge_variant, solve_variant
 
 # axis -> name of the row -> arguments of edge_variant; the first row of an axis is the method
 _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {

@@ -18,7 +18,7 @@ from cocurve_lab.base.tables import Columns, Row, Table, cached_table, column, p
 from cocurve_lab.curvature.graph import Bridges, bridge_units
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import jackknife
-from cocurve_lab.figures import COLORS, DEEP, finish, graph_objects
+from cocurve_lab.extensions.figures import COLORS, DEEP, finish, graph_objects
 from cocurve_lab.solver.guards import UnitsLike
 from cocurve_lab.solver.solve import solve_greedy
 

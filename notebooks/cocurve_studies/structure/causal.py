@@ -22,8 +22,8 @@ from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Columns, Row, Table, cached_table, pick
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.figures import GUIDE, finish, graph_objects, look
-from cocurve_lab.measuring.answers import ALL, AnswerOptions, AnswerTable, answer_accuracy
+from cocurve_lab.extensions.figures import GUIDE, finish, graph_objects, look
+from cocurve_lab.extensions.judging.answers import ALL, AnswerOptions, AnswerTable, answer_accuracy
 from cocurve_lab.measuring.generation import Question
 from cocurve_lab.measuring.risk import PlanTable, measure_plans, standard_error
 from cocurve_lab.models.identity import demo_folder

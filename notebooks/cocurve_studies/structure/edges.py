@@ -17,7 +17,7 @@ from cocurve_lab.base.errors import InfeasibleError, InputError
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, column, pick
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.figures import look
+from cocurve_lab.extensions.figures import look
 from cocurve_lab.measuring.risk import PlanTable, standard_error
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection

@@ -15,7 +15,7 @@ from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
 from cocurve_lab.curvature.matrix import BLOCKS, Curvature
 from cocurve_lab.curvature.uncertainty import Sample
-from cocurve_lab.figures import (
+from cocurve_lab.extensions.figures import (
     COLORS,
     DASHES,
     GUIDE,

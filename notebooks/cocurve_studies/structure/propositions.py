@@ -9,9 +9,9 @@ import numpy as np
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table
 from cocurve_lab.curvature.graph import bridge_units
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.figures import COLORS, LABELS
+from cocurve_lab.extensions.analysis.gate import redundancy_gate
+from cocurve_lab.extensions.figures import COLORS, LABELS
 from cocurve_lab.models.kinds import KINDS
-from cocurve_lab.solver.gate import redundancy_gate
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 

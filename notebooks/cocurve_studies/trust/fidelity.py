@@ -18,13 +18,13 @@ from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import Sample
-from cocurve_lab.figures import (
+from cocurve_lab.extensions.figures import (
     COLORS,
     LABELS,
     legend_beside,
     look,
 )
-from cocurve_lab.measuring.agreement import (
+from cocurve_lab.extensions.judging.agreement import (
     PREDICTIONS,
     RANDOM,
     predictions,

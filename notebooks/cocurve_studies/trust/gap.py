@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from cocurve_lab.base.tables import column
-from cocurve_lab.figures import COLORS, finish, graph_objects
-from cocurve_lab.measuring.gap import RiskSplit
+from cocurve_lab.extensions.figures import COLORS, finish, graph_objects
+from cocurve_lab.extensions.judging.gap import RiskSplit
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

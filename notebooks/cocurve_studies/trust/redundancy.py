@@ -19,9 +19,9 @@ from cocurve_lab.base.tables import Columns, Folder, Row, Table, column, plus_mi
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import Sample, jackknife
+from cocurve_lab.extensions.analysis.gate import redundancy_gate
 from cocurve_lab.measuring.risk import PlanTable, standard_error
 from cocurve_lab.models.units import enumerate_units
-from cocurve_lab.solver.gate import redundancy_gate
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.solve import solve_greedy
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from cocurve_lab.base.errors import InfeasibleError, InputError
+from cocurve_lab.extensions.analysis.variants import measured_diagonal
 from cocurve_lab.solver.solve import solve_greedy
-from cocurve_lab.solver.variants import measured_diagonal
 
 if TYPE_CHECKING:
     from cocurve_lab import Curvature, Selection

@@ -10,8 +10,8 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import Table
+from cocurve_lab.extensions.analysis.gate import Gate
 from cocurve_lab.extensions.analysis.stability import Convergence, Stability
-from cocurve_lab.solver.gate import Gate
 from cocurve_studies.certainty.findings import (
     convergence_finding,
     coverage_findings,

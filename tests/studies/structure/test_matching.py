@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from cocurve_lab.base.errors import InfeasibleError, InputError, MismatchError
 from cocurve_lab.curvature.graph import bridge_units
 from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.extensions.analysis.variants import edge_variant
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
-from cocurve_lab.solver.variants import edge_variant
 from cocurve_studies.structure.matching import Matching, causal_arms, match_controls
 from helpers.problems import make_units, random_curvature
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cocurve_lab.measuring.agreement import RANDOM
+from cocurve_lab.extensions.judging.agreement import RANDOM
 from cocurve_studies.findings import Finding
 from cocurve_studies.trust import findings
 from cocurve_studies.trust.fidelity import ACROSS, POOL

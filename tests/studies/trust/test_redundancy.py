@@ -12,7 +12,7 @@ from scipy.stats import permutation_test, spearmanr
 import cocurve_lab as cl
 from cocurve_lab.base.errors import MismatchError
 from cocurve_lab.base.tables import Table, column
-from cocurve_lab.measuring.agreement import random_set
+from cocurve_lab.extensions.judging.agreement import random_set
 from cocurve_lab.measuring.risk import PlanTable
 from cocurve_studies.trust import redundancy
 from cocurve_studies.trust.redundancy import (

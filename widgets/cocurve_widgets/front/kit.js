@@ -3,7 +3,7 @@
 import { TERMS, term } from "./glossary.js";
 
 // The only palette of the pages, after Okabe-Ito: color-blind readers can tell these apart in both
-// themes. One color has one meaning everywhere; all but the last two are in cocurve_lab/figures.py.
+// themes. One color has one meaning everywhere; all but the last two are in cocurve_lab/extensions/figures.py.
 export const COLORS = {
   attention: "#0072B2", // kind of a unit
   ffn: "#E69F00",

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .base.errors import CocurveError
-from .curvature.graph import Bridges, bridge_units
-from .curvature.matrix import Curvature
-from .models.architectures import UNIT_KINDS, kind_number
-from .solver.selection import Selection
+from ..base.errors import CocurveError
+from ..curvature.graph import Bridges, bridge_units
+from ..curvature.matrix import Curvature
+from ..models.architectures import UNIT_KINDS, kind_number
+from ..solver.selection import Selection
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -22,23 +22,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..base.errors import InputError
-from ..base.progress import Progress, open_bar
-from ..base.tables import Folded, Table, brief
-from ..calibration import CalibrationSet
-from ..curvature.saturation import SURE
-from ..estimator.batches import Batches, Room
-from ..estimator.fisher import center, centered_kl
-from ..estimator.replay import Replay
-from ..estimator.support import widen
-from ..estimator.teacher import row
-from ..models.architectures import Architecture, describe
-from ..models.masking import column_scales, resolve, scaled
-from ..models.runtime import measuring, require_measurable
-from ..models.units import Unit
-from ..solver.selection import Selection
-from .logits import pieces, require_numbers
-from .risk import standard_error
+from ...base.errors import InputError
+from ...base.progress import Progress, open_bar
+from ...base.tables import Folded, Table, brief
+from ...calibration import CalibrationSet
+from ...curvature.saturation import SURE
+from ...estimator.batches import Batches, Room
+from ...estimator.fisher import center, centered_kl
+from ...estimator.replay import Replay
+from ...estimator.support import widen
+from ...estimator.teacher import row
+from ...measuring.logits import pieces, require_numbers
+from ...measuring.risk import standard_error
+from ...models.architectures import Architecture, describe
+from ...models.masking import column_scales, resolve, scaled
+from ...models.runtime import measuring, require_measurable
+from ...models.units import Unit
+from ...solver.selection import Selection
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -8,14 +8,14 @@ from typing import Literal
 
 import numpy as np
 
-from ..base.arguments import require_type
-from ..base.errors import InputError
-from ..base.tables import spread
-from ..curvature.matrix import Curvature
-from ..curvature.saturation import Saturation
-from ..curvature.uncertainty import Sample, jackknife
-from ..models.kinds import KINDS
-from .solve import solve_greedy
+from ...base.arguments import require_type
+from ...base.errors import InputError
+from ...base.tables import spread
+from ...curvature.matrix import Curvature
+from ...curvature.saturation import Saturation
+from ...curvature.uncertainty import Sample, jackknife
+from ...models.kinds import KINDS
+from ...solver.solve import solve_greedy
 
 GRAY, HIGH = 0.10, 0.12  # the mean |rho| at which the two upper bands begin
 _DRAWS = 100  # bootstrap draws behind the error of the balance

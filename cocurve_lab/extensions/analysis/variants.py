@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..base.arguments import require_choice, require_type
-from ..base.errors import InputError
-from ..curvature.matrix import BLOCKS, Curvature
-from .guards import FREE, Guards
-from .selection import Selection
-from .solve import solve_greedy
+from ...base.arguments import require_choice, require_type
+from ...base.errors import InputError
+from ...curvature.matrix import BLOCKS, Curvature
+from ...solver.guards import FREE, Guards
+from ...solver.selection import Selection
+from ...solver.solve import solve_greedy
 
 Structure = Literal["full", "diagonal", "within_module", "attention", "cross", "ffn"]
 Reach = Literal["all", "adjacent", "within_layer"]

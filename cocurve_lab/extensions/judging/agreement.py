@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
-from ..base.errors import InputError
-from ..curvature.matrix import Curvature
-from ..models.units import UnitSet
-from ..solver.selection import Selection
-from ..solver.solve import solve_greedy
-from ..solver.targets import target_cost
+from ...base.errors import InputError
+from ...curvature.matrix import Curvature
+from ...models.units import UnitSet
+from ...solver.selection import Selection
+from ...solver.solve import solve_greedy
+from ...solver.targets import target_cost
 
 # names of the methods in a same-budget pool
 POOL_METHODS = ("edge-aware greedy", "diagonal greedy", "random", "local swap")

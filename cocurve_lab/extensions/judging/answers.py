@@ -21,22 +21,22 @@ from scipy.stats import binomtest
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..base.errors import InputError
-from ..base.progress import Bar
-from ..base.storage import fingerprint
-from ..base.tables import Row, Table
-from ..calibration import bare_ids
-from ..estimator.support import widen
-from ..models.architectures import Architecture, describe
-from ..models.identity import model_device, require_source
-from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
-from ..models.runtime import measuring
-from ..solver.selection import Selection
-from .generation import Question, encode_prompt, token_pieces, uses_chat
+from ...base.errors import InputError
+from ...base.progress import Bar
+from ...base.storage import fingerprint
+from ...base.tables import Row, Table
+from ...calibration import bare_ids
+from ...estimator.support import widen
+from ...measuring.generation import Question, encode_prompt, token_pieces, uses_chat
+from ...measuring.logits import log_likelihood, pieces, require_numbers, too_large, unless_too_large
+from ...measuring.plan_memory import FileKind, PlanMemory, model_settings
+from ...measuring.risk import standard_error
+from ...models.architectures import Architecture, describe
+from ...models.identity import model_device, require_source
+from ...models.masking import Scales, column_scales, resolve, scaled, stack_rows
+from ...models.runtime import measuring
+from ...solver.selection import Selection
 from .lockstep import end_tokens
-from .logits import log_likelihood, pieces, require_numbers, too_large, unless_too_large
-from .plan_memory import FileKind, PlanMemory, model_settings
-from .risk import standard_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

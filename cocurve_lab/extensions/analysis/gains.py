@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..base.arguments import as_float, require_type
-from ..base.errors import InputError, NumericalError
-from ..curvature.matrix import Curvature
-from .plan_json import require_plan_of
-from .selection import GAINED, Selection
+from ...base.arguments import as_float, require_type
+from ...base.errors import InputError, NumericalError
+from ...curvature.matrix import Curvature
+from ...solver.plan_json import require_plan_of
+from ...solver.selection import GAINED, Selection
 
 # the values the paper tries: gamma / mean diagonal, and tau (appendix "Models and Configuration")
 RIDGES, CLIPS = (0.05, 0.2, 1.0), (1.0, 2.0)
