@@ -22,11 +22,10 @@ _DRAWS = 100  # bootstrap draws behind the error of the balance
 
 Band = Literal["low", "gray", "high", "unknown"]
 Doubt = Literal["border", "balance"]
-# of each band: where it ends, its bounds in words, and the recommended lambda
-_BANDS: dict[Band, tuple[float, str, float]] = {
-    "low": (GRAY, f"below {GRAY:.2f}", 1.0),
-    "gray": (HIGH, f"in {GRAY:.2f} to {HIGH:.2f}", 0.0),
-    "high": (math.inf, f"at least {HIGH:.2f}", 0.0),
+_BOUNDS: dict[Band, str] = {
+    "low": f"below {GRAY:.2f}",
+    "gray": f"in {GRAY:.2f} to {HIGH:.2f}",
+    "high": f"at least {HIGH:.2f}",
 }
 _DOUBTS: dict[Doubt, str] = {
     "border": "The redundancy may lie anywhere in {low:.3f} to {high:.3f}.",
@@ -112,7 +111,7 @@ class Gate:
             noise = "" if floor is None else f" (noise alone would give {floor:.3f})"
             parts = [
                 f"{'Undecided: the' if doubts else 'The'} FFN redundancy is {self.redundancy:.3f}"
-                f"{spread(self.redundancy_error, '.3f')}{noise}, {_BANDS[self.band][1]}, the "
+                f"{spread(self.redundancy_error, '.3f')}{noise}, {_BOUNDS[self.band]}, the "
                 f"{self.band} band: lambda = {self.recommended:g}.",
                 *(_DOUBTS[doubt].format(low=max(0.0, low), high=high) for doubt in doubts),
             ]
@@ -171,9 +170,7 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
     chosen = list(solve_greedy(curvature, ratio, 0.0).pruned)
     predicted, measured = _edge_to_diagonal(curvature, chosen)
     error, balance_error = _errors(curvature, chosen)
-    band: Band = "unknown"
-    if not math.isnan(redundancy):
-        band = next(band for band, (end, *_) in _BANDS.items() if redundancy < end)
+    band, recommended = _band(redundancy)
     return Gate(
         redundancy=redundancy,
         noise_floor=curvature.ffn_redundancy_noise_floor,
@@ -182,12 +179,21 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
         edge_to_diagonal=predicted,
         edge_to_diagonal_measured=measured,
         band=band,
-        recommended=None if band == "unknown" else _BANDS[band][2],
+        recommended=recommended,
         ratio=ratio,
         redundancy_error=error,
         edge_to_diagonal_error=balance_error,
         saturation=curvature.saturation,
     )
+
+
+def _band(redundancy: float) -> tuple[Band, float | None]:
+    """The band of a redundancy and the lambda it recommends."""
+    if math.isnan(redundancy):
+        return "unknown", None
+    if redundancy < GRAY:
+        return "low", 1.0
+    return ("gray" if redundancy < HIGH else "high"), 0.0
 
 
 def _variation(curvature: Curvature) -> dict[str, float]:
