@@ -57,10 +57,10 @@ def edge_graph(
     first, second = np.divmod(keep, len(curvature.units))
     graph = nx.Graph()
     graph.add_nodes_from(_nodes(curvature))
-    columns = (first, second, curvature.matrix.flat[keep], correlations.flat[keep])
+    edges, correlated = curvature.matrix.flat[keep], correlations.flat[keep]
+    pairs = zip(first.tolist(), second.tolist(), edges.tolist(), correlated.tolist(), strict=True)
     graph.add_edges_from(
-        (u, v, {"curvature": edge, "correlation": correlation})
-        for u, v, edge, correlation in zip(*(c.tolist() for c in columns), strict=True)
+        (u, v, {"curvature": edge, "correlation": correlation}) for u, v, edge, correlation in pairs
     )
     return graph
 

@@ -105,16 +105,16 @@ class Curvature(Folded):
         return None if self.groups is None else self.groups.risks
 
     @property
-    def surrogate(self) -> str:
-        """What the matrix is: "H", the paper's, or another that an extension measured."""
+    def matrix_name(self) -> str:
+        """What the matrix is: "H", the paper's, or the name of what was measured instead."""
         return str(self.provenance.get("surrogate", "H"))
 
     def require_gram(self, what: str) -> None:
         """Raise InputError, naming `what` needs a Gram matrix, unless this is an H alone."""
-        if self.surrogate != "H":
+        if self.matrix_name != "H":
             raise InputError(
                 f"{what} rests on H being a Gram matrix (Proposition gram), and this is a "
-                f"{self.surrogate} with its smallest eigenvalue at "
+                f"{self.matrix_name} with its smallest eigenvalue at "
                 f"{np.linalg.eigvalsh(self.matrix)[0]:.3g}. Use the H of the model."
             )
 
@@ -178,7 +178,7 @@ class Curvature(Folded):
 
     @cached_property
     def _correlation(self) -> np.ndarray:
-        return _correlate(self.matrix, 1.0 if self.surrogate == "H" else math.inf)
+        return _correlate(self.matrix, 1.0 if self.matrix_name == "H" else math.inf)
 
     def block_means(self) -> dict[str, float]:
         """Return the mean |rho_uv| of each block: within attention, across kinds, within FFN.
@@ -356,8 +356,8 @@ class Curvature(Folded):
         blocks = ", ".join(f"{key} {value:.3f}" for key, value in means.items()) or "of no pair"
         saturated = self.saturation is not None and self.saturation.saturated
         kind = "Curvature"
-        if self.surrogate != "H":
-            kind = self.surrogate[0].upper() + self.surrogate[1:]
+        if self.matrix_name != "H":
+            kind = self.matrix_name[0].upper() + self.matrix_name[1:]
         return (
             f"{kind} of {name}: M = {len(self.units)}{rows}{partial}; trace "
             f"{self.saliency.sum():.3g} nats per token; mean |correlation| {blocks}"

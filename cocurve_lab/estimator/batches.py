@@ -162,9 +162,10 @@ class Room:
             full_vocabulary: whether risks are measured over the full vocabulary.
             sharing: how many workers share the memory.
         """
-        config, model, length = architecture.config, architecture.model, text.seq_len
-        positions, hidden = text.positions_per_sequence, config.hidden_size
-        size, vocabulary = embedding_weight(model).element_size(), architecture.vocabulary
+        config, model = architecture.config, architecture.model
+        length, positions = text.seq_len, text.positions_per_sequence
+        hidden, vocabulary = config.hidden_size, architecture.vocabulary
+        size = embedding_weight(model).element_size()
         scored = positions * top_r * 4
         head = min(scored * hidden, GATHER_BYTES)
         if full_vocabulary:  # the head in float32; logits of a few positions, and their KL

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ from ..curvature.settings import (
     Facts,
 )
 from ..models.architectures import describe
-from ..models.identity import model_device
+from ..models.identity import known_record, model_device
 from ..models.runtime import device_name, software_versions
 from ..models.units import UnitSet
 from .algorithm1 import Listener
@@ -80,9 +80,10 @@ _CHECKPOINT: Schema = {
 }
 
 
-@dataclass
 class Build:
     """State of a build between two sequences: its inputs, and everything a checkpoint holds.
+
+    It resumes if its checkpoint exists.
 
     Attributes:
         settings: the settings that decide H, from `build_settings`; a checkpoint must agree.
@@ -90,7 +91,6 @@ class Build:
         numbers: the sequences to do, in order.
         groups: the sums over the sequences done.
         runtime: threads, batch size and kind of device, which decide only the last bits.
-        measure: measures sequences: in this process, or on other machines.
         seconds: what each sequence done took.
         losses: the dense model's nats per scored token of each.
         events: what a reader of the result should know: moves, retries, early stops.
@@ -98,26 +98,8 @@ class Build:
         stopped: why the build ended before its last sequence; "" while it runs, and once done.
     """
 
-    settings: dict[str, Any]
-    name: str
-    units: UnitSet
-    calibration: CalibrationSet
-    options: BuildOptions
-    checkpoint: Path | None
-    numbers: list[int]
-    groups: Groups
-    runtime: dict[str, Any]
-    measure: Measure
-    listeners: Sequence[Listener] = ()
-    seconds: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    events: list[str] = field(default_factory=list)
-    devices: set[str] = field(default_factory=set)
-    stopped: str = ""
-
-    @classmethod
-    def start(
-        cls,
+    def __init__(
+        self,
         settings: dict[str, Any],
         name: str,
         units: UnitSet,
@@ -126,31 +108,28 @@ class Build:
         checkpoint: str | os.PathLike[str] | None,
         workers: Measure | None = None,
         listeners: Sequence[Listener] = (),
-    ) -> Build:
-        """Set up a build, and resume it if its checkpoint exists."""
-        groups = settings["groups"]
+    ) -> None:
+        self.settings, self.name = settings, name
+        self.units, self.calibration, self.options = units, calibration, options
+        self.measure, self.listeners = workers or measure_here, listeners
         if options.shard is not None:  # a setting, so that no other shard resumes its checkpoint
-            settings = settings | {"shard": list(options.shard)}
+            self.settings = settings | {"shard": list(options.shard)}
+        self.numbers = shard_sequences(options.shard, settings["groups"], len(calibration))
+        self.groups = Groups.empty(settings["groups"], len(units))
         threads = options.num_threads or (torch.get_num_threads() if workers is None else 1)
-        runtime: dict[str, Any] = dict.fromkeys(RUNTIME)
-        runtime["num_threads"] = require_threads(threads, "num_threads")
-        runtime["units_per_batch"] = options.units_per_batch
-        build = cls(
-            settings,
-            name,
-            units,
-            calibration,
-            options,
-            checkpoint=None if checkpoint is None else Path(checkpoint),
-            numbers=shard_sequences(options.shard, groups, len(calibration)),
-            groups=Groups.empty(groups, len(units)),
-            runtime=runtime,
-            measure=workers or measure_here,
-            listeners=listeners,
-        )
-        if build.checkpoint is not None:
-            build.resume(build.checkpoint)
-        return build
+        self.runtime: dict[str, Any] = {
+            "num_threads": require_threads(threads, "num_threads"),
+            "units_per_batch": options.units_per_batch,
+            "device_kind": None,
+        }
+        self.seconds: list[float] = []
+        self.losses: list[float] = []
+        self.events: list[str] = []
+        self.devices: set[str] = set()
+        self.stopped = ""
+        self.checkpoint = None if checkpoint is None else Path(checkpoint)
+        if self.checkpoint is not None:
+            self.resume(self.checkpoint)
 
     @property
     def total(self) -> int:
@@ -172,8 +151,7 @@ class Build:
         """
         if self.done < self.total:
             self._go_on(model, progress)
-        device = ", ".join(sorted(self.devices)) or device_name(model_device(model))
-        curvature = Curvature.from_groups(self.units, self.groups, self._facts(device))
+        curvature = Curvature.from_groups(self.units, self.groups, self._facts(model))
         if self.stopped != _BY_HAND:
             tell_text(curvature, model, progress)
         return curvature
@@ -261,14 +239,14 @@ class Build:
             self.units, self.groups.part(groups), {"sequences_done": self.done}
         )
 
-    def _facts(self, device: str) -> Facts:
+    def _facts(self, model: PreTrainedModel) -> Facts:
         """Return what is known of the sequences done, the first of `numbers`."""
         rows, done = self.calibration.row_fingerprints, self.numbers[: self.done]
         return self.settings | {
             "model_name": self.name,
             "runtime": dict(self.runtime),
             "events": list(self.events),
-            "device": device,
+            "device": ", ".join(sorted(self.devices)) or device_name(model_device(model)),
             "sequence_losses": list(self.losses),
             "sequences_done": self.done,
             "complete": self.done == len(self.calibration),
@@ -279,6 +257,7 @@ class Build:
             "seconds": sum(self.seconds),
             "sequence_seconds": list(self.seconds),
             "versions": software_versions(),
+            "checkpoint": known_record(model)["checkpoint"],
         }
 
     # Checkpoints --------------------------------------------------------------------------------

@@ -87,8 +87,8 @@ def estimate_curvature(
     units = units or enumerate_units(model)
     settings = build_settings(model, units, calibration, top_r, options)
     name = model_name(model)
-    build = Build.start(settings, name, units, calibration, options, checkpoint, workers, listeners)
-    return _marked(build.run(model, progress=progress), model)
+    build = Build(settings, name, units, calibration, options, checkpoint, workers, listeners)
+    return build.run(model, progress=progress)
 
 
 def load_or_estimate(
@@ -129,8 +129,8 @@ def load_or_estimate(
     if progress and not checkpoint.exists():
         _tell_of_others(folder, whole)
     name = model_name(model)
-    build = Build.start(settings, name, units, calibration, options, checkpoint, workers)
-    curvature = _marked(build.run(model, progress=progress), model)
+    build = Build(settings, name, units, calibration, options, checkpoint, workers)
+    curvature = build.run(model, progress=progress)
     if build.done < build.total:
         return curvature  # the checkpoint stays, and running again resumes from it
     try:
@@ -143,10 +143,6 @@ def load_or_estimate(
     if progress:
         print(f"Saved H to {path}.")
     return curvature
-
-
-def _marked(curvature: Curvature, model: PreTrainedModel) -> Curvature:
-    return curvature.with_provenance(checkpoint=known_record(model)["checkpoint"])
 
 
 def _discard(checkpoint: Path) -> None:

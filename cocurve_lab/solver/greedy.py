@@ -140,7 +140,7 @@ class Greedy(PartialPlan):
             target=target,
             forced=len(self.rules.forced),
             ordered=True,
-            matrix=facts.get("surrogate", "H"),
+            matrix=self.curvature.matrix_name,
             curvature_fingerprint=self.curvature.fingerprint,
             origin=self.curvature.origin,
             text_windows=facts.get("text_windows"),

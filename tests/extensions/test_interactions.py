@@ -46,7 +46,7 @@ def test_alone_and_together_are_measured_risks(family: str, parts: Any) -> None:
 def test_its_curvature_predicts_one_and_two_parts_exactly() -> None:
     found = measured(parts="blocks")
     q = found.curvature
-    assert q.surrogate == "measured KL"
+    assert q.matrix_name == "measured KL"
     assert q.units.total_cost == found.units.total_cost
     for place, unit in enumerate(q.units):
         (part,) = (

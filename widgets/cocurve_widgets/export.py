@@ -117,8 +117,8 @@ def export_html(
         states["scales"] = {name: _at_scale(parts, own) for name, parts in scales.items()}
     name = curvature.provenance.get("model_name", "a model")
     heading = title or f"Co-pruning curvature of {name}"
-    if curvature.surrogate != "H":
-        heading += f" ({curvature.surrogate})"
+    if curvature.matrix_name != "H":
+        heading += f" ({curvature.matrix_name})"
     # no "<" at all: names may hold </script>, <!-- and <script, and each changes what follows
     data = json.dumps(plain(states), separators=(",", ":")).replace("<", "\\u003c")
     return _write(Path(path), html.escape(heading), html.escape(_about(curvature)), data)

@@ -150,7 +150,7 @@ class Instrument(Still, anywidget.AnyWidget):
 
     @default("matrix_name")
     def _named_matrix(self) -> str:
-        return self.curvature.surrogate
+        return self.curvature.matrix_name
 
     @default("model_name")
     def _named_model(self) -> str:
@@ -357,4 +357,4 @@ def counted(number: int, noun: str) -> str:
 
 def named_matrix(curvature: cl.Curvature) -> str:
     """What a matrix is, within a sentence: "H", or "the measured KL"."""
-    return "H" if curvature.surrogate == "H" else f"the {curvature.surrogate}"
+    return "H" if curvature.matrix_name == "H" else f"the {curvature.matrix_name}"

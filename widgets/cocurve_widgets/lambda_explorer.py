@@ -132,7 +132,7 @@ class LambdaExplorer(ByHand, Explorer):
             )
         problem = pack_problem(curvature)
         super().__init__(curvature, session=session, _problem=problem, **(start | controls))
-        self.gate = cl.redundancy_gate(curvature) if curvature.surrogate == "H" else None
+        self.gate = cl.redundancy_gate(curvature) if curvature.matrix_name == "H" else None
         self._mark()
         self.observe(self._changed, CONTROLS)
         self.observe(self._show_pin, "pinned")
@@ -432,7 +432,7 @@ class LambdaExplorer(ByHand, Explorer):
         """The values of CONTROLS that make a plan; None where none do."""
         strength, guards = plan.interaction_strength, plan.guards
         made = strength is not None and plan.ordered and plan.by_ratio and 0 <= strength <= 1
-        made = made and plan.made.matrix == self.curvature.surrogate
+        made = made and plan.made.matrix == self.curvature.matrix_name
         if not made or plan.requested_ratio > MOST_RATIO:
             return None
         caps = guards.layer_cap, guards.layer_cap_factor

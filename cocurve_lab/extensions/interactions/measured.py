@@ -60,7 +60,7 @@ from ..analysis.refinement import refine
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MEASURED = "measured KL"  # the `surrogate` of a matrix of measured interactions
+MEASURED = "measured KL"  # the `matrix_name` of measured interactions
 FORMAT, VERSION = "cocurve-interactions", 1
 Parts = Literal["units", "blocks", "layers"] | Iterable[Iterable[Unit | str | int]]
 _FILE: Schema = {
