@@ -67,7 +67,9 @@ class ExpertScored(Scored):
                 )
 
         run_rows(
-            *(subject.model, subject.calibration, hooks),
+            subject.model,
+            subject.calibration,
+            hooks,
             progress=subject.progress,
             title=self.title,
         )
@@ -111,7 +113,8 @@ class ExpertScored(Scored):
                 plan.spent,
             )
         return Selection.from_pruned(
-            *(units, plan.order),
+            units,
+            plan.order,
             requested_ratio=float(ratio),
             ordered=True,
             guards=guards,

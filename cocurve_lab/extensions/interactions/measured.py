@@ -147,8 +147,13 @@ class Interactions:
         facts = {"surrogate": MEASURED, "complete": True} | {
             key: self.provenance[key]
             for key in (
-                *("model_name", "model_fingerprint", "checkpoint", "model_dtype"),
-                *("row_fingerprints", "calibration_source", "text_windows"),
+                "model_name",
+                "model_fingerprint",
+                "checkpoint",
+                "model_dtype",
+                "row_fingerprints",
+                "calibration_source",
+                "text_windows",
             )
             if key in self.provenance
         }
