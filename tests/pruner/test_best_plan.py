@@ -179,9 +179,9 @@ def test_whole_layers_are_measured_where_time_allows() -> None:
     assert (len(layers.parts), layers.pool) == (3, (0, 1, 2))
     assert best_plan._layers(*inputs, best_plan._Clock(1e-9), None, False) == []
     curvature = cl.estimate_curvature(model, units, rows, 16, progress=False)
-    plans = best_plan._candidates(model, curvature, [layers], 0.3, cl.Guards())
+    plans = best_plan._candidates(curvature, [layers], 0.3, cl.Guards())
     assert {"KL of each unit alone", "measured layers, lambda 0.5"} <= plans.keys()
     whole = plans["measured layers, lambda 0.5"]
     assert {units.layers[u] for u in whole.pruned} == {whole.units.layers[whole.pruned[0]]}
-    capped = best_plan._candidates(model, curvature, [layers], 0.3, cl.Guards(protect_first=1))
+    capped = best_plan._candidates(curvature, [layers], 0.3, cl.Guards(protect_first=1))
     assert not any(name.startswith("measured") for name in capped)
