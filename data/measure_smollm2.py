@@ -258,9 +258,13 @@ def of_kinds(
 
 def few_rows(options: argparse.Namespace, model: Any, rows: cl.CalibrationSet) -> cl.Curvature:
     """H of these rows, each a group; kept in the work folder."""
-    build_options = cl.BuildOptions(groups=len(rows))
-    units = cl.enumerate_units(model)
-    return cl.load_or_estimate(options.work, model, units, rows, options=build_options)
+    return cl.load_or_estimate(
+        options.work,
+        model,
+        cl.enumerate_units(model),
+        rows,
+        options=cl.BuildOptions(groups=len(rows)),
+    )
 
 
 def of_groups(parts: Sequence[tuple[cl.Curvature, list[int]]]) -> cl.Curvature:
