@@ -114,16 +114,18 @@ def build(options: argparse.Namespace) -> None:
     """
     model, tokenizer = cl.load_model(NAME)
     own = default_rows(NAME, tokenizer, ROWS, **LENGTH)
-    texts_of = (
-        ("c4", texts(options, tokenizer)["calibration"], cl.BuildOptions(groups=ROWS)),
-        ("manual", own, cl.BuildOptions(groups=8)),
-    )
-    units = cl.enumerate_units(model)
-    for name, rows, build_options in texts_of:
+    texts_of = (("c4", texts(options, tokenizer)["calibration"], ROWS), ("manual", own, 8))
+    for name, rows, groups in texts_of:
         if name not in options.texts:
             continue
         file = options.out / KEPT_TEXTS[name]
-        built = cl.load_or_estimate(options.work, model, units, rows, options=build_options)
+        built = cl.load_or_estimate(
+            options.work,
+            model,
+            cl.enumerate_units(model),
+            rows,
+            options=cl.BuildOptions(groups=groups),
+        )
         write_curvature(built.with_provenance(model_name=f"{NAME} (ships with the library)"), file)
         short = read_curvature(file)
         errors = [cl.jackknife(h, "edges").standard_error for h in (short, built)]
@@ -258,8 +260,13 @@ def of_kinds(
 
 def few_rows(options: argparse.Namespace, model: Any, rows: cl.CalibrationSet) -> cl.Curvature:
     """H of these rows, each a group; kept in the work folder."""
-    each = cl.BuildOptions(groups=len(rows))
-    return cl.load_or_estimate(options.work, model, cl.enumerate_units(model), rows, options=each)
+    return cl.load_or_estimate(
+        options.work,
+        model,
+        cl.enumerate_units(model),
+        rows,
+        options=cl.BuildOptions(groups=len(rows)),
+    )
 
 
 def of_groups(parts: Sequence[tuple[cl.Curvature, list[int]]]) -> cl.Curvature:

@@ -27,7 +27,7 @@ from ..models.kinds import KINDS
 from ..models.units import Unit, UnitSet
 from .groups import Groups
 from .merging import join_shards, sum_builds
-from .release import read_release
+from .release import RELEASE
 from .saturation import Saturation
 from .settings import FULL_VOCABULARY, Facts, require_matrix, require_own_grams, require_stored
 
@@ -331,7 +331,7 @@ class Curvature(Folded):
     @classmethod
     def from_release(cls, folder: str | os.PathLike[str]) -> Curvature:
         """Read H and its units from the authors' release: `registry.json` and `matrices/H.npy`."""
-        matrix, units, facts = read_release(folder)
+        matrix, units, facts = RELEASE().read_release(folder)
         return cls(matrix, units, facts)
 
     @property

@@ -11,6 +11,7 @@ figures.py    plotly figures of an H
 experts/      the experts of a mixture as units
 opening/      checks of models that anybody made, and words for what fails
 publishing/   the model card of a pruned model
+release/      the authors' published matrices and masks
 gguf/         one file for llama.cpp, and one as input
 pretrained/   a real language model under a short name, fetched by one command
 """
@@ -20,6 +21,7 @@ from . import big_models as _big_models  # noqa: F401, these plug themselves in
 from . import experts as _experts  # noqa: F401, registers its kind and its families
 from . import opening as _opening  # noqa: F401
 from . import publishing as _publishing  # noqa: F401
+from . import release as _release  # noqa: F401
 from .gguf.source import Gguf
 from .pretrained.source import Smollm2
 

@@ -16,7 +16,7 @@ from ..base.errors import FileFormatError, InputError, shown
 from ..base.storage import fingerprint, seal_json
 from ..base.tables import Folded
 from ..curvature.matrix import Curvature
-from ..curvature.release import has_matrix, read_mask
+from ..curvature.release import RELEASE
 from ..models.architectures import UNIT_KINDS
 from ..models.kinds import KINDS
 from ..models.unit import Kind
@@ -115,8 +115,9 @@ class Selection(Folded):
         A mask has no removal order and no guards. The plan has a predicted risk if the folder also
         contains `matrices/H.npy`. A `ratio` of 0.2 reads r20.
         """
-        units, pruned, facts = read_mask(folder, ratio)
-        curvature = Curvature.from_release(folder) if has_matrix(folder) else None
+        release = RELEASE()
+        units, pruned, facts = release.read_mask(folder, ratio)
+        curvature = Curvature.from_release(folder) if release.has_matrix(folder) else None
         return cls.from_pruned(units, pruned, curvature, **facts)
 
     @classmethod
