@@ -4,7 +4,7 @@
     models/            estimator/  solver/  measuring/  pruner/
                        curvature/
 
-Read the core in an hour, twelve files: models/units.py, models/masking.py, estimator/algorithm1.py,
+Read the core in an hour, twelve files: models/kinds.py, models/masking.py, estimator/algorithm1.py,
 estimator/teacher.py, estimator/replay.py, curvature/matrix.py, solver/guards.py, solver/greedy.py,
 solver/selection.py, pruner/slicing.py, pruner/cutting.py, pruner/equivalence.py.
 
