@@ -16,13 +16,13 @@ import cocurve_lab as cl
 from cocurve_lab.base.files import read_regular
 from cocurve_lab.base.records import read_objects
 from cocurve_lab.base.schema import parse_json
-from cocurve_lab.base.tables import cached_table
 from cocurve_lab.calibration import read_documents
 from cocurve_lab.cli.common import read_plan
 from cocurve_lab.evaluation.task_files import local_tasks
 from cocurve_lab.extensions.big_models.on_disk import open_model, prune_to_folder
 from cocurve_lab.models.loading import load_tokenizer
 from cocurve_studies.paper.published import reference_metrics
+from cocurve_studies.tables import kept_rows
 from helpers.problems import make_units, random_curvature
 from helpers.release import Shape, write_release
 from helpers.tiny_models import CONTEXT, tiny_model, tiny_text, word_tokenizer
@@ -60,7 +60,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def table(folder: Path) -> None:
-    cached_table(folder, "name", {}, lambda: [{"a": float("nan")}])
+    kept_rows(folder, "name", {}, lambda: [{"a": float("nan")}])
 
 
 # name of the file -> what reads it, given the folder around it

@@ -15,11 +15,11 @@ import cocurve_lab as cl
 from cocurve_lab.base.errors import FileFormatError
 from cocurve_lab.base.schema import COUNT, TEXT, nullable, require_fields
 from cocurve_lab.base.storage import dump_npz, dump_plain, load_plain
-from cocurve_lab.base.tables import cached_table
 from cocurve_lab.evaluation.report import EvaluationReport
 from cocurve_lab.measuring.plan_memory import FileKind, PlanMemory
 from cocurve_lab.methods.base import Evidence
 from cocurve_lab.solver.solve import longest
+from cocurve_studies.tables import kept_rows
 from helpers.problems import make_units, random_curvature
 from helpers.seals import fields_of, reseal, sealed
 from helpers.tiny_models import tiny_model
@@ -241,11 +241,11 @@ def test_plan_memory(values: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows", [3, [3], [{"a": [1]}], {"a": 1}])
 def test_study_tables(rows: Any, tmp_path: Path) -> None:
-    cached_table(tmp_path, "edges", {}, lambda: [{"a": 1}])
+    kept_rows(tmp_path, "edges", {}, lambda: [{"a": 1}])
     (file,) = tmp_path.iterdir()
     file.write_text(sealed(fields_of(file.read_text()) | {"rows": rows}))
     with pytest.raises(FileFormatError, match=r"rows is .* not a list of rows"):
-        cached_table(tmp_path, "edges", {}, list)
+        kept_rows(tmp_path, "edges", {}, list)
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 import cocurve_lab as cl
 from cocurve_lab import cli
 from cocurve_lab.base.storage import SUM
-from cocurve_lab.base.tables import cached_table
 from cocurve_lab.evaluation.report import EvaluationReport
 from cocurve_lab.extensions.pretrained.kept import read_plans, write_plans
 from cocurve_lab.models.identity import MANIFEST
 from cocurve_lab.models.loading import load_tokenizer
 from cocurve_lab.solver.plan_json import require_plan_of
+from cocurve_studies.tables import kept_rows
 from helpers.seals import fields_of
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
@@ -62,7 +62,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stored]:
     cl.measure_plans(model, [plan], TEXT, **kept)
     for name in ("H.pkl", "H.npz"):
         h.save(paths[name])
-    cached_table(place, "study", {"a": 1}, lambda: ROWS)
+    kept_rows(place, "study", {"a": 1}, lambda: ROWS)
     (paths["table"],) = place.glob("study_*.json")
     folder = cl.save_pruned(cl.prune(model, plan), place / "small", tokenizer=word_tokenizer())
 
@@ -80,7 +80,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stored]:
         "plans.ckpt": lambda: cl.measure_plans(model, [plan], TEXT, **kept).kl.tolist(),
         "H.pkl": lambda: cl.Curvature.load(paths["H.pkl"]).fingerprint,
         "H.npz": lambda: cl.Curvature.load(paths["H.npz"]).fingerprint,
-        "table": lambda: cached_table(place, "study", {"a": 1}, lambda: ROWS),
+        "table": lambda: kept_rows(place, "study", {"a": 1}, lambda: ROWS),
     }
     return found | {name: Stored(paths[name], load) for name, load in loads.items()}
 

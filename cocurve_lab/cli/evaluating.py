@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError
 from ..base.schema import parse_json
-from ..base.tables import spread
 from ..calibration import own_text, read_documents
 from ..evaluation.tasks import TaskOptions, evaluate_tasks
 from ..measuring.perplexity import PerplexityOptions, perplexity
-from ..measuring.risk import model_risk, standard_error
+from ..measuring.risk import mean_and_error, model_risk
 from ..pruner.manifest import require_dense
 from .common import (
     Rows,
@@ -70,9 +69,10 @@ class Evaluate(Verb):
             self._say(measured)
         if self.against is not None:
             found["kl"] = kl = self._divergence(self.against, model)
-            error = spread(kl["standard_error"], ".4f")
+            error = kl["standard_error"]
+            known = "" if error is None else f" ± {error:.4f}"
             self._say(
-                f"KL({kl['against']} || model) {kl['mean']:.4f}{error} nats per token, "
+                f"KL({kl['against']} || model) {kl['mean']:.4f}{known} nats per token, "
                 f"{kl['rows']} rows of {kl['tokens_per_row']} tokens from {kl['source']}"
                 + (kl["told"] and f"\n{kl['told']}")
             )
@@ -125,10 +125,11 @@ class Evaluate(Verb):
         verdict = require_dense(dense, model)
         rows = self.text.held_out(against, tokenizer)
         values = model_risk(dense, model, rows, progress=progress())
+        mean, error = mean_and_error(values)
         return {
             "against": against,
-            "mean": float(values.mean()),
-            "standard_error": float(standard_error(values[None])[0]) if len(values) > 1 else None,
+            "mean": mean,
+            "standard_error": error if len(values) > 1 else None,
             "rows": len(rows),
             "tokens_per_row": rows.seq_len,
             "source": rows.source,

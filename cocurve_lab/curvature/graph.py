@@ -12,7 +12,6 @@ from scipy.stats import rankdata
 
 from ..base.arguments import as_float, as_int, require_type
 from ..base.errors import InputError
-from ..base.tables import Folded
 from .matrix import Curvature
 
 FEW = 5  # if fewer units than this pass both thresholds, units are ranked instead
@@ -86,7 +85,7 @@ def _nodes(curvature: Curvature) -> Iterator[tuple[int, dict[str, str | int | fl
 
 
 @dataclass(frozen=True, eq=False)
-class Bridges(Folded):
+class Bridges:
     """Bridge units: low saliency, high connectivity; iterates over unit indices.
 
     Attributes:

@@ -21,7 +21,6 @@ from ..base.errors import InputError
 from ..base.origin import ALLOWED, record_in
 from ..base.schema import reading
 from ..base.storage import dump_npz, dump_plain, fingerprint, load_npz, load_plain, require_settings
-from ..base.tables import Folded
 from ..models.architectures import UNIT_KINDS
 from ..models.kinds import KINDS
 from ..models.units import Unit, UnitSet
@@ -37,7 +36,7 @@ BLOCKS = (KINDS[0], CROSS, *KINDS[1:])
 
 
 @dataclass(frozen=True, eq=False)
-class Curvature(Folded):
+class Curvature:
     """The matrix H (eq. gram), its units, and how it was built.
 
     Attributes:

@@ -19,7 +19,6 @@ from scipy.special import stdtrit
 
 from ..base.arguments import require_type
 from ..base.errors import InputError
-from ..base.tables import Folded
 from ..models.units import UnitSet
 from .matrix import Curvature
 from .settings import Facts
@@ -41,7 +40,7 @@ NONLINEAR: Mapping[str, Statistic] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Jackknife(Folded):
+class Jackknife:
     """A statistic of H with its sampling error; made by `jackknife`.
 
     Attributes:

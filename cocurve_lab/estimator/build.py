@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import textwrap
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -39,7 +40,6 @@ from ..base.schema import (
     require_fields,
 )
 from ..base.storage import dump_plain, load_plain, require_settings
-from ..base.tables import fold
 from ..base.text_windows import record, windows
 from ..calibration import CalibrationSet
 from ..curvature.groups import Groups
@@ -184,7 +184,7 @@ class Build:
                         # hours of work on a text that the model cannot read end here
                         first = progress and self.done == 1 < self.total
                         if first and is_guess(self.losses, vocabulary):
-                            bar.write(fold(told_fit(self.losses, vocabulary)))
+                            bar.write(told_fit(self.losses, vocabulary))
                         due = time.monotonic() - saved >= self.options.checkpoint_seconds
                         if due or self.done == self.total:
                             self.save()
@@ -203,7 +203,7 @@ class Build:
                 text += "Run again to go on."
                 if not self.checkpoint:
                     text += " (Give checkpoint= for that.)"
-                bar.write(fold(text))
+                bar.write(text)
             except Exception:  # the last worker died, say: save the hours of work before that
                 self.save()
                 raise
@@ -357,9 +357,9 @@ def tell_text(curvature: Curvature, model: PreTrainedModel, progress: Progress) 
     """
     losses = curvature.provenance.get("sequence_losses", ())
     if progress and (fit := told_fit(losses, describe(model).vocabulary)):
-        print(fold(fit), flush=True)
+        print(textwrap.fill(fit, 100), flush=True)
     if progress and curvature.saturation is not None and curvature.saturation.saturated:
-        print(fold(curvature.saturation.warning), flush=True)
+        print(textwrap.fill(curvature.saturation.warning, 100), flush=True)
 
 
 def remedy(error: OSError) -> str:

@@ -19,7 +19,6 @@ from ..base.atomic import write_atomically
 from ..base.errors import MismatchError
 from ..base.schema import COUNT, OBJECT, TEXT, Field, dict_of, reading, require_fields
 from ..base.storage import dump_plain, fingerprint, load_plain
-from ..base.tables import Folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from .generation import Question
 
 log = logging.getLogger(__name__)
+Folder = str | os.PathLike[str] | None  # where results are kept; None keeps nothing
 _FIELDS = {"format": TEXT, "version": COUNT, "settings": OBJECT, "values": OBJECT}
 
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from torch import Tensor
 from ..base.arguments import as_list, require_type
 from ..base.errors import InputError, MismatchError
 from ..base.progress import Progress, open_bar
-from ..base.tables import spread
 from ..calibration import CalibrationSet
 from ..estimator.fisher import kl_divergence
 from ..estimator.support import widen
@@ -36,8 +35,10 @@ from ..solver.selection import Selection
 from .logits import log_likelihood, pieces, require_numbers, too_large, unless_too_large
 from .passes import PASSES, Passes
 from .plan_memory import FileKind, PlanMemory, model_settings
+from .results import Tabular, mean_and_error, standard_error
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from transformers import PreTrainedModel
 
     from ..curvature.matrix import Curvature
@@ -52,8 +53,8 @@ _REPLAY_TOKENS = 1024  # on a CPU small batches, which begin at nearly one layer
 # Plans -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class PlanTable:
+@dataclass(frozen=True, eq=False, repr=False)
+class PlanTable(Tabular):
     """Measured KL of plans, by plan and sequence; made by `measure_plans`.
 
     Attributes:
@@ -93,46 +94,30 @@ class PlanTable:
         """Return the mean KL of plan number `plan` less that of `other`, and its standard error."""
         # by sequence: text that is hard for one plan is hard for the other, and that part cancels,
         # so the error is far smaller than those of the two plans
-        difference = self.kl[plan] - self.kl[other]
-        return float(difference.mean()), float(standard_error(difference[None])[0])
+        return mean_and_error(self.kl[plan] - self.kl[other])
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one dict per plan, ready for a DataFrame."""
-        perplexities = np.full(len(self), np.nan) if self.nll is None else self.perplexity
-        return [
+    @property
+    def table(self) -> DataFrame:
+        """One row per plan: its lambda and sizes, predicted and measured risk (nats per token)."""
+        from pandas import DataFrame
+
+        plans = self.selections
+        return DataFrame(
             {
-                "interaction_strength": selection.interaction_strength,
-                "requested_ratio": selection.requested_ratio,
-                "realized_ratio": selection.realized_ratio,
-                "params_removed_fraction": selection.params_removed_fraction,
-                "units": len(selection),
-                "predicted_risk": selection.predicted_risk,
-                "measured_risk": float(mean),
-                "measured_risk_error": float(error),
-                "perplexity": None if self.nll is None else float(perplexity),
+                "interaction_strength": [plan.interaction_strength for plan in plans],
+                "requested_ratio": [plan.requested_ratio for plan in plans],
+                "realized_ratio": [plan.realized_ratio for plan in plans],
+                "params_removed_fraction": [plan.params_removed_fraction for plan in plans],
+                "units": [len(plan) for plan in plans],
+                "predicted_risk": [plan.predicted_risk for plan in plans],
+                "measured_risk": self.mean,
+                "measured_risk_error": self.standard_error,
+                "perplexity": None if self.nll is None else self.perplexity,
             }
-            for selection, mean, error, perplexity in zip(
-                self.selections, self.mean, self.standard_error, perplexities, strict=True
-            )
-        ]
+        )
 
     def __len__(self) -> int:
         return len(self.selections)
-
-    def __repr__(self) -> str:
-        lines = [
-            f"PlanTable({len(self)} plans x {self.kl.shape[1]} sequences, KL in nats per token)"
-        ]
-        for row in self.rows():
-            strength = row["interaction_strength"]
-            name = "     -" if strength is None else f"{strength:6.3g}"
-            predicted = row["predicted_risk"]
-            lines.append(
-                f"  lambda {name}  removed {row['realized_ratio']:6.2%}  predicted "
-                f"{'      -' if predicted is None else f'{predicted:.5f}'}  measured "
-                f"{row['measured_risk']:.5f}{spread(row['measured_risk_error'])}"
-            )
-        return "\n".join(lines)
 
 
 def pruning_risk(
@@ -248,7 +233,7 @@ class Side:
     @property
     def error(self) -> float:
         """Standard error of the mean KL over rows; NaN for a single row."""
-        return float(standard_error(self.kl[None])[0])
+        return float(standard_error(self.kl))
 
 
 def compare_models(
@@ -561,11 +546,3 @@ def _logits(
             for architecture, states in zip(pair, hidden, strict=True)
         )
         yield part, logits, student
-
-
-def standard_error(values: np.ndarray) -> np.ndarray:
-    """Return the standard error of the mean of each row of [plans, n]; NaN for a single column."""
-    count = values.shape[1]
-    if count < 2:
-        return np.full(len(values), np.nan)
-    return values.std(axis=1, ddof=1) / np.sqrt(count)

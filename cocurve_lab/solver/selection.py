@@ -14,7 +14,6 @@ import numpy as np
 from ..base.arguments import as_float
 from ..base.errors import FileFormatError, InputError, shown
 from ..base.storage import fingerprint, seal_json
-from ..base.tables import Folded
 from ..curvature.matrix import Curvature
 from ..curvature.release import RELEASE
 from ..models.architectures import UNIT_KINDS
@@ -91,7 +90,7 @@ class Made:
 
 
 @dataclass(frozen=True, eq=False)
-class Selection(Folded):
+class Selection:
     """A plan: the pruned set S, what H predicts for it, and how it was made.
 
     Attributes:

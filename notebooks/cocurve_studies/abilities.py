@@ -15,12 +15,11 @@ from scipy.stats import norm
 
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.storage import fingerprint
-from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, pick, plus_minus
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.judging.answers import ALL, AnswerOptions, AnswerTable, answer_accuracy
 from cocurve_lab.measuring.generation import Question
 from cocurve_lab.measuring.plan_memory import answers_file
-from cocurve_lab.measuring.risk import standard_error
+from cocurve_lab.measuring.results import standard_error
 from cocurve_lab.solver.guards import FREE, Guards
 from cocurve_lab.solver.selection import Selection
 
@@ -29,6 +28,18 @@ from .findings import ABOVE, Finding, Verdict, every, judged_column, percent
 from .shared import known, marks, solved
 from .structure.ablations import structure_table
 from .study import Study
+from .tables import (
+    Columns,
+    DataFrame,
+    Folder,
+    Row,
+    Rows,
+    Table,
+    kept_table,
+    pick,
+    plus_minus,
+    table_of,
+)
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -63,7 +74,7 @@ def strength_plans(
     ratios: Sequence[float] = (0.2, 0.3, 0.4),
     strengths: Sequence[float] = (0.0, 0.5, 1.0),
     guards: Guards = FREE,
-) -> Table:
+) -> Rows:
     """Solve for every ratio and lambda (Table "Ablations at 20 %"); the base is the first lambda.
 
     Returns:
@@ -84,7 +95,7 @@ def edge_plans(
     ratio: float = PAPER_RATIO,
     interaction_strength: float = 1.0,
     guards: Guards = FREE,
-) -> Table:
+) -> Rows:
     """Solve for every edge structure and for single kinds (Table "Extended ablations").
 
     These are the axes "structure" and "kinds" of `structure_table`; the base is the method itself.
@@ -107,12 +118,12 @@ def _entry(variant: str, base: str, ratio: float, plan: Selection | None, note: 
 def ability_study(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    plans: Table,
+    plans: Rows,
     questions: Sequence[Question],
     *,
     cache: Folder = None,
     progress: bool = True,
-) -> Table:
+) -> DataFrame:
     """Ask every plan and the dense model the same questions, and count right answers by capability.
 
     Plans that remove the same units are measured once.
@@ -134,7 +145,7 @@ def ability_study(
     if not made:
         raise InputError("there is no plan to ask. Choose a smaller ratio or fewer guards.")
     if not questions:
-        return []
+        return table_of([])
     asked = fingerprint([[q.capability, q.prompt, q.answer] for q in questions])
     named = [
         [row["variant"], row["base"], row["requested_ratio"], _mark(row["selection"])]
@@ -142,7 +153,7 @@ def ability_study(
     ]
     settings = marks(model, questions=asked, plans=named)
 
-    def compute() -> Table:
+    def compute() -> Rows:
         dense = _entry(DENSE, "", 0.0, Selection.from_pruned(made[0].units, []), "")
         rows = [dense, *(row for row in plans if row["selection"] is not None)]
         options = AnswerOptions(checkpoint=answers_file(cache, model, questions))
@@ -159,30 +170,30 @@ def ability_study(
         names = (*answers.capabilities, ALL)
         return found + [_identity(row, []) | _values(name) for row in missing for name in names]
 
-    return cached_table(cache, "abilities", settings, compute)
+    return kept_table(cache, "abilities", settings, compute)
 
 
 def _mark(plan: Selection | None) -> str | None:
     return None if plan is None else plan.fingerprint
 
 
-def _measured(rows: Table, answers: AnswerTable) -> Table:
+def _measured(rows: Rows, answers: AnswerTable) -> Rows:
     """Return the rows of the plans that there are, `answers` in the same order."""
-    whole = answers.by_capability()
+    whole = answers.table
     places = {(row["requested_ratio"], row["variant"]): n for n, row in enumerate(rows)}
-    table: Table = []
+    table: Rows = []
     for number, row in enumerate(rows):
         identity = _identity(row, rows[:number])
         base = places.get((row["requested_ratio"], row["base"]))
         compare = base is not None and base != number
-        pairs = answers.paired(number, base) if compare and base is not None else []
+        pairs = pick(answers.paired(number, base)) if compare and base is not None else []
         for one in pick(whole, plan=number):
             pair = next((p for p in pairs if p["capability"] == one["capability"]), {})
             table.append(identity | _values(one["capability"], one, pair))
     return table
 
 
-def _identity(row: Row, before: Table) -> Row:
+def _identity(row: Row, before: Rows) -> Row:
     """Return the columns that name a plan."""
     plan: Selection | None = row["selection"]
     alike = [
@@ -225,12 +236,12 @@ def _known(value: float | None) -> float | None:
 
 def trade_off(
     model: PreTrainedModel,
-    plans: Table,
+    plans: Rows,
     answers: Table,
     held_out: CalibrationSet,
     cache: Folder = None,
     progress: bool = True,
-) -> Table:
+) -> DataFrame:
     """Set the perplexity of each plan on held-out text beside its right answers.
 
     Args:
@@ -242,24 +253,24 @@ def trade_off(
         `loss_difference` to the base (log of the ratio of perplexities, nats per token, with its
         paired error), and accuracy and its `difference` to the base over all questions.
     """
-    if not answers:  # there were no questions
-        return []
+    if not len(answers):  # there were no questions
+        return table_of([])
     made = [row for row in plans if row["selection"] is not None]
     study = Study(model, held_out, cache=cache, progress=progress)
     table = study.measure([row["selection"] for row in made])
     assert table.nll is not None  # measure_plans always has it
     places = {(row["requested_ratio"], row["variant"]): n for n, row in enumerate(made)}
-    rows: Table = []
+    rows: Rows = []
     for place, row in enumerate(made):
         named = {name: row[name] for name in ("variant", "requested_ratio", "base")}
         base = places.get((row["requested_ratio"], row["base"]))
         (right,) = pick(answers, **named, capability=ALL)
         loss = table.nll[place] - table.nll[place if base is None else base]
         named |= {"perplexity": table.perplexity[place], "loss_difference": float(loss.mean())}
-        named["loss_difference_error"] = known(standard_error(loss[None])[0])
+        named["loss_difference_error"] = known(standard_error(loss))
         measured = ("accuracy", "accuracy_error", "difference", "difference_error")
         rows.append(named | {name: right[name] for name in measured})
-    return rows
+    return table_of(rows)
 
 
 # Findings -----------------------------------------------------------------------------------------
@@ -269,7 +280,7 @@ def trade_off_finding(table: Table) -> list[Finding]:
     Args:
         table: from `trade_off`.
     """
-    mine = [row for row in table if row["variant"] == ALL_EDGES]
+    mine = [row for row in pick(table) if row["variant"] == ALL_EDGES]
     if not mine:
         return []
     row = min(mine, key=lambda row: abs(row["requested_ratio"] - PAPER_RATIO))
@@ -295,7 +306,7 @@ def strength_ability_findings(table: Table) -> list[Finding]:
     A difference is clear where chance makes one so large in less than one of twenty cases
     (McNemar), as two standard errors do. The ratio is the nearest to 20 %.
     """
-    mine = [row for row in table if row["variant"] == ALL_EDGES]
+    mine = [row for row in pick(table) if row["variant"] == ALL_EDGES]
     if not mine:
         return []
     nearest = min((r["requested_ratio"] for r in mine), key=lambda r: abs(r - PAPER_RATIO))
@@ -356,7 +367,7 @@ def edge_ability_findings(table: Table) -> list[Finding]:
     return found
 
 
-def _told(rows: Table) -> str:
+def _told(rows: Rows) -> str:
     """Return differences in words, with the counts that McNemar's test is about."""
     parts = []
     for row in rows:
@@ -369,7 +380,7 @@ def _told(rows: Table) -> str:
     return "; ".join(parts)
 
 
-def _all(rows: Table, *, above: bool) -> Verdict:
+def _all(rows: Rows, *, above: bool) -> Verdict:
     """Tell whether every row differs from its base in one direction."""
     return every(partial(_clear, row, above) for row in rows)
 
@@ -389,7 +400,7 @@ def _clear(row: Row, above: bool, factor: float) -> Verdict:
 def plot_trade_off(table: Table) -> Figure:
     """Plot right answers by perplexity, a line per ratio along lambda."""
     figure, hover = empty(), "%{hovertext}<br>perplexity %{x:.4g}, right %{y:.1%}<extra></extra>"
-    for number, ratio in enumerate(dict.fromkeys(row["requested_ratio"] for row in table)):
+    for number, ratio in enumerate(dict.fromkeys(row["requested_ratio"] for row in pick(table))):
         rows = pick(table, requested_ratio=ratio)
         names = [row["variant"] for row in rows]
         ends = [name if k in (0, len(names) - 1) else "" for k, name in enumerate(names)]
@@ -407,7 +418,7 @@ def plot_abilities(table: Table) -> Figure:
     top of each other, so they are in the hover text.
     """
     figure, hover = empty(), "%{text}<extra></extra>"
-    rows = [row for row in table if row["accuracy"] is not None]
+    rows = [row for row in pick(table) if row["accuracy"] is not None]
     for number, name in enumerate(dict.fromkeys(row["capability"] for row in rows)):
         mine = pick(rows, capability=name)
         whole = name == ALL
@@ -426,7 +437,8 @@ def plot_abilities(table: Table) -> Figure:
         }
         add(figure, mine, "accuracy", y, name, number, bars="", size=10 if whole else 8, **more)
     lines, asked = (
-        len({(row["requested_ratio"], row["variant"]) for row in some}) for some in (rows, table)
+        len({(row["requested_ratio"], row["variant"]) for row in some})
+        for some in (rows, pick(table))
     )
     title = "Right answers by plan and capability" if rows else "No question with a known answer"
     title += f"; {asked - lines} plans without a solution" if asked > lines else ""

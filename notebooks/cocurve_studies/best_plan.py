@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cocurve_lab.base.errors import InputError
-from cocurve_lab.base.tables import Folder, Row, Table
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.analysis.variants import measured_diagonal
@@ -19,6 +18,7 @@ from cocurve_lab.solver.solve import solve_greedy
 
 from .shared import known, marks, sequence_columns, sequence_values
 from .study import Study
+from .tables import DataFrame, Folder, Row, Rows, table_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,7 +49,7 @@ def way_table(
     text: CalibrationSet,
     *,
     cache: Folder = None,
-) -> Table:
+) -> DataFrame:
     """Measure the plans of several ways, as pruned and as refitted.
 
     Args:
@@ -64,9 +64,9 @@ def way_table(
     """
     text.require_disjoint(calibration)
 
-    def measure(study: Study) -> Table:
+    def measure(study: Study) -> Rows:
         pruned = study.measure(list(plans.values()))
-        rows: Table = []
+        rows: Rows = []
         for way, plan, kl in zip(plans, plans.values(), pruned.kl, strict=True):
             refitted = model_risk(model, repair(model, plan, calibration), text)
             values = sequence_columns(kl, "kl") | sequence_columns(refitted, "refitted")
@@ -79,10 +79,10 @@ def way_table(
     chosen = tuple(plans.values())
     pruned = PlanTable(chosen, sequence_values(kept, "kl"))
     refitted = PlanTable(chosen, sequence_values(kept, "refitted"))
-    return [
+    return table_of(
         _way(way, pruned, refitted, place) | {"evaluations": evaluations[way]}
         for place, way in enumerate(plans)
-    ]
+    )
 
 
 def _way(way: str, pruned: PlanTable, refitted: PlanTable, place: int) -> Row:

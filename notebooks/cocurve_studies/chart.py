@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cocurve_lab.base.tables import Row
 from cocurve_lab.extensions.figures import GUIDE, finish, graph_objects, log_axis, look
+
+from .tables import Row, Table, pick
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -23,7 +24,7 @@ def empty() -> Any:
 
 def add(
     figure: Any,
-    rows: Sequence[Row],
+    table: Table,
     x: Values,
     y: Values,
     name: str,
@@ -39,7 +40,7 @@ def add(
 
     Args:
         figure: from `empty`.
-        rows: of a table.
+        table: with a row per marker.
         x, y: what is drawn.
         name: in the legend.
         style: number of the series, or its color and symbol.
@@ -49,7 +50,7 @@ def add(
         hover: template of the text beside the mouse.
         more: settings of plotly's scatter.
     """
-    looks = look(style) if isinstance(style, int) else dict(style)
+    rows, looks = pick(table), look(style) if isinstance(style, int) else dict(style)
     drawn: dict[str, Any] = {"x": _values(rows, x), "y": _values(rows, y)}
     drawn["marker"] = looks | {"size": size}
     drawn["mode"] = "lines+markers" if line else "markers"

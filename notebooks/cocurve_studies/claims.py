@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from cocurve_lab.base.tables import Row, Table, pick, plus_minus
-
 from .findings import Finding, Verdict, covered, every, judged, percent
+from .tables import Row, Rows, Table, pick, plus_minus
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def evaluate(claims: Claim | Iterable[Claim], table: Table, **more: Any) -> list
     return found
 
 
-def _on_all(claim: Claim, rows: Table, more: Mapping[str, Any]) -> Finding:
+def _on_all(claim: Claim, rows: Rows, more: Mapping[str, Any]) -> Finding:
     told = claim.between.join(claim.each.format_map(_words(claim, row)) for row in rows)
     ours = claim.ours if rows else claim.nothing or claim.ours
     verdict = every(partial(_verdict, claim, row) for row in rows)

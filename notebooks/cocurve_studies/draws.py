@@ -36,11 +36,11 @@ import numpy as np
 
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.storage import fingerprint
-from cocurve_lab.base.tables import Folder, Row, is_kept
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.solver.selection import Selection
 
 from .shared import resampled, solved
+from .tables import Folder, Row, is_kept
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -185,7 +185,7 @@ def draw_marks(
     run left there. Without draws the settings stay as they are.
 
     Args:
-        folder, name, settings: as for `cached_table`.
+        folder, name, settings: as for `kept_table`.
         draws: the number of draws wanted; 0 or at least 2.
         curvature: the H of the study, whose groups are resampled; None where the study builds it.
     """

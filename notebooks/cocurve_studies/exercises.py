@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cocurve_lab.base.errors import CocurveError
-from cocurve_lab.base.tables import Row, fold
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import jackknife
@@ -27,6 +26,7 @@ from cocurve_lab.solver.solve import solve_greedy
 
 from .best_plan import swapped
 from .certainty.resampling import of_groups
+from .tables import Table, fold, pick
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -128,7 +128,7 @@ def strongest_partner(mine: Callable[..., Any], curvature: Curvature) -> str:
     )
 
 
-def rank_correlation(mine: Callable[..., Any], points: Sequence[dict[str, Any]] = ()) -> str:
+def rank_correlation(mine: Callable[..., Any], points: Table) -> str:
     """Notebook 04: mine(predicted, measured), Spearman's correlation of two arrays [n].
 
     The plans of a `FidelityScatter` (`points`) are one case beside five random ones.
@@ -136,7 +136,7 @@ def rank_correlation(mine: Callable[..., Any], points: Sequence[dict[str, Any]] 
     rng = np.random.default_rng(SEED)
     cases: list[Case] = [tuple(np.exp(rng.normal(size=(2, n)))) for n in (4, 5, 8, 12, 30)]
     names = ("predicted_risk", "measured_risk")
-    plans = [p for p in points if p["kind"] == "plan" and min(p[name] for name in names) > 0]
+    plans = [p for p in pick(points, kind="plan") if min(p[name] for name in names) > 0]
     if len(plans) > 2:
         cases.append(tuple(np.array([p[name] for p in plans]) for name in names))
     answers = [agreement(*case).spearman for case in cases]
@@ -174,7 +174,7 @@ def first_divergence(
     return check(mine, cases, answers, hint)
 
 
-def fitting_strength(mine: Callable[..., Any], summary: Sequence[Row] = ()) -> str:
+def fitting_strength(mine: Callable[..., Any], summary: Table) -> str:
     """Notebook 06: mine(node_risk, edge_mass, measured), the lambda that makes R_lambda right.
 
     The plans of lambda 1 of a `strength_summary` are cases beside six random ones.
@@ -183,7 +183,7 @@ def fitting_strength(mine: Callable[..., Any], summary: Sequence[Row] = ()) -> s
     numbers = rng.uniform(0.1, 2, (6, 3))
     numbers[:, 1] *= rng.choice([-1, 1], 6)  # an edge mass may be negative
     cases: list[Case] = [tuple(row) for row in numbers.tolist()]
-    for row in summary:
+    for row in pick(summary):
         if row["edge_mass"] and row["kl_lambda_1"] is not None:
             node = row["kl_lambda_1"] - row["remainder"] - row["edge_mass"]
             cases.append((node, row["edge_mass"], row["kl_lambda_1"]))

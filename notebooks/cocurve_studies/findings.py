@@ -15,9 +15,10 @@ from typing import Any
 from scipy.special import stdtrit
 from scipy.stats import norm
 
-from cocurve_lab.base.tables import WIDTH, Row, as_html, brief, fold, plus_minus, typeset
+from cocurve_lab.extensions.writing import brief, plus_minus, typeset
 
 from .sections import link_to
+from .tables import WIDTH, Row, fold, styled
 
 Verdict = bool | None  # agrees, does not agree, or cannot be told
 Judge = Callable[[float], Verdict]  # the verdict on one number at so many standard errors
@@ -80,9 +81,10 @@ class Findings(list[Finding]):
 
     def _repr_html_(self) -> str:
         """A table of the paper's claims and one of the lab's; the study is a link to its place."""
+        from pandas import DataFrame
+
         tables = []
         for who, found in self.sides():
-            heads = ("study", who, "where", "here", "verdict")
             rows = [
                 [
                     _linked(f.study),
@@ -90,7 +92,8 @@ class Findings(list[Finding]):
                 ]
                 for f in found
             ]
-            tables.append(as_html(heads, rows, [True] * len(heads)))
+            table = DataFrame(rows, columns=["study", who, "where", "here", "verdict"])
+            tables.append(styled(table.style).to_html())
         return "".join(tables)
 
     def sides(self) -> list[tuple[str, list[Finding]]]:

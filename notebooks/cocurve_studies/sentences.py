@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cocurve_lab.base.tables import Table, pick
 from cocurve_lab.curvature.graph import bridge_units
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.solver.protection import opening_guards
@@ -20,6 +18,7 @@ from cocurve_lab.solver.selection import Selection
 
 from .findings import percent
 from .shared import solved
+from .tables import DataFrame, Table, column, pick, table_of
 
 if TYPE_CHECKING:
     from cocurve_lab.extensions.judging.answers import AnswerTable
@@ -84,14 +83,14 @@ def lambda_changes(curvature: Curvature, ratios: Sequence[float] = RATIOS) -> st
     return f"Units in one of the plans of λ 0 and λ 1 only: {told}; {most_told}."
 
 
-def trade_table(curvatures: Mapping[str, Curvature], ratios: Sequence[float] = TRADED) -> Table:
+def trade_table(curvatures: Mapping[str, Curvature], ratios: Sequence[float] = TRADED) -> DataFrame:
     """Count what the plans of lambda 0 and 1 remove, by H and ratio.
 
     Returns:
         One row per H and ratio: of, requested_ratio, then the attention units, FFN groups and
         bridges that each of the two plans removes.
     """
-    return [
+    return table_of(
         {"of": name, "requested_ratio": ratio}
         | {
             f"{words}, λ {strength}": len(some & set(plan.pruned))
@@ -100,13 +99,13 @@ def trade_table(curvatures: Mapping[str, Curvature], ratios: Sequence[float] = T
         }
         for name, curvature in curvatures.items()
         for ratio, plans in pairs(curvature, ratios).items()
-    ]
+    )
 
 
 def trade(curvature: Curvature, ratios: Sequence[float] = TRADED) -> str:
     """Say where lambda 1 moves the budget between attention and FFN, and which way."""
     sides: dict[str, list[str]] = {"more": [], "fewer": [], "as many": []}
-    for row in trade_table({"": curvature}, ratios):
+    for row in pick(trade_table({"": curvature}, ratios)):
         counts = [row[f"{sort}, λ {k}"] for sort in ("attention", "FFN") for k in (0, 1)]
         side = "as many" if counts[0] == counts[1] else "more" if counts[1] > counts[0] else "fewer"
         told = f"{percent(row['requested_ratio'])}"
@@ -150,12 +149,12 @@ def _apart(zero: Selection, one: Selection) -> int:
 # Notebook 08 --------------------------------------------------------------------------------------
 def intervals(table: Table) -> str:
     """From `interval_table`: the span of saliencies, the intervals, and neighbors that overlap."""
-    ranked = sorted((r for r in table if r["saliency"] > 0), key=lambda row: row["saliency"])
+    ranked = sorted((r for r in pick(table) if r["saliency"] > 0), key=lambda row: row["saliency"])
     if len(ranked) < 2:
         return "Fewer than two units have a saliency."
-    span = ranked[-1]["saliency"] / ranked[0]["saliency"]
-    width = np.median([(row["high"] - row["low"]) / row["saliency"] for row in ranked])
-    meet = sum(a["high"] >= b["low"] for a, b in pairwise(ranked))
+    saliency, low, high = (column(ranked, name) for name in ("saliency", "low", "high"))
+    span, width = saliency[-1] / saliency[0], np.median((high - low) / saliency)
+    meet = int((high[:-1] >= low[1:]).sum())
     return (
         f"The largest saliency is {span:.3g} times the smallest. Half of the intervals are longer "
         f"than {width:.0%} of their saliency. Of {len(ranked) - 1} pairs of neighbors in the "
@@ -166,7 +165,7 @@ def intervals(table: Table) -> str:
 def settling(table: Table) -> str:
     """From `stability_table`: optimism and overlap on the least and on the most text."""
     parts = []
-    for strength in dict.fromkeys(row["interaction_strength"] for row in table):
+    for strength in dict.fromkeys(row["interaction_strength"] for row in pick(table)):
         rows = sorted(pick(table, interaction_strength=strength), key=lambda row: row["groups"])
         first, last = rows[0], rows[-1]
         parts.append(
@@ -179,12 +178,11 @@ def settling(table: Table) -> str:
 
 def stopping(table: Table) -> str:
     """From `stopping_study`: the rows from which each error stayed within the tolerance."""
-    told = []
+    told, done, tolerance = [], column(table, "rows"), column(table, "tolerance")
     names = {"risk_error": "predicted risk", "saliency_error": "saliency", "optimism": "optimism"}
     for name, words in names.items():
         # NaN, while a single group is there, is not within
-        out = [not row[name] <= row["tolerance"] for row in table]
-        last = max((place for place, outside in enumerate(out) if outside), default=-1)
-        rows = None if last == len(table) - 1 else table[last + 1]["rows"]
-        told.append(f"{words} {'never' if rows is None else f'from {rows} rows on'}")
-    return f"Within {table[0]['tolerance']:.0%} to the end: {', '.join(told)}."
+        out = np.flatnonzero(~(column(table, name) <= tolerance))
+        begun = done[out[-1] + 1 :] if len(out) else done
+        told.append(f"{words} {f'from {begun[0]} rows on' if len(begun) else 'never'}")
+    return f"Within {tolerance[0]:.0%} to the end: {', '.join(told)}."

@@ -14,13 +14,14 @@ import numpy as np
 
 from cocurve_lab.base.errors import InfeasibleError
 from cocurve_lab.base.storage import fingerprint
-from cocurve_lab.base.tables import Folder, Row, Table
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import Sample, jackknife
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.guards import FREE, Guards
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
+
+from .tables import Folder, Row, Table, pick
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -84,7 +85,7 @@ def marks(
     dtype: bool = True,
     **options: Any,
 ) -> dict[str, Any]:
-    """Return the settings of a table for `cached_table`: fingerprints of inputs, and options.
+    """Return the settings of a table for `kept_table`: fingerprints of inputs, and options.
 
     The name of a kept file depends on every key and value here, so a changed key makes all users
     measure again.
@@ -124,8 +125,9 @@ def sequence_columns(values: np.ndarray, name: str = "kl") -> dict[str, float]:
 
 def sequence_values(table: Table, name: str = "kl") -> np.ndarray:
     """Return the values [rows, sequences] that `sequence_columns` put into a table."""
-    count = sum(key.startswith(f"{name}_") and key[len(name) + 1 :].isdigit() for key in table[0])
-    return np.array([[row[f"{name}_{number}"] for number in range(count)] for row in table])
+    rows = pick(table)
+    count = sum(key.startswith(f"{name}_") and key[len(name) + 1 :].isdigit() for key in rows[0])
+    return np.array([[row[f"{name}_{number}"] for number in range(count)] for row in rows])
 
 
 def known(value: Any) -> float | None:

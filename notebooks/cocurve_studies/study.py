@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cocurve_lab.base.tables import Folder, Table, cached_table
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.measuring.plan_memory import plans_file
@@ -18,6 +17,7 @@ from cocurve_lab.measuring.risk import PlanTable, measure_plans
 from cocurve_lab.solver.selection import Selection
 
 from .draws import Plans, Redrawn, draw_marks, redraw
+from .tables import DataFrame, Folder, Rows, kept_table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,8 +41,8 @@ class Study:
     progress: bool = True
 
     def table(
-        self, name: str, settings: Mapping[str, Any], compute: Callable[[Study], Table]
-    ) -> Table:
+        self, name: str, settings: Mapping[str, Any], compute: Callable[[Study], Rows]
+    ) -> DataFrame:
         """Read the table of these settings from the folder, or compute and keep it.
 
         `compute` gets the study with its final number of draws, see `draw_marks`.
@@ -50,7 +50,7 @@ class Study:
         if self.curvature is not None:
             self.text.require_disjoint(self.curvature)
         settings, draws = draw_marks(self.cache, name, settings, self.draws, self.curvature)
-        return cached_table(self.cache, name, settings, lambda: compute(replace(self, draws=draws)))
+        return kept_table(self.cache, name, settings, lambda: compute(replace(self, draws=draws)))
 
     def measure(self, plans: Sequence[Selection]) -> PlanTable:
         """Measure plans on the text; what was measured before is read from the folder."""

@@ -24,7 +24,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import pick, plus_minus
+from cocurve_lab.extensions.writing import plus_minus
+from cocurve_studies.tables import pick
 from cocurve_studies.trust import experts
 from helpers.benchmarks import head, row
 
@@ -58,9 +59,9 @@ def measured(folder: str, rows: int, held_out: int, draws: int, cache: str) -> N
         mine = text.rows(draw * rows, (draw + 1) * rows)
         curvature = cl.load_or_estimate(cache, model, units, mine)
         print(curvature, flush=True)
-        tables.append(experts.experts_study(model, curvature, mine, judge, cache=cache))
+        tables.append(pick(experts.experts_study(model, curvature, mine, judge, cache=cache)))
         pairs = experts.pairs_of_experts(model, curvature, judge.rows(0, PAIR_ROWS), cache=cache)
-        paired.append(experts.stand_ins(curvature, pairs))
+        paired.append(pick(experts.stand_ins(curvature, pairs)))
     print()
     shares = sorted({line["requested_ratio"] for line in tables[0]})
     head("plan", *(f"{share:.0%}" for share in shares), *(f"{s:.0%}, less REAP" for s in shares))

@@ -24,9 +24,9 @@ import nbformat
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cocurve_lab.base.tables import plus_minus, typeset
 from cocurve_lab.extensions.pretrained.kept import kept_curvature, kept_plans
-from cocurve_lab.measuring.risk import standard_error
+from cocurve_lab.extensions.writing import plus_minus, typeset
+from cocurve_lab.measuring.results import standard_error
 from cocurve_studies.findings import MIME, Finding
 from cocurve_studies.sections import link_to
 from helpers.benchmarks import arguments, flag, seconds
@@ -159,7 +159,7 @@ def real_benefit() -> str:
     saved = {r: kl[name.format(0), r] - kl[name.format(1), r] for r in ratios}
     return typeset(
         ", ".join(
-            f"{ratio:.0%}: {plus_minus(float(x.mean()), float(standard_error(x[None])[0]))}"
+            f"{ratio:.0%}: {plus_minus(float(x.mean()), float(standard_error(x)))}"
             for ratio, x in saved.items()
         )
     )

@@ -150,7 +150,7 @@ def measure(options: argparse.Namespace) -> None:
 
 def bar(values: list[float], sign: str = "") -> str:
     rows = np.array(values)
-    return error_bar(float(rows.mean()), float(standard_error(rows[None])[0]), 3, sign)
+    return error_bar(float(rows.mean()), float(standard_error(rows)), 3, sign)
 
 
 def tables(content: dict[str, Any]) -> Iterator[tuple[list[str], list[list[str]]]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import pick, plus_minus
+from cocurve_lab.extensions.writing import plus_minus
 from cocurve_lab.methods.base import Method
 from cocurve_lab.methods.cocurve import CoCurve
 from cocurve_lab.methods.registry import get_method
@@ -36,6 +36,7 @@ from cocurve_studies.bake_off.contenders import (
     treated,
 )
 from cocurve_studies.bake_off.settings import CompareOptions, Judges
+from cocurve_studies.tables import pick
 from helpers.benchmarks import arguments, flag, head, row
 from helpers.demo_rows import demo_rows
 
@@ -155,7 +156,7 @@ def across(
     result: Comparison, ratios: list[float], search: str, cell: Callable[[dict], str]
 ) -> None:
     """A line per method, a column per ratio."""
-    summaries = [result.summary(ratio, search) for ratio in ratios]
+    summaries = [pick(result.summary(ratio, search)) for ratio in ratios]
     head("method", *(f"{ratio:.0%}" for ratio in ratios))
     for rows in zip(*summaries, strict=True):
         row(rows[0]["method"], *map(cell, rows))
@@ -184,7 +185,7 @@ def leads(part: str, result: Comparison) -> None:
         return  # not among --only
     rivals = [treated(get_method(name).title, repair) for name in (*BASELINES, *DEPTH)]
     rivals = [rival for rival in rivals if rival in measured]
-    rows = result.leads(treated(OURS_CHOSEN, repair), rivals)
+    rows = pick(result.leads(treated(OURS_CHOSEN, repair), rivals))
     print(f"{part}: KL behind {treated(OURS_CHOSEN, repair)}, guards searched")
     ratios = list(dict.fromkeys(each["requested_ratio"] for each in rows))
     head("method", *(f"{ratio:.0%}" for ratio in ratios))

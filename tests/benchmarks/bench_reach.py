@@ -15,9 +15,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import shown
 from cocurve_lab.extensions.pretrained.kept import kept_curvature
 from cocurve_studies.findings import told
+from cocurve_studies.tables import shown
 from cocurve_studies.trust import findings, reach
 from helpers.benchmarks import arguments, flag
 
@@ -53,9 +53,9 @@ def main() -> None:
     for rows, columns in (
         (summary, reach.COLUMNS),
         (summary, reach.SATURATION_COLUMNS),
-        ([row for row in table if row["mostly"]], reach.GAP_COLUMNS),
+        (table.dropna(subset="mostly"), reach.GAP_COLUMNS),
     ):
-        print(f"\n{shown(rows, columns)!r}")
+        print(f"\n{shown(rows, columns).data}")
     print(f"\n{told(findings.reach_findings(table))}")
 
 

@@ -45,7 +45,7 @@ def main() -> None:
         table = redundancy.redundancy_study(models, asked, cache=options.folder, progress=False)
         print(f"\n{ratio:.0%} removed\n")
         head("model", "FFN redundancy", "KL at lambda 0", "edge benefit", "share")
-        for row in table:
+        for row in table.to_dict("records"):
             line(
                 row["model"],
                 error_bar(row["redundancy"], row["redundancy_error"], 3),

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def shown(kl) -> str:  # type: ignore[no-untyped-def]
-    return error_bar(kl.mean(), standard_error(kl[None])[0])
+    return error_bar(kl.mean(), standard_error(kl))
 
 
 if __name__ == "__main__":

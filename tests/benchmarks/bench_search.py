@@ -97,17 +97,17 @@ class Refit:
 
 
 def report(name: str, swaps: str, found: PlanSearch, minutes: float) -> None:
-    shown = found.row()
+    start, shown = found.table.iloc[0], found.table.iloc[found.chosen]
     row(
         f"{shown['realized_ratio']:.1%}",
         name,
         swaps,
-        error_bar(shown["start_kl"], found.held_out.standard_error[0]),
+        error_bar(start["kl"], start["kl_error"]),
         error_bar(shown["kl"], shown["kl_error"]),
         error_bar(shown["difference"], shown["difference_error"], sign="+"),
-        f"{shown['search_start_kl']:.4f} to {shown['search_kl']:.4f}",
+        f"{start['search_kl']:.4f} to {shown['search_kl']:.4f}",
         shown["distance"],
-        f"{shown['evaluations']:,}",
+        f"{found.evaluations:,}",
         f"{minutes:.1f}",
     )
 

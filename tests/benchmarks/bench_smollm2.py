@@ -20,7 +20,6 @@ from scipy.stats import spearmanr
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cocurve_lab.base.tables import Row, pick, plus_minus, typeset
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.analysis.gate import redundancy_gate
 from cocurve_lab.extensions.analysis.stability import is_converged, selection_stability
@@ -34,6 +33,7 @@ from cocurve_lab.extensions.pretrained.kept import (
     kept_plans,
     read_plans,
 )
+from cocurve_lab.extensions.writing import plus_minus, typeset
 from cocurve_lab.measuring.risk import standard_error
 from cocurve_lab.solver.solve import solve_greedy
 from cocurve_studies import abilities as ability
@@ -42,6 +42,7 @@ from cocurve_studies.certainty import purposes
 from cocurve_studies.findings import Findings
 from cocurve_studies.structure import bridges, geometry, propositions
 from cocurve_studies.structure import findings as structural
+from cocurve_studies.tables import Row, pick
 from cocurve_studies.trust import fidelity, reach
 from cocurve_studies.trust import findings as trusting
 from helpers.benchmarks import error_bar
@@ -64,7 +65,7 @@ CURVATURE = kept_curvature("smollm2")
 
 def bar(values: np.ndarray, sign: str = "") -> str:
     """The mean of values by row and its standard error."""
-    return error_bar(float(values.mean()), float(standard_error(values[None])[0]), 3, sign)
+    return error_bar(float(values.mean()), float(standard_error(values)), 3, sign)
 
 
 class Plans:
@@ -211,7 +212,7 @@ def refitted(plans: Plans) -> Iterable[Table]:
 def texts(plans: Plans) -> Iterable[Table]:
     """What a plan is for."""
     assert CURVATURE is not None
-    table = purposes.kept_purposes(CURVATURE, 0.2) or []
+    table = purposes.kept_purposes(CURVATURE, 0.2)
     for strength in purposes.STRENGTHS:
         cells = []
         for name in purposes.KEPT:
@@ -310,8 +311,8 @@ def reached(plans: Plans) -> Iterable[Table]:
         measured = kept_interactions("smollm2", kind)
         assert measured is not None
         found = list(reach.pairs_of(measured, f"2 {kind}"))
-        summary += reach.reach_summary([reach.case_row(CURVATURE, *case) for case in found])
-    summary[:0] = reach.reach_summary([reach.case_row(CURVATURE, *case) for case in cases])
+        summary += pick(reach.reach_summary([reach.case_row(CURVATURE, *c) for c in found]))
+    summary[:0] = pick(reach.reach_summary([reach.case_row(CURVATURE, *case) for case in cases]))
     cells = [
         [
             row["scale"],
@@ -374,7 +375,7 @@ def _trade_off(plans: Plans) -> list[Row]:
         row["accuracy_error"] = float(np.sqrt(share * (1 - share) / asked))
         row["perplexity"] = float(np.exp(plan.nll["wikitext"].mean()))
         row["loss_difference"] = float(loss.mean())
-        row["loss_difference_error"] = float(standard_error(loss[None])[0])
+        row["loss_difference_error"] = float(standard_error(loss))
         row["difference"] = share - first["accuracy"] if first else None
         both = (row, first) if first else (row,)
         row["difference_error"] = float(np.hypot.reduce([x["accuracy_error"] for x in both]))
@@ -398,7 +399,7 @@ def _fidelity(plans: Plans) -> list[Row]:
         chosen += [(fidelity.POOL, method, x) for r, x in plans.by_name[name].items() if r == 0.2]
     table = []
     for group, method, plan in chosen:
-        kl, error = plan.kl["c4"], float(standard_error(plan.kl["c4"][None])[0])
+        kl, error = plan.kl["c4"], float(standard_error(plan.kl["c4"]))
         row = {"group": group, "method": method}
         row |= {
             "interaction_strength": plan.selection.interaction_strength,

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import pick
 from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, main
 from cocurve_lab.estimator import estimate
 from cocurve_lab.evaluation.suites import Source
@@ -25,6 +24,7 @@ from cocurve_studies.paper import command as paper_command
 from cocurve_studies.paper import published, reproduction
 from cocurve_studies.paper.protocol import Protocol
 from cocurve_studies.paper.side_by_side import HOURS, SIZES
+from cocurve_studies.tables import pick
 from helpers.hub_copies import write_copies
 from helpers.release import Shape, write_json, write_release
 from helpers.tiny_models import (

@@ -12,7 +12,6 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import WIDTH
 from cocurve_lab.curvature.saturation import Saturation
 from cocurve_lab.curvature.settings import BuildOptions, settings_of
 from cocurve_lab.estimator import risks
@@ -166,8 +165,7 @@ def test_a_saturated_teacher_is_warned_of_and_another_is_not(
     assert ("saturated" in repr(found)) is saturated
     for said in (printed, cl.redundancy_gate(found).reason):
         assert ("saturated" in said) is saturated
-        assert warning in " ".join(said.split())  # printed in folds
-    assert max(map(len, printed.splitlines())) <= WIDTH
+        assert warning in " ".join(said.split())  # printed in lines
     if saturated:
         assert f"{found.saturation.positions:.0%}" in warning
         assert f"{found.saturation.risk:.0%}" in warning

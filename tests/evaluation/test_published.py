@@ -14,7 +14,6 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import pick
 from cocurve_lab.evaluation.suites import PAPER_CODE, PAPER_HARNESS, PAPER_METRICS
 from cocurve_lab.extensions.choosing.settings import RELEASE_GUARDS
 from cocurve_lab.methods.registry import get_method, method_names
@@ -27,6 +26,7 @@ from cocurve_studies.paper.published import (
     reference_metrics,
 )
 from cocurve_studies.paper.side_by_side import HOURS, SIZES
+from cocurve_studies.tables import pick
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "paper_results.json"
 STORED: dict[str, Any] = json.loads(DATA.read_text())

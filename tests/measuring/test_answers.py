@@ -267,7 +267,7 @@ def hand_made() -> AnswerTable:
 
 
 def test_differences_are_paired_and_flips_are_counted() -> None:
-    sums, words, every = hand_made().paired(1, 0)
+    sums, words, every = hand_made().paired(1, 0).to_dict("records")
     assert (sums["lost"], sums["gained"], sums["questions"]) == (2, 1, 4)
     assert sums["accuracy"] == -0.25
     difference = np.array([-1, -1, 0, 1])
@@ -281,7 +281,7 @@ def test_differences_are_paired_and_flips_are_counted() -> None:
 
 
 def test_rows_by_capability() -> None:
-    rows = hand_made().by_capability()
+    rows = hand_made().table.to_dict("records")
     assert [(row["plan"], row["capability"]) for row in rows] == [
         (plan, name) for plan in (0, 1) for name in ("sums", "words", ALL)
     ]

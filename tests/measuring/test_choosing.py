@@ -114,9 +114,9 @@ def test_the_curve_is_the_measured_risk_of_each_plan(candidates: Any) -> None:
     choice = choose_interaction_strength(
         model, curvature, 0.3, text, candidates=candidates, options=options
     )
-    assert len(choice.curve) > 1
+    assert len(choice.candidates) > 1
     chosen = {}
-    for candidate in choice.curve:
+    for candidate in choice.candidates:
         plan = candidate.selection
         assert candidate.kl == pytest.approx(pruning_risk(model, plan, text), rel=1e-5)
         per_row = naive_risk(model, [plan.units[u] for u in plan.pruned], text)
@@ -127,33 +127,37 @@ def test_the_curve_is_the_measured_risk_of_each_plan(candidates: Any) -> None:
         assert (candidate.rows, candidate.stopped_early) == (7, False)
     least = min(chosen.values(), key=np.mean)
     assert choice.winner.kl == pytest.approx(least.mean(), rel=1e-5)
-    for candidate in choice.curve:
+    for candidate in choice.candidates:
         gap = chosen[candidate.selection.fingerprint] - least
         assert candidate.difference == pytest.approx(gap.mean(), abs=1e-6)
         assert candidate.difference_error == pytest.approx(gap.std(ddof=1) / math.sqrt(7), abs=1e-6)
-    assert choice.cells == 7 * len(choice.curve)
+    assert choice.curve["kl"].tolist() == [candidate.kl for candidate in choice.candidates]
+    errors = [candidate.difference_error for candidate in choice.candidates]
+    assert choice.curve["difference_error"].tolist() == errors
+    strengths = [c.selection.interaction_strength for c in choice.candidates]
+    assert choice.curve["interaction_strength"].tolist() == strengths
 
 
 def test_the_path_is_measured_whole_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = planted(monkeypatch, lambda plan: np.ones(32) + 0.01 * len(plan) + wave(1))
     choice = choose(options=EVERYTHING)
     path = lambda_path(CURVATURE, 0.3)
-    assert len(choice.curve) == path.distinct_sets > 5
+    assert len(choice.candidates) == path.distinct_sets > 5
     assert len(fake.asked) == len(set(fake.asked)) == 32 * path.distinct_sets
     assert choice.left_out == 0
-    pieces = sorted(span for candidate in choice.curve for span in candidate.intervals)
+    pieces = sorted(span for candidate in choice.candidates for span in candidate.intervals)
     assert [start for start, _ in pieces] == [segment.start for segment in path]
     assert [stop for _, stop in pieces] == [segment.stop for segment in path]
-    for candidate in choice.curve:
+    for candidate in choice.candidates:
         for start, stop in candidate.intervals:
             middle = solve_greedy(CURVATURE, 0.3, (start + stop) / 2)
             assert set(middle.pruned) == set(candidate.selection.pruned)
         made = solve_greedy(CURVATURE, 0.3, candidate.selection.interaction_strength)
         assert made.pruned == candidate.selection.pruned
-    starts = [candidate.intervals[0][0] for candidate in choice.curve]
+    starts = [candidate.intervals[0][0] for candidate in choice.candidates]
     assert starts == sorted(starts)
-    assert choice.curve[0].selection.interaction_strength == 0
-    last = max(choice.curve, key=lambda candidate: candidate.intervals[-1][1])
+    assert choice.candidates[0].selection.interaction_strength == 0
+    last = max(choice.candidates, key=lambda candidate: candidate.intervals[-1][1])
     assert last.intervals[0][1] == 1  # it does not come back, so it is made at exactly 1
     assert last.selection.interaction_strength == 1
 
@@ -171,12 +175,12 @@ def test_a_set_that_comes_back_is_one_candidate(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(choosing, "lambda_path", lambda *_: LambdaPath(tuple(parts), 4, 0.3))
     planted(monkeypatch, lambda plan: wave(len(plan)) + 2)
     choice = choose()
-    assert [c.intervals for c in choice.curve] == [
+    assert [c.intervals for c in choice.candidates] == [
         ((0.0, 0.1), (0.4, 0.5)),
         ((0.1, 0.4),),
         ((0.5, 1.0),),
     ]
-    assert [c.selection.interaction_strength for c in choice.curve] == [0, 0.2, 1]
+    assert [c.selection.interaction_strength for c in choice.candidates] == [0, 0.2, 1]
 
 
 @pytest.mark.parametrize("limit", [2, 3, 5])
@@ -184,12 +188,11 @@ def test_a_truncated_path_keeps_its_ends_and_is_spread(
     monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     planted(monkeypatch, lambda plan: wave(len(plan)) + 2)
-    whole = [candidate.selection.fingerprint for candidate in choose(options=EVERYTHING).curve]
+    whole = [candidate.selection.fingerprint for candidate in choose(options=EVERYTHING).candidates]
     choice = choose(options=replace(QUIET, max_candidates=limit))
-    places = [whole.index(candidate.selection.fingerprint) for candidate in choice.curve]
+    places = [whole.index(candidate.selection.fingerprint) for candidate in choice.candidates]
     assert len(set(places)) == limit
     assert choice.left_out == len(whole) - limit
-    assert f"{len(whole) - limit} further plans" in repr(choice)
     for strength in (0.0, 1.0):
         assert whole.index(solve_greedy(CURVATURE, 0.3, strength).fingerprint) in places
     assert np.diff([*sorted(places), len(whole)]).max() <= 2 * len(whole) / (limit - 1) + 1
@@ -199,7 +202,7 @@ def test_a_grid_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch, lambda plan: wave(len(plan)) + 2)
     grid = np.array([1.5, 0.0, 1e-9, 0.5])
     choice = choose(grid, replace(QUIET, max_candidates=2))
-    assert [c.intervals for c in choice.curve] == [
+    assert [c.intervals for c in choice.candidates] == [
         ((0.0, 0.0), (1e-9, 1e-9)),  # one set, but nothing is claimed in between
         ((0.5, 0.5),),
         ((1.5, 1.5),),
@@ -262,17 +265,16 @@ def test_the_true_winner_survives_a_bad_start_and_losers_save_work(
     assert table[0.5][:8].mean() < table[0.0][:8].mean()
     fake = planted(monkeypatch, table_by_strength(table))
     choice = choose(list(table))
-    assert {c.selection.interaction_strength: c.rows for c in choice.curve} == {
+    assert {c.selection.interaction_strength: c.rows for c in choice.candidates} == {
         0.0: 32,
         0.2: 8,
         0.5: 32,
         1.0: 8,
     }
     assert choice.interaction_strength == 0
-    assert choice.cells == len(fake.asked) == 32 + 8 + 32 + 8
-    assert f"{choice.cells} of {4 * 32} plan x row" in repr(choice)
-    assert repr(choice).count("stopped after 8 rows") == 2
-    dropped = choice.curve[1]
+    assert choice.curve["rows"].sum() == len(fake.asked) == 32 + 8 + 32 + 8
+    assert choice.curve["stopped_early"].tolist() == [False, True, False, True]
+    dropped = choice.candidates[1]
     assert dropped.stopped_early
     assert not dropped.tied
     gap = (table[0.2] - table[0.0])[:8]  # to the winner, over the rows both were measured on
@@ -280,7 +282,7 @@ def test_the_true_winner_survives_a_bad_start_and_losers_save_work(
     assert dropped.difference == pytest.approx(gap.mean())
     assert dropped.difference_error == pytest.approx(gap.std(ddof=1) / math.sqrt(8))
     full = choose(list(table), EVERYTHING)
-    assert full.cells == 4 * 32
+    assert full.curve["rows"].sum() == 4 * 32
     assert full.best.pruned == choice.best.pruned
 
 
@@ -290,7 +292,7 @@ def test_a_dropped_plan_never_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch, table_by_strength({0.0: np.full(32, 9.0), 1.0: 9 + turn}))
     choice = choose([0.0, 1.0])
     assert choice.winner.selection.interaction_strength == 0
-    assert choice.curve[1].stopped_early
+    assert choice.candidates[1].stopped_early
     whole = choose([0.0, 1.0], EVERYTHING)
     assert whole.interaction_strength == 1
 
@@ -304,7 +306,7 @@ def test_a_dropped_plan_is_no_tie_with_a_winner_it_was_close_to(
     table = {0.0: np.full(32, 10.0), 0.5: np.full(32, 9.0), 1.0: 9 + noise}
     planted(monkeypatch, table_by_strength(table))
     choice = choose(list(table))
-    dropped = choice.curve[0]
+    dropped = choice.candidates[0]
     assert dropped.stopped_early
     assert dropped.difference < dropped.difference_error
     assert not dropped.tied
@@ -325,15 +327,14 @@ def test_ties_go_to_the_smallest_lambda(
     choice = choose([1.0, 0.5, 0.0])
     assert choice.winner.selection.interaction_strength == 1
     assert choice.interaction_strength == choice.best.interaction_strength == strength
-    behind = choice.curve[0]
+    behind = choice.candidates[0]
     assert behind.difference == pytest.approx(gap)
     assert behind.difference_error == pytest.approx(1)
     assert behind.standard_error > 20
-    assert [candidate.tied for candidate in choice.curve] == [gap < 1, True, True]
+    assert [candidate.tied for candidate in choice.candidates] == [gap < 1, True, True]
     planted(monkeypatch, lambda plan: np.ones(32))
     equal = choose()
     assert equal.interaction_strength == 0
-    assert equal.summary()["gate"] == equal.gate.recommended
     assert equal.gate == redundancy_gate(CURVATURE, 0.3)
 
 
@@ -385,14 +386,12 @@ def test_the_fit_of_a_choice_is_that_of_its_best_plan(monkeypatch: pytest.Monkey
     assert choice.fit.standard_error == pytest.approx(0.5)
     assert choice.fit.remainder == pytest.approx(4 - CURVATURE.risk(best.pruned))
     expected = (4 - best.node_risk) / best.edge_risk  # type: ignore[operator]
-    assert choice.fitting_strength == pytest.approx(expected)
-    row = choice.summary()
-    assert row["interaction_strength"] == 1
-    assert row["fitting_strength"] == choice.fitting_strength
+    assert choice.fit.interaction_strength == pytest.approx(expected)
+    row = choice.curve.iloc[1]
+    assert choice.interaction_strength == row["interaction_strength"] == 1
+    assert row["fitting_strength"] == choice.fit.interaction_strength
     assert row["fitting_strength_printed"] == pytest.approx(2 - expected)
-    assert row["requested_ratio"] == 0.3
-    assert [r["interaction_strength"] for r in choice.rows()] == [0, 1]
-    assert all(set(r) <= set(row) for r in choice.rows())
+    assert choice.curve["interaction_strength"].tolist() == [0, 1]
 
 
 # The report ---------------------------------------------------------------------------------------
@@ -416,7 +415,6 @@ def test_the_report_is_measured_on_its_own_rows() -> None:
         assert entry.kl == pytest.approx(rows[name].mean(), rel=1e-5)
         assert entry.difference == pytest.approx(gap.mean(), abs=1e-6)
         assert entry.difference_error == pytest.approx(gap.std(ddof=1) / 6**0.5, abs=1e-6)
-    assert repr(choice).count("reported") == 3
     silent = choose_interaction_strength(model, curvature, 0.4, text, options=QUIET)
     assert silent.report == {}
 
@@ -437,7 +435,11 @@ def test_a_finished_choice_is_read_from_its_checkpoint(
 
     monkeypatch.setattr(risk._Engine, "measure", fail)
     again = choose_interaction_strength(model, curvature, 0.4, text, **arguments)
-    assert repr(again) == repr(first)
+    assert again.curve.equals(first.curve)
+    reports = [
+        {name: entry.kl for name, entry in choice.report.items()} for choice in (again, first)
+    ]
+    assert reports[0] == reports[1]
     with pytest.raises(AssertionError, match="masked pass"):
         choose_interaction_strength(model, curvature, 0.5, text, **arguments)
 
@@ -478,11 +480,11 @@ def test_guards_of_any_maker_of_plans_are_chosen_by_the_same_rule() -> None:
         options=EVERYTHING,
     )
     assert [entry.guards.protect_last for entry in choice.infeasible] == [1, 1]
-    kl = [pruning_risk(model, candidate.selection, text) for candidate in choice.curve]
+    kl = [pruning_risk(model, candidate.selection, text) for candidate in choice.candidates]
     assert len(kl) == 3  # both capped plans remove the same units
-    assert [candidate.kl for candidate in choice.curve] == pytest.approx(kl, 1e-5)
+    assert [candidate.kl for candidate in choice.candidates] == pytest.approx(kl, 1e-5)
     assert set(choice.winner.selection.pruned) == set(
-        choice.curve[int(np.argmin(kl))].selection.pruned
+        choice.candidates[int(np.argmin(kl))].selection.pruned
     )
     assert choice.report == {}
 
@@ -501,14 +503,14 @@ def test_the_curve_of_guards_is_the_measured_risk_of_each_plan() -> None:
         report_on=TEST,
         options=EVERYTHING,
     )
-    assert len(choice.curve) > 1
-    for candidate in choice.curve:
+    assert len(choice.candidates) > 1
+    for candidate in choice.candidates:
         assert candidate.kl == pytest.approx(pruning_risk(model, candidate.selection, text), 1e-5)
         assert candidate.selection.interaction_strength == 0.5
         for guards in candidate.guards:
             made = solve_greedy(curvature, 0.3, 0.5, guards)
             assert set(made.pruned) == set(candidate.selection.pruned)
-    tried = [guards for candidate in choice.curve for guards in candidate.guards]
+    tried = [guards for candidate in choice.candidates for guards in candidate.guards]
     tried += [entry.guards for entry in choice.infeasible]
     assert sorted(map(repr, tried)) == sorted(
         repr(Guards(**cap, protect_first=first))
@@ -530,7 +532,7 @@ def test_guards_that_give_no_plan_are_listed_with_the_reason(
     assert set(refused) == {(0.3, 0), (0.3, 2)}
     assert "layer cap of 0.3" in refused[0.3, 0].reason
     assert "no plan removes more than" in refused[0.3, 2].reason
-    assert repr(choice).count("infeasible: ratio 0.3 is out of reach") == 2
+    assert all("ratio 0.3 is out of reach" in entry.reason for entry in choice.infeasible)
     with pytest.raises(InfeasibleError, match="out of reach") as caught:
         choose_from((0.1, 0.2), ((0, 0), (1, 1)))
     with pytest.raises(InfeasibleError) as loosest:
@@ -547,7 +549,7 @@ def test_ties_go_to_the_loosest_guards(
     assert len(rows) == 2
     planted(monkeypatch, lambda plan: rows[plan.fingerprint])
     choice = choose_from((None,), ((1, 0), (0, 0)))
-    assert [candidate.guards[0].protect_first for candidate in choice.curve] == [0, 1]
+    assert [candidate.guards[0].protect_first for candidate in choice.candidates] == [0, 1]
     assert choice.guards.protect_first == choice.best.guards.protect_first == protected
     assert choice.winner.guards[0].protect_first == 1
 
@@ -560,14 +562,14 @@ def test_guards_can_be_chosen_by_perplexity(monkeypatch: pytest.MonkeyPatch) -> 
     by_loss = choose_from((None,), ((0, 0), (1, 0)), options=replace(QUIET, judge="nll"))
     assert (by_kl.guards.protect_first, by_loss.guards.protect_first) == (0, 1)
     assert by_loss.winner.judged == by_loss.winner.nll == pytest.approx(10 - by_loss.winner.kl)
-    assert by_loss.rows()[0]["perplexity"] == pytest.approx(math.exp(by_loss.curve[0].nll))
-    assert by_loss.curve[0].difference > 0
+    assert by_loss.curve["perplexity"][0] == math.exp(by_loss.candidates[0].nll)
+    assert by_loss.candidates[0].difference > 0
 
 
 def test_guards_that_do_not_bind_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = planted(monkeypatch, lambda plan: np.ones(32))
     choice = choose_from((1.0, None, "5x"), ((0, 0),))
-    (only,) = choice.curve
+    (only,) = choice.candidates
     assert len(only.guards) == 3
     assert len(fake.asked) == 32
 

@@ -71,7 +71,8 @@ def test_a_twin_on_a_real_model_takes_over_exactly() -> None:
     plain, chosen = choice.report.mean
     assert plain > 1e-4
     assert chosen < 1e-6 * plain
-    assert "ridge 1e-07, clip 1" in repr(choice)
+    row = choice.curve[choice.curve["chosen"]].iloc[0]
+    assert (row["ridge"], row["clip"]) == (1e-7, 1.0)
 
 
 def test_gains_that_hurt_are_not_applied() -> None:
@@ -83,8 +84,8 @@ def test_gains_that_hurt_are_not_applied() -> None:
     assert not choice.applied
     assert choice.setting is None
     assert choice.best.gains == {}
-    assert choice.rows()[1]["difference"] > 0
-    assert choice.rows()[0]["chosen"]
+    assert choice.curve["difference"][1] > 0
+    assert choice.curve["chosen"].tolist() == [True, False, False]
     assert choice.report is not None
     assert choice.report.mean[0] == choice.report.mean[1]
 
@@ -102,8 +103,8 @@ def test_the_table_is_what_the_plans_really_cost() -> None:
         held_out,
         {units[u]: gain for u, gain in gains.items()},
     )
-    np.testing.assert_allclose(choice.table.kl[1], by_hand, rtol=1e-4)
-    assert choice.table.selections[0].gains == {}
+    np.testing.assert_allclose(choice.measured.kl[1], by_hand, rtol=1e-4)
+    assert choice.measured.selections[0].gains == {}
     assert choice.predicted[1] < choice.predicted[0] == pytest.approx(plan.predicted_risk)
 
 
@@ -121,7 +122,7 @@ def test_the_rule() -> None:
     assert choice_of([1.0, 2.0, 3.0], [0.8, 1.9, 2.7]).setting == (1.0, 1.0)
     unclear = choice_of([1.0, 1.0, 1.0], [1.3, 1.1, 0.5])  # -0.033 +- 0.24
     assert not unclear.applied
-    assert unclear.rows()[1]["difference"] == pytest.approx(-0.1 / 3)
+    assert unclear.curve["difference"][1] == pytest.approx(-0.1 / 3)
     assert not choice_of([1.0, 2.0], [1.0, 2.0]).applied
     # ties go to the most cautious setting that helps by itself
     plain = [1.0, 1.0, 1.0, 1.0]
@@ -139,7 +140,7 @@ def test_settings_stand_in_order_of_caution() -> None:
     expected = ((1.0, 1.0), (1.0, 2.0), (0.2, 1.0), (0.2, 2.0), (0.05, 1.0), (0.05, 2.0))
     assert choice.settings == expected
     assert not choice.applied  # gains of one on the dense model: KL 0 against KL 0
-    assert (choice.table.kl == 0).all()
+    assert (choice.measured.kl == 0).all()
 
 
 def test_shared_rows_too_few_rows_and_empty_grids_are_refused() -> None:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import pick, plus_minus
+from cocurve_lab.extensions.writing import plus_minus
 from cocurve_studies.shared import resampled
+from cocurve_studies.tables import pick
 from helpers.lab import SMALL
 from helpers.notebooks import (
     BAR,

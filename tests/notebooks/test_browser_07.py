@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import pick
 from cocurve_studies.structure import geometry
 from cocurve_studies.structure.bridges import bridge_table
+from cocurve_studies.tables import pick
 from helpers.lab import SMALL
 from helpers.notebooks import (
     BAR,
@@ -51,7 +51,7 @@ def test_it_says_what_was_measured(ran: Ran) -> None:
     assert f"{len(found)} of 160 units: {names}" in text
     middle = pick(bridge_table(curvature), saliency_quantile=0.5, connectivity_quantile=0.5)[0]
     assert f"{middle['bridges']} of 160 at median and median" in text
-    rank = geometry.spectrum_table(curvature)[0]["effective_rank"]
+    rank = geometry.spectrum_table(curvature)["effective_rank"][0]
     assert f"effective rank {rank:.1f} ± " in text
     assert "one and the same fill in both arms: True" in text
     for study in ("causal", "edges", "abilities", "blocks", "budgets", "spectrum"):

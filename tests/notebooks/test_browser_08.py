@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import column, pick
+from cocurve_studies.tables import column, pick
 from helpers.lab import SMALL
 from helpers.notebooks import BAR, NOTEBOOKS, SOLUTIONS, Ran, cold, require_shown, text_of
 

@@ -11,8 +11,8 @@ import nbformat
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import pick
 from cocurve_studies.bake_off.contenders import all_methods
+from cocurve_studies.tables import pick
 from helpers.lab import SMALL
 from helpers.notebooks import NOTEBOOKS, SOLUTIONS, Ran, cold, judge_of, require_shown, text_of
 

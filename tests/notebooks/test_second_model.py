@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import fold
 from cocurve_lab.curvature.graph import bridge_units
 from cocurve_studies import sentences
+from cocurve_studies.tables import fold
 from helpers.lab import SMALL
 from helpers.notebooks import NOTEBOOKS, findings_of, run, text_of
 from helpers.tiny_models import tiny_model, word_tokenizer

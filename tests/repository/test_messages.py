@@ -22,7 +22,7 @@ split start take train try unpin update use wait widen write
 # `with reading(path, remedy):` adds the file and the next step to what these files raise
 COMPLETED = (
     *("base/schema", "curvature/", "solver/", "pruner/manifest", "evaluation/report"),
-    *("estimator/build", "base/tables", "base/storage", "interactions/"),
+    *("estimator/build", "cocurve_studies/tables", "base/storage", "interactions/"),
     "pretrained/kept",
 )
 

@@ -136,7 +136,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "gguf": ("extensions/gguf/",),
     "plotly": ("extensions/figures.py",),
     "matplotlib": (),
-    "pandas": (),
+    "pandas": ("measuring/", "extensions/choosing/"),
     "ipywidgets": (),
     "anywidget": (),
     "cocurve_widgets": (),
@@ -180,7 +180,7 @@ import importlib, sys
 
 class Refused:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "transformers"):
+        if name.split(".")[0] in ("torch", "transformers", "pandas"):
             raise ImportError(name)
 
 sys.meta_path.insert(0, Refused())

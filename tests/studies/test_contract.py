@@ -19,7 +19,6 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.base.storage import fingerprint
-from cocurve_lab.base.tables import Table
 from cocurve_lab.curvature.groups import Groups
 from cocurve_lab.extensions.choosing.settings import guards_grid
 from cocurve_lab.measuring.generation import Question
@@ -40,6 +39,7 @@ from cocurve_studies.structure import (
     propositions,
 )
 from cocurve_studies.structure import findings as structural
+from cocurve_studies.tables import Table
 from cocurve_studies.trust import (
     choices,
     diagonal,

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import Table
 from cocurve_lab.curvature.graph import bridge_units
 from cocurve_lab.extensions.judging.answers import AnswerTable
 from cocurve_lab.extensions.pretrained.kept import kept_curvature
 from cocurve_lab.measuring.generation import Question
 from cocurve_studies import sentences
 from cocurve_studies.certainty import coverage, precision
+from cocurve_studies.tables import Table, pick
 from helpers.problems import make_units, random_curvature
 from helpers.studies import Problem
 
@@ -74,9 +74,12 @@ def test_the_fate_of_bridges_is_that_of_the_two_plans(curvature: cl.Curvature) -
 def test_the_trade_between_kinds_is_counted(curvature: cl.Curvature) -> None:
     units, bridges = curvature.units, set(bridge_units(curvature))
     table = sentences.trade_table({"here": curvature}, (0.2, 0.4))
-    assert [(row["of"], row["requested_ratio"]) for row in table] == [("here", 0.2), ("here", 0.4)]
+    assert [(row["of"], row["requested_ratio"]) for row in pick(table)] == [
+        ("here", 0.2),
+        ("here", 0.4),
+    ]
     said = sentences.trade(curvature, (0.2, 0.4))
-    for row in table:
+    for row in pick(table):
         heads = []
         for strength, plan in enumerate(plans(curvature, row["requested_ratio"])):
             kinds = [units[u].kind for u in plan]
@@ -95,11 +98,11 @@ def test_the_kept_real_model_trades_attention_for_ffn_and_keeps_bridges() -> Non
     real = kept_curvature("smollm2")
     assert real is not None
     assert real.units.num_layers == 30
-    row = sentences.trade_table({"SmolLM2": real}, (0.15,))[0]
+    (row,) = pick(sentences.trade_table({"SmolLM2": real}, (0.15,)))
     assert row["attention, λ 1"] > row["attention, λ 0"]
     assert row["FFN, λ 1"] < row["FFN, λ 0"]
     assert "more at 15%" in sentences.trade(real, (0.15,))
-    row = sentences.trade_table({"SmolLM2": real}, (0.2,))[0]
+    (row,) = pick(sentences.trade_table({"SmolLM2": real}, (0.2,)))
     assert 0 < row["bridges, λ 1"] < row["bridges, λ 0"]
 
 
@@ -110,7 +113,7 @@ def _named(units: cl.UnitSet, names: str) -> set[int]:
 def test_neighbors_that_overlap_are_counted(curvature: cl.Curvature) -> None:
     table = precision.interval_table(curvature)
     said = sentences.intervals(table)
-    alive = sorted((r["saliency"], r["low"], r["high"]) for r in table if r["saliency"] > 0)
+    alive = sorted((r["saliency"], r["low"], r["high"]) for r in pick(table) if r["saliency"] > 0)
     meet = sum(alive[n][2] >= alive[n + 1][1] for n in range(len(alive) - 1))
     assert said.endswith(f"Of {len(alive) - 1} pairs of neighbors in the ranking, {meet} overlap.")
     assert f"is {alive[-1][0] / alive[0][0]:.3g} times" in said
@@ -121,7 +124,7 @@ def test_plans_settle_as_the_table_says(curvature: cl.Curvature) -> None:
     table = coverage.stability_table(curvature, (0.3,), (0.0, 1.0), draws=5)
     zero, one = sentences.settling(table).splitlines()
     for line, strength in ((zero, 0.0), (one, 1.0)):
-        rows = [row for row in table if row["interaction_strength"] == strength]
+        rows = [row for row in pick(table) if row["interaction_strength"] == strength]
         assert f"{rows[0]['groups']} to {rows[-1]['groups']} rows" in line
         assert f"optimism {rows[0]['optimism']:.0%} to {rows[-1]['optimism']:.0%}" in line
 

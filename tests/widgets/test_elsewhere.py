@@ -146,7 +146,7 @@ def test_every_instrument_works_in_notebook_7(lab: Lab, tmp_path: Path) -> None:
         visit.becomes("bridges.threshold > 0.2", "True")
         visit.becomes("len(heat.clustered)", "160")
         visit.becomes("'written together' in compare.status", "True")
-        visit.becomes("sum(p['kind'] == 'plan' for p in scatter.points) > 3", "True")
+        visit.becomes("sum(scatter.points['kind'] == 'plan') > 3", "True")
 
 
 @pytest.mark.skipif(find_spec("marimo") is None, reason="marimo is not installed")
@@ -195,7 +195,7 @@ def test_every_instrument_works_in_the_widget_manager_of_vs_code(lab: Lab, tmp_p
         told = (
             "explorer.interaction_strength, explorer.agrees, bridges.threshold > 0.2, "
             "len(heat.clustered), 'written together' in compare.status, "
-            "sum(p['kind'] == 'plan' for p in scatter.points) > 3"
+            "sum(scatter.points['kind'] == 'plan') > 3"
         )
         eventually(
             lambda: page.evaluate("code => run(code)", f"print(({told}))"),

@@ -58,7 +58,7 @@ def drawn(scatter: FidelityScatter, key: str = "name") -> list[Any]:
 
 
 def plans(scatter: FidelityScatter) -> list[dict[str, Any]]:
-    return [point for point in scatter.points if point["kind"] == "plan"]
+    return [point for point in scatter.table() if point["kind"] == "plan"]
 
 
 @pytest.fixture
@@ -80,7 +80,8 @@ def slowly(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
 def test_a_point_holds_prediction_and_measurement(scatter: FidelityScatter) -> None:
     plan = cl.solve_greedy(CURVATURE, 0.3, 0.5)
     (row,) = scatter.measure(plan)
-    assert row in scatter.points
+    assert row in scatter.table()
+    assert scatter.points["measured_risk"][0] == row["measured_risk"]
     s = plan.indicator.astype(float)
     assert row["predicted_risk"] == pytest.approx(0.5 * s @ CURVATURE.matrix @ s)
     by_hand = [units_by_hand(MODEL, groups=8)[u] for u in plan.pruned]
@@ -98,7 +99,7 @@ def test_a_point_holds_prediction_and_measurement(scatter: FidelityScatter) -> N
 
 
 def test_single_units_are_the_builds(scatter: FidelityScatter) -> None:
-    singles = [point for point in scatter.points if point["kind"] == "single unit"]
+    singles = [point for point in scatter.table() if point["kind"] == "single unit"]
     assert [point["name"] for point in singles] == [unit.name for unit in UNITS]
     predicted = [point["predicted_risk"] for point in singles]
     np.testing.assert_allclose(predicted, np.diagonal(CURVATURE.matrix) / 2)
@@ -165,7 +166,7 @@ def test_filters_hide_points(scatter: FidelityScatter) -> None:
     assert drawn(scatter, "method") == ["edge-aware greedy"]
     scatter.methods = ["diagonal greedy"]
     settle(scatter)
-    assert [point["method"] for point in scatter.points] == ["diagonal greedy"]
+    assert scatter.points["method"].tolist() == ["diagonal greedy"]
     scatter.session.selection = cl.solve_greedy(CURVATURE, 0.3)
     scatter.methods = []
     settle(scatter)
@@ -417,12 +418,12 @@ def test_a_matrix_alone_has_no_gray_points() -> None:
         FidelityScatter(bare, MODEL, HELD_OUT, session=Session(bare))
     unseen = HELD_OUT.assume_unseen()
     scatter = FidelityScatter(bare, MODEL, unseen, session=Session(bare))
-    assert scatter.points == []
+    assert scatter.points.empty
     assert "no gray points" in scatter.view["caption"]
     assert "r unknown" in scatter.view["caption"]
     assert "overlap cannot be checked" in scatter.view["caption"]
     scatter.measure_lambda_sweep(0.3, [0.0, 1.0])
-    assert len(drawn(scatter)) == len({row["measured_risk"] for row in scatter.points})
+    assert len(drawn(scatter)) == scatter.points["measured_risk"].nunique()
     scatter.close()
 
 
@@ -444,10 +445,10 @@ def test_code_reproduces_the_points(scatter: FidelityScatter) -> None:
     )
     exec(code, names)
     again = names["f"]
-    found = [(r["name"], r["text"]) for r in again.points]
+    found = [(r["name"], r["text"]) for r in again.table()]
     assert sorted(found) == sorted((r["name"], r["text"]) for r in plans(scatter))
     expected = {(r["name"], r["text"]): r["measured_risk"] for r in plans(scatter)}
-    for row in again.points:
+    for row in again.table():
         assert row["measured_risk"] == pytest.approx(expected[row["name"], row["text"]], rel=1e-4)
     again.close()
 

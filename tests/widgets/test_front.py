@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import brief, plus_minus, typeset
 from cocurve_lab.extensions.figures import COLORS, ORDERED, SIGNED
+from cocurve_lab.extensions.writing import brief, plus_minus, typeset
 from cocurve_lab.solver.guards import Rules, reachable_ratio
 from cocurve_lab.solver.protection import in_the_way
 from cocurve_widgets.instrument import front

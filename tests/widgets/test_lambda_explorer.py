@@ -15,7 +15,7 @@ import pytest
 from traitlets import TraitError
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import brief
+from cocurve_lab.extensions.writing import brief
 from cocurve_lab.solver.guards import reachable_ratio
 from cocurve_widgets import BridgeExplorer, LambdaExplorer, Measured, Session, lambda_explorer
 from helpers.problems import make_units, random_curvature

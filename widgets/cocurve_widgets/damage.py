@@ -21,10 +21,11 @@ import numpy as np
 
 import cocurve_lab as cl
 from cocurve_lab.measuring.plan_memory import answers_file, plans_file
+from cocurve_lab.measuring.results import mean_and_error
 from cocurve_lab.models.architectures import describe
 
 from .packing import plain, plan_mark
-from .session import CancelToken, MeasuredPlan, Session, count_right, mean_and_error, text_name
+from .session import CancelToken, MeasuredPlan, Session, count_right, text_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

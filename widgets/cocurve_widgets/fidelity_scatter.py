@@ -24,6 +24,7 @@ from .still import plot_html
 from .traits import Some
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PAUSE = 0.2  # seconds between redraws at least
@@ -136,16 +137,18 @@ class FidelityScatter(Instrument):
     # Points -------------------------------------------------------------------------------------
 
     @property
-    def points(self) -> Rows:
-        """The shown points, one dict each: measured plans, then the single units.
+    def points(self) -> DataFrame:
+        """The shown points, a row each: measured plans, then the single units.
 
-        Keys: kind ("plan", "single unit"), method, name, interaction_strength, requested_ratio,
+        Columns: kind ("plan", "single unit"), method, name, interaction_strength, requested_ratio,
         realized_ratio, units (how many), predicted_risk, measured_risk, measured_risk_error (NaN
         where unknown), text (measured on), and the other scores of `cocurve_lab.predictions`:
-        diagonal_risk and single_units_risk, None where unknown. Risks in nats per token. Includes
+        diagonal_risk and single_units_risk, NaN where unknown. Risks in nats per token. Includes
         points that log axes cannot show.
         """
-        return [row for _, row in self._plans()] + self._units()
+        from pandas import DataFrame
+
+        return DataFrame(self.table())
 
     def _plans(self) -> Plans:
         """The measured plans that pass the filters, each with its row."""
@@ -162,13 +165,13 @@ class FidelityScatter(Instrument):
 
     def table(self) -> Rows:
         """The points, as in `points`."""
-        return self.points
+        return [row for _, row in self._plans()] + self._units()
 
     def _still_picture(self) -> str:
         """Predicted against measured KL of the shown points."""
         points = [
             (row["predicted_risk"], row["measured_risk"], COLORS["attention"])
-            for row in self.points
+            for row in self.table()
         ]
         return plot_html(points, ("predicted, nats per token", "measured, nats per token"))
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from traitlets import Bool, Dict, Enum, Float, Int, List, Unicode, observe
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import as_html
 from cocurve_lab.extensions.judging.lockstep import (
     Sampling,
     first_divergence,
@@ -547,9 +546,11 @@ class GenerationCompare(Instrument):
         """The texts one below the other."""
         if self._shown is None:
             return ""
-        texts = self._shown.texts.items()
-        rows = [[SIDES[side], html.escape(text.text)] for side, text in texts]
-        return as_html(["", "text"], rows, [True, True])
+        rows = (
+            f"<tr><th>{SIDES[side]}</th><td>{html.escape(text.text)}</td></tr>"
+            for side, text in self._shown.texts.items()
+        )
+        return f'<table style="text-align: left; white-space: pre-wrap">{"".join(rows)}</table>'
 
     def table(self) -> list[dict[str, Any]]:
         """The ribbon: position, text and KL (nats) of every token from the second on."""

@@ -13,7 +13,7 @@ import numpy as np
 from traitlets import Bool, Dict, Float, Int, List, TraitError, validate
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import brief
+from cocurve_lab.extensions.writing import brief
 from cocurve_lab.solver.guards import reachable_ratio
 from cocurve_lab.solver.path import LambdaPath
 from cocurve_lab.solver.solve import longest

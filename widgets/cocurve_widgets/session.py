@@ -16,6 +16,7 @@ from traitlets import All, HasTraits, Instance, Tuple
 import cocurve_lab as cl
 from cocurve_lab.base.arguments import require_type
 from cocurve_lab.extensions.pretrained.kept import KeptPlans, kept_plans
+from cocurve_lab.measuring.results import mean_and_error
 from cocurve_lab.models.units import units_like
 
 from .traits import UnitIndex, UnitIndices
@@ -355,12 +356,6 @@ def edge_of(
         return None
     both, one, other = (kl[part] for part in parts)
     return mean_and_error(both - one - other)
-
-
-def mean_and_error(values: np.ndarray) -> tuple[float, float]:
-    """Mean of some values and its standard error, which is NaN for a single one."""
-    spread = float(values.std(ddof=1)) if len(values) > 1 else float("nan")
-    return float(values.mean()), spread / len(values) ** 0.5
 
 
 def count_right(names: Sequence[str], right: np.ndarray) -> dict[str, tuple[int, int]]:

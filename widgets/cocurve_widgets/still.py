@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import brief, typeset
+from cocurve_lab.extensions.writing import brief, typeset
 
 from .packing import image_html
 

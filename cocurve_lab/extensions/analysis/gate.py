@@ -10,7 +10,6 @@ import numpy as np
 
 from ...base.arguments import require_type
 from ...base.errors import InputError
-from ...base.tables import spread
 from ...curvature.matrix import Curvature
 from ...curvature.saturation import Saturation
 from ...curvature.uncertainty import Sample, jackknife
@@ -111,17 +110,22 @@ class Gate:
             noise = "" if floor is None else f" (noise alone would give {floor:.3f})"
             parts = [
                 f"{'Undecided: the' if doubts else 'The'} FFN redundancy is {self.redundancy:.3f}"
-                f"{spread(self.redundancy_error, '.3f')}{noise}, {_BOUNDS[self.band]}, the "
+                f"{_spread(self.redundancy_error, 3)}{noise}, {_BOUNDS[self.band]}, the "
                 f"{self.band} band: lambda = {self.recommended:g}.",
                 *(_DOUBTS[doubt].format(low=max(0.0, low), high=high) for doubt in doubts),
             ]
         balance = (
             f"On the plan of {self.ratio:.0%} the edges come to "
-            f"{self.edge_to_diagonal_measured:.2f}{spread(self.edge_to_diagonal_error, '.2f')} "
+            f"{self.edge_to_diagonal_measured:.2f}{_spread(self.edge_to_diagonal_error, 2)} "
             f"times the diagonal (2 |S| |rho| = {self.edge_to_diagonal:.2f})."
         )
         warning = "" if self.saturation is None else self.saturation.warning
         return " ".join(part for part in (*parts, balance, _RULE, warning) if part)
+
+
+def _spread(error: float | None, places: int) -> str:
+    """A standard error after its value; nothing where it is unknown."""
+    return "" if error is None else f" ± {error:.{places}f}"
 
 
 def redundancy_interval(

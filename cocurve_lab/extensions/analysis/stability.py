@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...base.errors import InfeasibleError, InputError
-from ...base.tables import Folded
 from ...curvature.matrix import Curvature
 from ...curvature.uncertainty import ENOUGH, Sample, relative, trust
 from ...solver.guards import FREE, Guards
@@ -31,7 +30,7 @@ _CHUNK = 64 << 20  # bytes of resampled matrices held at a time
 
 
 @dataclass(frozen=True, eq=False)
-class Stability(Folded):
+class Stability:
     """The dependence of a plan on the calibration text; made by `selection_stability`.
 
     Attributes:
@@ -132,7 +131,7 @@ def _overlap(one: np.ndarray, other: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
-class Convergence(Folded):
+class Convergence:
     """Whether H is known well enough to plan; made by `is_converged`.
 
     The errors and the overlap are NaN where they are unknown (a single group).

@@ -23,7 +23,6 @@ import numpy as np
 from ...base.arguments import as_float
 from ...base.errors import InfeasibleError, InputError
 from ...base.progress import Progress, duration
-from ...base.tables import spread
 from ...calibration import CalibrationSet, default_calibration
 from ...curvature.matrix import Curvature
 from ...curvature.settings import BuildOptions
@@ -124,8 +123,8 @@ class BestPlan:
             [
                 f"Removed {plan.pruned_cost:,} of {total:,} parameters "
                 f"({plan.realized_ratio:.2%} of those that can be removed).",
-                f"KL(dense || result) {self.kl:.4f}{spread(self.standard_error, '.4f')} nats per "
-                f"token, on {len(side.kl)} rows that no step before has seen.",
+                f"KL(dense || result) {self.kl:.4f} ± {self.standard_error:.4f} nats per token, on "
+                f"{len(side.kl)} rows that no step before has seen.",
                 f"Perplexity on them {dense:.3f} dense, {loss:.3f} now.",
                 f"The likeliest next token is the dense model's at {side.kept:.1%} of positions.",
                 *self._abilities(),

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...base.errors import InputError
-from ...base.tables import spread
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
+from ...measuring.results import Tabular
 from ...measuring.risk import PlanTable
 from ...models.identity import require_source
 from ...solver.selection import Selection
@@ -25,11 +25,12 @@ from ..analysis.gains import CLIPS, RIDGES, compensated_risk, solve_gains
 from .racing import TIE, ChoiceOptions, measure_stage, require_text
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True, eq=False)
-class GainsChoice:
+@dataclass(frozen=True, eq=False, repr=False)
+class GainsChoice(Tabular):
     """The gains that help most, or none; made by `choose_gains`.
 
     The rule uses the rows of `held_out`. Differences and standard errors are paired over rows.
@@ -44,26 +45,26 @@ class GainsChoice:
 
     Attributes:
         settings: (ridge, clip) of each candidate, most cautious first.
-        table: KL on `held_out` [1 + candidates, rows]; plan 0 is the plan without gains.
+        measured: KL on `held_out` [1 + candidates, rows]; plan 0 is the plan without gains.
         predicted: 1/2 d^T H d of those plans [1 + candidates], nats per token.
         report: KL on `report_on` of the plan without gains and the chosen one [2, rows] (the same
             plan twice if no gains are applied); None without `report_on`.
     """
 
     settings: tuple[tuple[float, float], ...]
-    table: PlanTable
+    measured: PlanTable
     predicted: np.ndarray
     report: PlanTable | None = None
 
     @cached_property
     def chosen(self) -> int:
-        """Index of the chosen plan in `table`; 0 is the plan without gains."""
-        winner = 1 + int(self.table.mean[1:].argmin())
-        if not _beats(self.table, winner, 0):
+        """Index of the chosen plan in `measured`; 0 is the plan without gains."""
+        winner = 1 + int(self.measured.mean[1:].argmin())
+        if not _beats(self.measured, winner, 0):
             return 0
         # the most cautious settings come first, so the first that is not worse is chosen
-        passed = (n for n in range(1, len(self.table)) if _beats(self.table, n, 0))
-        return next(number for number in passed if not _beats(self.table, winner, number))
+        passed = (n for n in range(1, len(self.measured)) if _beats(self.measured, n, 0))
+        return next(number for number in passed if not _beats(self.measured, winner, number))
 
     @property
     def applied(self) -> bool:
@@ -73,51 +74,35 @@ class GainsChoice:
     @property
     def best(self) -> Selection:
         """The chosen plan, with gains or without."""
-        return self.table.selections[self.chosen]
+        return self.measured.selections[self.chosen]
 
     @property
     def setting(self) -> tuple[float, float] | None:
         """(ridge, clip) of the chosen gains; None if none are applied."""
         return self.settings[self.chosen - 1] if self.applied else None
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one dict per plan; `difference` is to the plan without gains, paired by rows."""
+    @property
+    def curve(self) -> DataFrame:
+        """One row per plan; `difference` is to the plan without gains, paired by rows of text."""
+        from pandas import DataFrame
+
         rows = []
         for number, (ridge, clip) in enumerate([(None, None), *self.settings]):
-            difference, error = self.table.paired(number, 0)
-            rows.append(
-                {
-                    "ridge": ridge,
-                    "clip": clip,
-                    "kl": float(self.table.mean[number]),
-                    "kl_error": float(self.table.standard_error[number]),
-                    "difference": difference,
-                    "difference_error": error,
-                    "predicted_risk": float(self.predicted[number]),
-                    "chosen": number == self.chosen,
-                }
-            )
-        return rows
+            difference, error = self.measured.paired(number, 0)
+            row = {
+                "ridge": ridge,
+                "clip": clip,
+                "kl": self.measured.mean[number],
+                "kl_error": self.measured.standard_error[number],
+                "difference": difference,
+                "difference_error": error,
+                "predicted_risk": self.predicted[number],
+                "chosen": number == self.chosen,
+            }
+            rows.append(row)
+        return DataFrame(rows)
 
-    def __repr__(self) -> str:
-        what = "no gains" if self.setting is None else "ridge {:g}, clip {:g}".format(*self.setting)
-        lines = [
-            f"GainsChoice: {what} (applied only if better by more than {TIE:g} paired standard "
-            f"error on {self.table.kl.shape[1]} rows; KL in nats per token)"
-        ]
-        for row in self.rows():
-            name = "no gains" if row["ridge"] is None else f"{row['ridge']:g} / {row['clip']:g}"
-            lines.append(
-                f"  {name:>10}  KL {row['kl']:.5f}  against none {row['difference']:+.5f}"
-                f"{spread(row['difference_error'])}  predicted {row['predicted_risk']:.5f}"
-                f"{'  chosen' * row['chosen']}"
-            )
-        if self.report is not None:
-            (plain, chosen), (gap, error) = self.report.mean, self.report.paired(1, 0)
-            lines.append(
-                f"  reported: without {plain:.5f}, chosen {chosen:.5f}, {gap:+.5f}{spread(error)}"
-            )
-        return "\n".join(lines)
+    table = curve
 
 
 def choose_gains(

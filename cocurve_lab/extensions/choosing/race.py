@@ -14,7 +14,7 @@ import numpy as np
 
 from ...base.errors import InputError
 from ...calibration import CalibrationSet
-from ...measuring.risk import standard_error
+from ...measuring.results import mean_and_error
 
 Candidate = TypeVar("Candidate")
 Stage = TypeVar("Stage")
@@ -63,11 +63,6 @@ def survivors(judged: np.ndarray, stop_beyond: float) -> list[int]:
     gaps = [mean_and_error(row - leader) for row in judged]
     # `not >`, so that the leader (0 against 0) stays, and a gap whose error is unknown (NaN) too
     return [place for place, (gap, error) in enumerate(gaps) if not gap > stop_beyond * error]
-
-
-def mean_and_error(values: np.ndarray) -> tuple[float, float]:
-    """Return the mean over rows and its standard error, which is NaN for a single row."""
-    return float(values.mean()), float(standard_error(values[None])[0])
 
 
 def require_pairs(text: CalibrationSet, name: str) -> None:

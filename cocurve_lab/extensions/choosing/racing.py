@@ -6,21 +6,21 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from ...base.arguments import as_float
 from ...base.errors import InfeasibleError, InputError
-from ...base.tables import spread
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
-from ...measuring.risk import PlanTable, measure_plans
+from ...measuring.risk import PlanTable, mean_and_error, measure_plans
 from ...solver.guards import Guards
 from ...solver.selection import Selection
-from .race import doubling_stages, mean_and_error, race, require_pairs, survivors
+from .race import doubling_stages, race, require_pairs, survivors
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from transformers import PreTrainedModel
 
 Interval = tuple[float, float]
@@ -145,7 +145,7 @@ class Infeasible:
 Outcome = Contender | Infeasible
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class Candidate(Contender):
     """A contender and its result in the race.
 
@@ -193,37 +193,43 @@ class Candidate(Contender):
         assert predicted is not None
         return Fit(self.kl, self.standard_error, edge, self.kl - predicted)
 
-    def row(self) -> dict[str, Any]:
-        """Return one flat dict, with the plan's lambda and the first interval that gives it."""
-        fit, selection = self.fit, self.selection
-        start, stop = self.intervals[0]
-        numbers = ("perplexity", "rows", "judge", "difference", "difference_error")
-        return {
-            "interaction_strength": selection.interaction_strength,
+
+def table_of(candidates: Sequence[Candidate]) -> DataFrame:
+    """One row per candidate: its lambda, the first interval that gives it, its KL, and the `Fit`.
+
+    Names are those of the attributes, with `<name>_error` for a standard error; nats per token.
+    """
+    from pandas import DataFrame
+
+    rows = []
+    for candidate in candidates:
+        fit, plan = candidate.fit, candidate.selection
+        start, stop = candidate.intervals[0]
+        row = {
+            "interaction_strength": plan.interaction_strength,
             "start": start,
             "stop": stop,
-            "intervals": len(self.intervals),
-            "guards": str(self.guards[0]),
-            "realized_ratio": selection.realized_ratio,
-            "predicted_risk": selection.predicted_risk,
-            "kl": self.kl,
-            "kl_error": self.standard_error,
-            **{name: getattr(self, name) for name in (*numbers, "stopped_early", "tied")},
+            "intervals": len(candidate.intervals),
+            "guards": str(candidate.guards[0]),
+            "realized_ratio": plan.realized_ratio,
+            "predicted_risk": plan.predicted_risk,
+            "kl": candidate.kl,
+            "kl_error": candidate.standard_error,
+            "perplexity": candidate.perplexity,
+            "rows": candidate.rows,
+            "judge": candidate.judge,
+            "difference": candidate.difference,
+            "difference_error": candidate.difference_error,
+            "stopped_early": candidate.stopped_early,
+            "tied": candidate.tied,
             "edge_mass": fit.edge_mass,
             "remainder": fit.remainder,
             "fitting_strength": fit.interaction_strength,
             "fitting_strength_printed": fit.printed,
             "fitting_strength_error": fit.strength_error,
         }
-
-    def __repr__(self) -> str:
-        spans = ", ".join(f"{a:.4g}" if a == b else f"{a:.4g}..{b:.4g}" for a, b in self.intervals)
-        state = f"stopped after {self.rows} rows" if self.stopped_early else "tied" * self.tied
-        return (
-            f"lambda {spans}  {self.guards[0]}  KL {self.kl:.5f}"
-            f"{spread(self.standard_error)}  perplexity {self.perplexity:.4g}  behind in "
-            f"{self.judge} {self.difference:.5f}{spread(self.difference_error)}  {state}".rstrip()
-        )
+        rows.append(row)
+    return DataFrame(rows)
 
 
 # Measurement --------------------------------------------------------------------------------------

@@ -13,17 +13,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...base.arguments import as_float, as_int, as_list, require_type
 from ...base.errors import InputError
 from ...base.progress import Progress, open_bar
-from ...base.tables import Folded, spread
 from ...base.text_windows import joined
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
+from ...measuring.results import Tabular
 from ...measuring.risk import Meter, PlanTable
 from ...models.identity import require_source
 from ...solver.guards import UnitsLike
@@ -36,6 +36,7 @@ from .neighbors import Neighbors, Units
 from .race import doubling_stages, race, require_pairs, survivors
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
@@ -100,8 +101,8 @@ class SearchOptions:
         object.__setattr__(self, "exclude", tuple(as_list(self.exclude, "exclude")))
 
 
-@dataclass(frozen=True, eq=False)
-class PlanSearch(Folded):
+@dataclass(frozen=True, eq=False, repr=False)
+class PlanSearch(Tabular):
     """The plan found, and how it compares with the start; made by `search_plan`.
 
     Attributes:
@@ -163,41 +164,29 @@ class PlanSearch(Folded):
         """Number of units that only one of the two plans prunes, the chosen one and the start."""
         return len(set(self.selection.pruned) ^ set(self.start.pruned))
 
-    def row(self) -> dict[str, Any]:
-        """Return one flat dict, ready for a table."""
-        difference, error = self.difference
-        return {
-            "realized_ratio": self.selection.realized_ratio,
-            "kl": self.kl,
-            "kl_error": self.standard_error,
-            "start_kl": float(self.held_out.mean[0]),
-            "difference": difference,
-            "difference_error": error,
-            "search_kl": float(self.searched.mean[self.chosen]),
-            "search_start_kl": float(self.searched.mean[0]),
-            "distance": self.distance,
-            "evaluations": self.evaluations,
-            "improved": self.improved,
-        }
+    @property
+    def table(self) -> DataFrame:
+        """One row per plan on both texts: the start, then the finalists; nats per token."""
+        from pandas import DataFrame
 
-    def __repr__(self) -> str:
-        row, rows = self.row(), self.held_out.kl.shape[1]
-        found = "the start, because no plan found is better on held-out rows"
-        if self.improved:
-            found = f"{self.distance} units differ from the start"
-        return (
-            f"PlanSearch: KL {self.kl:.5f}{spread(self.standard_error)} nats per token"
-            f"{' after repair' * self.repaired} on {rows} held-out rows ({found})\n"
-            f"  held out: {self.held_out.source}\n"
-            f"  start {row['start_kl']:.5f}, difference {row['difference']:+.5f}"
-            f"{spread(row['difference_error'])}; {self.selection.realized_ratio:.2%} removed\n"
-            f"  on the rows of the search {row['search_kl']:.5f}, start "
-            f"{row['search_start_kl']:.5f}; {self.evaluations:,} row evaluations"
+        plans = self.held_out.selections
+        differences = [self.held_out.paired(place, 0) for place in range(len(plans))]
+        return DataFrame(
+            {
+                "realized_ratio": [plan.realized_ratio for plan in plans],
+                "kl": self.held_out.mean,
+                "kl_error": self.held_out.standard_error,
+                "difference": [difference for difference, _ in differences],
+                "difference_error": [error for _, error in differences],
+                "search_kl": self.searched.mean,
+                "distance": [len(set(plan.pruned) ^ set(self.start.pruned)) for plan in plans],
+                "chosen": [place == self.chosen for place in range(len(plans))],
+            }
         )
 
 
-@dataclass(frozen=True, eq=False)
-class SearchFront:
+@dataclass(frozen=True, eq=False, repr=False)
+class SearchFront(Tabular):
     """Size against KL: one search per start, from one budget; made by `search_front`.
 
     Attributes:
@@ -211,22 +200,16 @@ class SearchFront:
         """Row evaluations of all searches together."""
         return sum(result.evaluations for result in self.results)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one dict per start, ready for a DataFrame."""
-        return [result.row() for result in self.results]
+    @property
+    def table(self) -> DataFrame:
+        """The chosen plan of each start, as in `PlanSearch.table`."""
+        from pandas import concat
+
+        chosen = [result.table.iloc[[result.chosen]] for result in self.results]
+        return concat(chosen, ignore_index=True)
 
     def __len__(self) -> int:
         return len(self.results)
-
-    def __repr__(self) -> str:
-        lines = [f"SearchFront({len(self)} sizes, {self.evaluations:,} row evaluations)"]
-        for row in self.rows():
-            lines.append(
-                f"  removed {row['realized_ratio']:6.2%}  KL {row['kl']:.5f}"
-                f"{spread(row['kl_error'])}  against start {row['difference']:+.5f}"
-                f"{spread(row['difference_error'])}"
-            )
-        return "\n".join(lines)
 
 
 # Searches -----------------------------------------------------------------------------------------

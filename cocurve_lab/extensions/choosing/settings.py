@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...base.errors import InfeasibleError, InputError
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
+from ...measuring.results import Tabular
 from ...models.identity import require_source
 from ...models.units import UnitSet
 from ...solver.guards import FREE, Guards, reachable_ratio
@@ -26,7 +27,6 @@ from ...solver.solve import solve_greedy
 from ...solver.targets import Target, require_ratio, require_strength
 from ..analysis.gate import Gate, redundancy_gate
 from .racing import (
-    TIE,
     Candidate,
     ChoiceOptions,
     Contender,
@@ -37,9 +37,11 @@ from .racing import (
     race_plans,
     report_plans,
     require_text,
+    table_of,
 )
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from transformers import PreTrainedModel
 
 LayerCap = float | str | None
@@ -51,16 +53,16 @@ PROTECTIONS = ((0, 0), (1, 0), (1, 1), (2, 1), (2, 2))
 RELEASE_GUARDS = Guards(layer_cap_factor=1.5, protect_first=2, protect_last=2)
 
 
-@dataclass(frozen=True, eq=False)
-class _Choice:
+@dataclass(frozen=True, eq=False, repr=False)
+class _Choice(Tabular):
     """The result of a chooser.
 
-    "Best" is the first candidate of `curve` that is not worse than the winner (the lowest mean) by
-    more than one paired standard error of their difference. The curve is in order of preference:
+    "Best" is the first of the `candidates` that is not worse than the winner (the lowest mean) by
+    more than one paired standard error of their difference. They are in order of preference:
     smallest lambda, or loosest guards. So ties go to the preferred candidate.
 
     Attributes:
-        curve: the distinct plans measured, in order of preference.
+        candidates: the distinct plans measured, in order of preference.
         infeasible: the settings that give no plan.
         report: "best" and the references by name, measured on `report_on`, with differences to the
             best plan; empty without `report_on`.
@@ -68,7 +70,7 @@ class _Choice:
             measured.
     """
 
-    curve: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]
     infeasible: tuple[Infeasible, ...]
     report: Mapping[str, Candidate]
     left_out: int
@@ -76,12 +78,12 @@ class _Choice:
     @property
     def winner(self) -> Candidate:
         """The candidate of lowest judged value among those measured in full."""
-        return min((c for c in self.curve if not c.stopped_early), key=lambda c: c.judged)
+        return min((c for c in self.candidates if not c.stopped_early), key=lambda c: c.judged)
 
     @property
     def chosen(self) -> Candidate:
         """The candidate that the rule chooses, with its numbers."""
-        return _chosen(self.curve)
+        return _chosen(self.candidates)
 
     @property
     def best(self) -> Selection:
@@ -89,27 +91,11 @@ class _Choice:
         return self.chosen.selection
 
     @property
-    def cells(self) -> int:
-        """Number of measurements made, plan x row."""
-        return sum(candidate.rows for candidate in self.curve)
+    def curve(self) -> DataFrame:
+        """One row per candidate: lambda, KL, its paired difference to the winner; `table_of`."""
+        return table_of(self.candidates)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one dict per candidate, ready for a DataFrame."""
-        return [candidate.row() for candidate in self.curve]
-
-    def __repr__(self) -> str:
-        whole = len(self.curve) * self.winner.rows
-        lines = [
-            f"{type(self).__name__} at ratio {self.best.requested_ratio:g}: best is {self.best}",
-            f"  {len(self.curve)} distinct plans, {self.cells} of {whole} plan x row measurements, "
-            f"best = within {TIE:g} paired standard error of the winner",
-            *(f"  {candidate}" for candidate in self.curve),
-        ]
-        if self.left_out:
-            lines.append(f"  {self.left_out} further plans of the path were not measured")
-        lines += [f"  infeasible: {entry.reason}" for entry in self.infeasible]
-        lines += [f"  reported {name}: {entry}" for name, entry in self.report.items()]
-        return "\n".join(lines)
+    table = curve
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -130,22 +116,8 @@ class InteractionChoice(_Choice):
 
     @property
     def fit(self) -> Fit:
-        """E, b and the measured risk of the best plan; every candidate of `curve` has its own."""
+        """E, b and the measured risk of the best plan; every candidate has its own."""
         return self.chosen.fit
-
-    @property
-    def fitting_strength(self) -> float:
-        """1 + b/E of the best plan; it answers another question, see `Fit`."""
-        return self.fit.interaction_strength
-
-    def summary(self) -> dict[str, Any]:
-        """Return one row of a table by ratio: both lambdas, their origin, and the gate's lambda."""
-        return self.chosen.row() | {
-            "requested_ratio": self.best.requested_ratio,
-            "gate": self.gate.recommended,
-            "gate_decided": self.gate.decided,
-            "redundancy": self.gate.redundancy,
-        }
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -183,8 +155,8 @@ def choose_interaction_strength(
         options: how to measure.
 
     Returns:
-        An InteractionChoice: `.best` is the plan, `.curve` all candidates (lambda, KL, paired
-        standard error).
+        An InteractionChoice: `.best` is the plan, `.curve` a DataFrame of all candidates (lambda,
+        KL, paired standard error).
 
     Raises:
         InfeasibleError: no candidate reaches the ratio under the guards.

@@ -17,7 +17,6 @@ import numpy as np
 from ...base.arguments import require_choice
 from ...base.atomic import replacing
 from ...base.errors import InputError
-from ...base.tables import Folded
 from ...models.architectures import Architecture, describe
 from ...models.identity import model_name
 from ...models.weights import numbers_of
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GGUFFile(Folded):
+class GGUFFile:
     """The result of `export_gguf`.
 
     Attributes:

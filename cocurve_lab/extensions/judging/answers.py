@@ -24,13 +24,12 @@ from torch.nn.utils.rnn import pad_sequence
 from ...base.errors import InputError
 from ...base.progress import Bar
 from ...base.storage import fingerprint
-from ...base.tables import Row, Table
 from ...calibration import bare_ids
 from ...estimator.support import widen
 from ...measuring.generation import Question, encode_prompt, token_pieces, uses_chat
 from ...measuring.logits import log_likelihood, pieces, require_numbers, too_large, unless_too_large
 from ...measuring.plan_memory import FileKind, PlanMemory, model_settings
-from ...measuring.risk import standard_error
+from ...measuring.results import Tabular, mean_and_error
 from ...models.architectures import Architecture, describe
 from ...models.identity import model_device, require_source
 from ...models.masking import Scales, column_scales, resolve, scaled, stack_rows
@@ -39,6 +38,7 @@ from ...solver.selection import Selection
 from .lockstep import end_tokens
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
@@ -75,8 +75,8 @@ class AnswerOptions:
             )
 
 
-@dataclass(frozen=True, eq=False)
-class AnswerTable:
+@dataclass(frozen=True, eq=False, repr=False)
+class AnswerTable(Tabular):
     """Replies judged right or wrong, by plan and question; made by `answer_accuracy`.
 
     Attributes:
@@ -107,19 +107,22 @@ class AnswerTable:
         """Return the mask [questions] of a capability; of "all", every question."""
         return np.array([capability in (ALL, question.capability) for question in self.questions])
 
-    def by_capability(self) -> Table:
-        """Return one row per plan and capability ("all" last), with errors over questions.
+    @property
+    def table(self) -> DataFrame:
+        """One row per plan and capability ("all" last), with errors over questions.
 
         `accuracy_low` and `accuracy_high` are the ends of the 95 % Wilson interval. Use them where
         every reply is right: the standard error there is 0, which claims too much.
         """
-        rows: Table = []
+        from pandas import DataFrame
+
+        rows = []
         for plan, selection in enumerate(self.selections):
             for capability in (*self.capabilities, ALL):
                 mine = self.of(capability)
                 right = self.right[plan, mine]
                 low, high = wilson(int(right.sum()), len(right))
-                row: Row = {
+                row = {
                     "plan": plan,
                     "realized_ratio": selection.realized_ratio,
                     "interaction_strength": selection.interaction_strength,
@@ -131,21 +134,23 @@ class AnswerTable:
                     **_mean("log_likelihood", self.log_likelihood[plan, mine]),
                 }
                 rows.append(row)
-        return rows
+        return DataFrame(rows)
 
-    def paired(self, plan: int, other: int) -> Table:
+    def paired(self, plan: int, other: int) -> DataFrame:
         """Return differences plan - other on the same questions, a row per capability ("all" last).
 
         `lost` counts the questions that only plan number `other` answers right, `gained` those that
         only `plan` does. `p_value` is that of McNemar's exact test that both are equally likely.
         """
-        rows: Table = []
+        from pandas import DataFrame
+
+        rows = []
         for capability in (*self.capabilities, ALL):
             mine = self.of(capability)
             accuracy = self.right[plan, mine].astype(float) - self.right[other, mine]
             likelihood = self.log_likelihood[plan, mine] - self.log_likelihood[other, mine]
             lost, gained = int((accuracy < 0).sum()), int((accuracy > 0).sum())
-            row: Row = {
+            row = {
                 "capability": capability,
                 "questions": len(accuracy),
                 **_mean("accuracy", accuracy),
@@ -155,16 +160,10 @@ class AnswerTable:
                 **_mean("log_likelihood", likelihood),
             }
             rows.append(row)
-        return rows
+        return DataFrame(rows)
 
     def __len__(self) -> int:
         return len(self.selections)
-
-    def __repr__(self) -> str:
-        return (
-            f"AnswerTable({len(self)} plans x {len(self.questions)} questions of "
-            f"{', '.join(self.capabilities)}; {self.left_out} without an answer omitted)"
-        )
 
 
 def wilson(successes: int, count: int, z: float = 1.96) -> tuple[float, float]:
@@ -306,10 +305,10 @@ class Asker:
         return np.array([memory.values[plan.fingerprint][wanted] for plan in plans])
 
 
-def _mean(name: str, values: np.ndarray) -> Row:
+def _mean(name: str, values: np.ndarray) -> dict[str, float]:
     """The mean over questions, and its standard error."""
-    error = standard_error(np.asarray(values, dtype=float)[None])[0]
-    return {name: float(values.mean()), f"{name}_error": float(error)}
+    mean, error = mean_and_error(values.astype(float))
+    return {name: mean, f"{name}_error": error}
 
 
 # Replies ----------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from ...base.errors import InputError
 from ...base.progress import Progress, open_bar
-from ...base.tables import Folded, Table, brief
 from ...calibration import CalibrationSet
 from ...curvature.saturation import SURE
 from ...estimator.batches import Batches, Room
@@ -33,7 +32,7 @@ from ...estimator.replay import Replay
 from ...estimator.support import widen
 from ...estimator.teacher import row
 from ...measuring.logits import pieces, require_numbers
-from ...measuring.risk import standard_error
+from ...measuring.results import Tabular, mean_and_error
 from ...models.architectures import Architecture, describe
 from ...models.masking import column_scales, resolve, scaled
 from ...models.runtime import measuring, require_measurable
@@ -41,6 +40,7 @@ from ...models.units import Unit
 from ...solver.selection import Selection
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from transformers import PreTrainedModel
 
 _BINS: dict[str, tuple[str, tuple[float, ...]]] = {  # by -> the values, and borders of the bins
@@ -52,8 +52,8 @@ AGREE = 2.0  # within this factor, prediction and measurement are said to agree
 _BATCH_TOKENS = 4096  # tokens per batch of ablations
 
 
-@dataclass(frozen=True, eq=False)
-class RiskSplit(Folded):
+@dataclass(frozen=True, eq=False, repr=False)
+class RiskSplit(Tabular):
     """Predicted and measured risk of a plan at every position of a text; made by `split_risk`.
 
     All arrays are [sequences, positions] float64, over the full vocabulary, in nats; their means
@@ -137,7 +137,12 @@ class RiskSplit(Folded):
             return "both"
         return "expansion" if steps[0] > steps[1] else "adding up"
 
-    def rows(self, by: Literal["p_max", "shift"] = "p_max") -> Table:
+    @property
+    def table(self) -> DataFrame:
+        """The risks by the teacher's confidence, see `bins`."""
+        return self.bins()
+
+    def bins(self, by: Literal["p_max", "shift"] = "p_max") -> DataFrame:
         """Split the risks into bins of positions.
 
         Args:
@@ -150,16 +155,18 @@ class RiskSplit(Folded):
             that falls into the bin, in nats per token of the whole text, so that bins add up to the
             whole: predicted (A), kl_of_sum (B), quadratic_of_joint (C), measured (D) with its
             standard error over sequences (measured_error), units_predicted, units_measured; and
-            measured_over_predicted, None where nothing is predicted.
+            measured_over_predicted, NaN where nothing is predicted.
         """
         if by not in _BINS:
             raise InputError(f'by is {by!r}. Choose "p_max" or "shift".')
+        from pandas import DataFrame
+
         field, edges = _BINS[by]
         # a border belongs to the bin below it
         place = np.digitize(getattr(self, field), edges, right=True)
         inner = [f"{low:g} to {high:g}" for low, high in pairwise(edges)]
         names = [f"up to {edges[0]:g}", *inner, f"above {edges[-1]:g}"]
-        return [self._bin(by, name, place == i) for i, name in enumerate(names)]
+        return DataFrame([self._bin(by, name, place == i) for i, name in enumerate(names)])
 
     def _bin(self, by: str, name: str, inside: np.ndarray) -> dict[str, object]:
         def part(values: np.ndarray) -> float:
@@ -174,8 +181,8 @@ class RiskSplit(Folded):
             "share": float(inside.mean()),
             "predicted": predicted,
             "measured": measured,
-            "measured_error": float(standard_error(by_sequence[None])[0]),
-            "measured_over_predicted": measured / predicted if predicted > 0 else None,
+            "measured_error": mean_and_error(by_sequence)[1],
+            "measured_over_predicted": measured / predicted if predicted > 0 else np.nan,
             **{other: part(getattr(self, other)) for other in others},
         }
 
@@ -190,36 +197,6 @@ class RiskSplit(Folded):
 
     def _means(self) -> list[float]:
         return [float(getattr(self, name).mean()) for name in _STEPS]
-
-    def __repr__(self) -> str:
-        plan = self.selection
-        known = plan.predicted_risk
-        from_h = "" if known is None else f", H predicts {brief(known)}"
-        ratio = self.measured / self.predicted if self.predicted > 0 else float("nan")
-        lines = [
-            f"{len(plan)} units, {plan.realized_ratio:.1%} removed{from_h}; on these "
-            f"{self.p_max.size} positions predicted {brief(self.predicted)}, measured "
-            f"{brief(self.measured)} nats per token ({brief(ratio) or '-'} x)",
-            f"  other text {brief(self.other_text)} x, expansion of the KL "
-            f"{brief(self.expansion)} x, adding up {brief(self.adding_up)} x: {_SAID[self.cause]}",
-            f"  {'p_max':<12}{'positions':>10}{'predicted':>11}{'measured':>11}{'ratio':>8}",
-        ]
-        for found in self.rows():
-            predicted, measured = (brief(found[name], 2) for name in ("predicted", "measured"))
-            ratio = found["measured_over_predicted"]
-            lines.append(
-                f"  {found['bin']:<12}{found['share']:>10.0%}{predicted:>11}{measured:>11}"
-                f"{'-' if ratio is None else brief(ratio):>8}"
-            )
-        return "\n".join(lines)
-
-
-_SAID = {
-    "none": "prediction and measurement agree within a factor of two",
-    "expansion": "the parabola fails, the shifts add up",
-    "adding up": "the shifts do not add up, the parabola holds",
-    "both": "the parabola fails, and the shifts do not add up",
-}
 
 
 def split_risk(

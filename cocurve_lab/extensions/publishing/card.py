@@ -7,12 +7,12 @@ measured. Its text is in card.md.jinja.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...base.tables import as_markdown, as_markdown_text, spread
 from ...models.architectures import UNIT_KINDS
 from ...models.identity import DEMO
 from ...pruner.card import CardFacts
@@ -95,7 +95,10 @@ def _measured(manifest: Mapping[str, Any], facts: CardFacts, as_pruned: bool) ->
 
 
 def _nats(value: float | None, missing: str, error: float | None = None) -> str:
-    return missing if value is None else f"{value:.4g}{spread(error, '.2g')} nats per token"
+    if value is None:
+        return missing
+    known = "" if error is None else f" ± {error:.2g}"
+    return f"{value:.4g}{known} nats per token"
 
 
 def _layers(manifest: Mapping[str, Any]) -> str:
@@ -129,3 +132,16 @@ def _arguments(values: Mapping[str, Any], names: Iterable[str] | None = None) ->
     wanted = (name for name in (values if names is None else names) if name.isidentifier())
     # a backtick would end the code; repr puts it into a string, where it may be escaped
     return ", ".join(f"{name}={values[name]!r}" for name in wanted).replace("`", r"\x60")
+
+
+def as_markdown(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    """Lay out rows of cells under a head as a Markdown table, a line each."""
+    table = ([" ".join(str(c).splitlines()).replace("|", "\\|") for c in r] for r in (head, *rows))
+    lines = [f"| {' | '.join(cells)} |" for cells in table]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+def as_markdown_text(value: object) -> str:
+    """Write a text as one line of Markdown that shows it as it is: no tag, link or emphasis."""
+    shown = "".join(c if c.isprintable() else " " for c in str(value))
+    return re.sub(r"([\\`*_\[\]<>&|~$#]|:(?=//))", r"\\\1", " ".join(shown.split()))

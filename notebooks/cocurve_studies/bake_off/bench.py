@@ -14,7 +14,6 @@ import numpy as np
 
 from cocurve_lab.base.errors import InfeasibleError
 from cocurve_lab.base.storage import fingerprint
-from cocurve_lab.base.tables import Row, cached_table
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.choosing.gains import choose_gains
@@ -36,6 +35,7 @@ from cocurve_lab.solver.plan_json import guards_to_plain
 from cocurve_lab.solver.selection import Selection
 
 from ..shared import Recipe, marks
+from ..tables import Row, kept_rows, pick
 from .comparison import COMPARABLE
 from .contenders import REFITS, Contender
 from .costs import Cost, build_evaluations, counted
@@ -187,7 +187,7 @@ class Bench:
             "guards": [guards_to_plain(guards, self.units) for guards in self.options.guards],
             "parts": parts,
         }
-        return cached_table(self.options.folder, "cell", settings, lambda: [compute()])[0]
+        return kept_rows(self.options.folder, "cell", settings, lambda: [compute()])[0]
 
     def enter(self, contender: Contender, seen: Seen, ratio: float, search: str) -> Entry:
         """Make a contender's plan and repaired model, chosen on the held-out rows as judged.
@@ -446,7 +446,7 @@ class Bench:
             "comparable": abs(plan.realized_ratio - plan.requested_ratio) <= COMPARABLE,
             "units": len(plan),
             "kl": float(kl.mean()),
-            "kl_error": float(standard_error(kl[None])[0]) if len(kl) > 1 else None,
+            "kl_error": float(standard_error(kl)) if len(kl) > 1 else None,
             "kl_rows": json.dumps(kl.tolist()),
             "perplexity": float(np.exp(loss.mean())),
             "evaluations": entry.cost.evaluations,
@@ -457,7 +457,7 @@ class Bench:
             answers = answer_accuracy(
                 model, self.tokenizer, [tested], self.judges.questions, progress=False
             )
-            row |= {f"accuracy {r['capability']}": r["accuracy"] for r in answers.by_capability()}
+            row |= {f"accuracy {r['capability']}": r["accuracy"] for r in pick(answers.table)}
         return row
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,10 @@ import numpy as np
 from cocurve_lab.base.atomic import write_atomically
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.schema import parse_json
-from cocurve_lab.base.tables import Row, Table, as_csv, pick
+from cocurve_lab.extensions.writing import as_csv
+from cocurve_lab.measuring.results import Tabular, standard_error
+
+from ..tables import DataFrame, Row, Rows, pick, styled, table_of
 
 OURS = "CoCurve"  # its label in the table
 COMPARABLE = 0.012  # largest distance of realized from requested ratio at which rows are ranked
@@ -24,8 +27,8 @@ DAGGER = "†"
 _COUNTS = ("settings_tried", "settings_out")
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Tabular):
     """Cells of a bake-off, as `compare` makes them.
 
     Attributes:
@@ -38,7 +41,12 @@ class Comparison:
             `settings_out` those that do not reach the ratio.
     """
 
-    rows: Table
+    rows: Rows
+
+    @property
+    def table(self) -> DataFrame:
+        """The cells."""
+        return table_of(self.rows)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -59,12 +67,12 @@ class Comparison:
             dict.fromkeys(r["requested_ratio"] for r in self.rows if r["search"] != "dense")
         )
 
-    def cells(self, method: str, search: str = "none", **wanted: Any) -> Table:
+    def cells(self, method: str, search: str = "none", **wanted: Any) -> Rows:
         """Return the cells of a method; one that ignores guards has the same in both searches."""
         found = pick(self.rows, method=method, search=search, **wanted)
         return found or pick(self.rows, method=method, search="none", **wanted)
 
-    def summary(self, ratio: float, search: str = "none") -> Table:
+    def summary(self, ratio: float, search: str = "none") -> DataFrame:
         """Summarize each method at a ratio: mean and spread over calibrations, and its rank.
 
         `<metric>` is the mean over calibrations and `<metric>_spread` their standard deviation
@@ -77,12 +85,14 @@ class Comparison:
             search: "none" or "searched".
         """
         found = [self.cells(method, search, requested_ratio=ratio) for method in self.methods]
-        rows = [self._summarize(cells) for cells in found if cells]
-        for metric in self.metrics:
-            _rank(rows, metric)
-        return rows
+        table = table_of(self._summarize(cells) for cells in found if cells)
+        for metric in self.metrics if len(table) else ():
+            ranked = table[metric].where(table["comparable"])
+            places = ranked.rank(method="min", ascending=metric in LOWER_IS_BETTER)
+            table[f"{metric}_rank"] = places.astype("Int64")
+        return table
 
-    def _summarize(self, cells: Table) -> Row:
+    def _summarize(self, cells: Rows) -> Row:
         done = [cell for cell in cells if not cell["failed"]]
         row: Row = {
             "method": cells[0]["method"],
@@ -108,7 +118,7 @@ class Comparison:
             raise InputError("this table has no row of the dense model. Run `compare` for one.")
         return found[0]
 
-    def leads(self, leader: str, rivals: Sequence[str], search: str = "searched") -> Table:
+    def leads(self, leader: str, rivals: Sequence[str], search: str = "searched") -> DataFrame:
         """Compare the KL of one row with others, test row by test row.
 
         Args:
@@ -127,7 +137,7 @@ class Comparison:
             known = ", ".join(dict.fromkeys(row["method"] for row in self.rows))
             raise InputError(f"this table has no cells of {leader!r}. Choose one of {known}.")
         others = {rival: self._kl_rows(rival, search) for rival in rivals}
-        rows: Table = []
+        rows: Rows = []
         for ratio in dict.fromkeys(ratio for ratio, _ in own):
             for rival, other in others.items():
                 both = [cell for cell in own if cell in other and cell[0] == ratio]
@@ -136,7 +146,7 @@ class Comparison:
                 mine, theirs = (np.array([kl[cell] for cell in both]) for kl in (own, other))
                 gap = theirs - mine  # [calibrations, test rows]
                 parts = [gap.mean(axis=0), gap.mean(axis=1)]
-                errors = [p.std(ddof=1) / np.sqrt(len(p)) for p in parts if len(p) > 1]
+                errors = [standard_error(p) for p in parts if len(p) > 1]
                 rows.append(
                     {
                         "method": rival,
@@ -148,7 +158,7 @@ class Comparison:
                         "calibrations": len(both),
                     }
                 )
-        return rows
+        return table_of(rows)
 
     def _kl_rows(self, method: str, search: str) -> dict[tuple[float, int], list[float]]:
         """Return KL by test row of each (ratio, calibration) that a method reached."""
@@ -163,7 +173,7 @@ class Comparison:
         lines = [
             f"{row['method']} has no plan at {ratio:.0%}: {row['failed']}"
             for ratio in self.ratios
-            for row in self.summary(ratio, "searched")
+            for row in pick(self.summary(ratio, "searched"))
             if not row["calibrations"]
         ]
         return "\n".join(lines) or "Every method has a plan at every ratio."
@@ -177,56 +187,37 @@ class Comparison:
 
     def to_html(self, ratio: float, search: str = "none") -> str:
         """Format a ratio as the paper does: best bold, second underlined, under-pruned a dagger."""
-        metrics = self.metrics
-        priced = any("seconds" in row for row in self.rows)
-        heads = [{"kl": "KL"}.get(name, name.removeprefix("accuracy ")) for name in metrics]
-        heads = ["method", "removed", *heads, *(("passes", "seconds") if priced else ())]
-        heads += ["guards"] * (search != "none")
-        lines = [_line("th", map(html.escape, heads))]
-        for row in [*pick(self.rows, search="dense"), *self.summary(ratio, search)]:
-            name = f"{html.escape(row['method'])}{row.get('mark', '')}"
+        metrics, priced = self.metrics, any("seconds" in row for row in self.rows)
+        lines = []
+        for row in [*pick(self.rows, search="dense"), *pick(self.summary(ratio, search))]:
+            line = {"method": f"{html.escape(row['method'])}{row.get('mark', '')}"}
+            lines.append(line)
             if row.get("failed") and row.get("realized_ratio") is None:
-                why = f'<td colspan="{len(heads) - 1}">{html.escape(row["failed"])}</td>'
-                lines.append(f"<tr><td>{name}</td>{why}</tr>")
+                line["removed"] = html.escape(row["failed"])
                 continue
-            cells = [name, f"{row['realized_ratio']:.1%}"]
-            cells += [_shown(row, metric) for metric in metrics]
-            cells += [_whole(row.get(name)) for name in COSTS] if priced else []
-            if search != "none":
-                cells.append("" if row.get("search") == "dense" else html.escape(_searched(row)))
-            lines.append(_line("td", cells))
+            line["removed"] = f"{row['realized_ratio']:.1%}"
+            for metric in metrics:
+                name = {"kl": "KL"}.get(metric, metric.removeprefix("accuracy "))
+                line[html.escape(name)] = _shown(row, metric)
+            if priced:
+                line |= {
+                    "passes": _whole(row.get("evaluations")),
+                    "seconds": _whole(row.get("seconds")),
+                }
+            if search != "none" and row.get("search") != "dense":
+                line["guards"] = html.escape(_searched(row))
         note = (
             f"Best bold, second underlined. {DAGGER} not ranked: the realized ratio is more than "
             f"{COMPARABLE:.1%} from the requested one. KL in nats per token; columns after "
             "perplexity are shares of right answers; ± is the standard deviation over calibrations."
-            + " Passes (rows run through all layers) and seconds are those of the evidence, a "
-            "measured search and a repair." * priced
         )
-        return "\n".join(["<table>", *lines, "</table>", f"<p>{html.escape(note)}</p>"])
-
-    def _repr_html_(self) -> str:
-        parts = (f"<h4>{ratio:.0%} removed</h4>{self.to_html(ratio)}" for ratio in self.ratios)
-        return "".join(parts)
-
-    def __repr__(self) -> str:
-        failed = sum(bool(row["failed"]) for row in self.rows)
-        count = len(self.methods)
-        return f"Comparison of {count} methods, {len(self.rows)} cells, {failed} failed"
-
-
-def _rank(rows: Table, metric: str) -> None:
-    """Add `<metric>_rank`: 1 for the best of the comparable rows, equal values sharing a rank."""
-    sign = 1 if metric in LOWER_IS_BETTER else -1
-    ranked = [row for row in rows if row["comparable"] and row[metric] is not None]
-    for row in rows:
-        row[f"{metric}_rank"] = None
-    for row in ranked:
-        better = sum(sign * other[metric] < sign * row[metric] for other in ranked)
-        row[f"{metric}_rank"] = better + 1
-
-
-def _line(tag: str, cells: Iterable[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in cells) + "</tr>"
+        if priced:
+            note += (
+                " Passes (rows run through all layers) and seconds are those of the evidence, a "
+            )
+            note += "measured search and a repair."
+        table = styled(table_of(lines).style.format(na_rep=""))
+        return f"{table.to_html()}<p>{html.escape(note)}</p>"
 
 
 def _shown(row: Row, metric: str) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from cocurve_lab.base.tables import Row, Table, pick, plus_minus
 from cocurve_lab.methods.registry import get_method
 from cocurve_lab.solver.selection import Selection
 
 from ..findings import ABOVE, Finding, Verdict, every, judged, percent
+from ..tables import Row, Rows, Table, pick, plus_minus
 from . import contenders
 from .comparison import OURS, Comparison
 from .speeds import speed_summary
@@ -32,7 +32,7 @@ def lead_finding(table: Table, leader: str = OURS) -> Finding:
         table: of `paired_table(reference=leader)`; rows outside the paper's ten do not count.
         leader: the reference; LLM-Pruner is compared with the nine baselines alone.
     """
-    rows = [row for row in table if row["method"] in BASELINES and row["method"] != leader]
+    rows = [row for row in pick(table) if row["method"] in BASELINES and row["method"] != leader]
     claims = {
         OURS: f"{OURS} has the lowest perplexity: 12.91 on WikiText-2, {SECOND} 13.23",
         SECOND: f"{SECOND} has the lowest perplexity of the nine baselines (13.23, next 16.29)",
@@ -61,7 +61,8 @@ def _behind(row: Row, factor: float = 2.0) -> Verdict:
 
 def accuracy_finding(comparison: Comparison, ratio: float, questions: int) -> Finding:
     """Judge whether CoCurve answers most questions, by the binomial errors of the shares."""
-    rows = [r for r in comparison.summary(ratio, "searched") if r.get("accuracy all") is not None]
+    summary = pick(comparison.summary(ratio, "searched"))
+    rows = [row for row in summary if row.get("accuracy all") is not None]
     own = pick(rows, method=OURS)
     others = [row for row in rows if row["method"] in BASELINES]
     verdict, ours = None, "no questions were asked"
@@ -95,8 +96,9 @@ def attention_finding(plan: Selection | None) -> Finding:
 def recovery_finding(comparison: Comparison, ratio: float, repaired: str) -> Finding:
     """Judge whether CoCurve's selection alone is better than SlimGPT with its weights refitted."""
     claim = f"{OURS}'s selection alone beats SlimGPT with refitted weights (Llama; not on Mistral)"
-    found = comparison.leads(OURS, [repaired]) if OURS in comparison.methods else []
-    found = pick(found, requested_ratio=ratio)
+    found: Rows = []
+    if OURS in comparison.methods:
+        found = pick(comparison.leads(OURS, [repaired]), requested_ratio=ratio)
     if not found:
         return Finding("recovery", claim, RECOVERY, f"no cells of both at {percent(ratio)}", None)
     (row,) = found
@@ -117,7 +119,7 @@ def speed_finding(speeds: Table) -> Finding:
     The paper is right if plans differ by more than repeats of one plan (`speed_summary`) in no
     quantity, and wrong if they do in more than half. In between, a busy machine may be the cause.
     """
-    rows = speed_summary(speeds)
+    rows = pick(speed_summary(speeds))
     parts = []
     for ratio, quantity in dict.fromkeys((r["requested_ratio"], r["quantity"]) for r in rows):
         mine = pick(rows, requested_ratio=ratio, quantity=quantity)

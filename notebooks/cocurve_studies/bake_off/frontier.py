@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cocurve_lab.base.errors import InfeasibleError, InputError
-from cocurve_lab.base.tables import Row, Table
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.extensions.judging.lockstep import Sampling, compare_text
 from cocurve_lab.measuring.plan_memory import plans_file
@@ -16,6 +15,7 @@ from cocurve_lab.measuring.risk import measure_plans, standard_error
 from cocurve_lab.models.units import enumerate_units
 from cocurve_lab.solver.selection import Selection
 
+from ..tables import DataFrame, Row, Rows, pick, table_of
 from .bench import Bench
 from .comparison import Comparison
 from .contenders import Competitor, named
@@ -31,21 +31,25 @@ def leaders(
     comparison: Comparison, ratio: float, count: int, search: str = "searched", metric: str = "kl"
 ) -> list[str]:
     """Name the methods of best rank at a ratio, best first; those off the ratio have no rank."""
-    rows = [row for row in comparison.summary(ratio, search) if row[f"{metric}_rank"] is not None]
-    ranked = sorted(rows, key=lambda row: int(row[f"{metric}_rank"]))
-    return [str(row["method"]) for row in ranked[:count]]
+    ranked = comparison.summary(ratio, search).dropna(subset=f"{metric}_rank")
+    best = ranked.sort_values(f"{metric}_rank", kind="stable")["method"]
+    return [str(name) for name in best[:count]]
 
 
-def guards_table(comparison: Comparison, ratios: Sequence[float], methods: Sequence[str]) -> Table:
+def guards_table(
+    comparison: Comparison, ratios: Sequence[float], methods: Sequence[str]
+) -> DataFrame:
     """Table KL and perplexity of some methods without guards and with their own best ones.
 
     A method that failed at a ratio keeps its row, with the reason in place of the guards. One
     without cells has no row.
     """
-    rows: Table = []
+    rows: Rows = []
     searches = {"none": "no guards", "searched": "own guards"}
     for ratio in ratios:
-        cells = {s: {row["method"]: row for row in comparison.summary(ratio, s)} for s in searches}
+        cells = {
+            s: {row["method"]: row for row in pick(comparison.summary(ratio, s))} for s in searches
+        }
         for name in (name for name in methods if name in cells["none"]):
             own = cells["searched"][name]
             row: Row = {"removed": f"{ratio:.0%}", "method": name}
@@ -54,7 +58,7 @@ def guards_table(comparison: Comparison, ratios: Sequence[float], methods: Seque
                     value = cells[search][name][metric]
                     row[f"{heading}, {words}"] = None if value is None else round(value, places)
             rows.append(row | {"its guards": own["failed"] or own["guards"]})
-    return rows
+    return table_of(rows)
 
 
 def chosen_plans(
@@ -101,7 +105,7 @@ def paired_table(
     reference: str,
     text: CalibrationSet,
     folder: str | os.PathLike[str] | None = None,
-) -> Table:
+) -> DataFrame:
     """Compare every plan with one of them on the same rows of text.
 
     Text that is hard for one plan is hard for all, so a difference taken row by row has a far
@@ -126,7 +130,7 @@ def paired_table(
     assert table.nll is not None  # measure_plans fills it
     behind = table.nll - table.nll[list(plans).index(reference)]
     errors = standard_error(behind)
-    rows: Table = [
+    rows: Rows = [
         {
             "method": name,
             "realized_ratio": plan.realized_ratio,
@@ -139,7 +143,7 @@ def paired_table(
         }
         for place, (name, plan) in enumerate(plans.items())
     ]
-    return sorted(rows, key=lambda row: float(row["perplexity"]))
+    return table_of(sorted(rows, key=lambda row: float(row["perplexity"])))
 
 
 def side_by_side(
@@ -148,7 +152,7 @@ def side_by_side(
     plans: Mapping[str, Selection],
     prompts: Sequence[str],
     max_new_tokens: int = 24,
-) -> Table:
+) -> DataFrame:
     """Continue each prompt greedily, by the dense model and by each plan.
 
     Args:
@@ -160,11 +164,11 @@ def side_by_side(
     Returns:
         A row per prompt: prompt, dense, and one column per plan.
     """
-    rows: Table = []
+    rows: Rows = []
     for prompt in prompts:
         row: Row = {"prompt": prompt if len(prompt) <= _LONG else f"…{prompt[-_LONG:]}"}
         for label, plan in plans.items():
             pair = compare_text(model, tokenizer, prompt, plan, Sampling(max_new_tokens))
             row |= {"dense": pair.dense, label: pair.pruned}
         rows.append(row)
-    return rows
+    return table_of(rows)

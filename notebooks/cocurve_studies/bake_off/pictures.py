@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cocurve_lab.base.errors import InputError
-from cocurve_lab.base.tables import Table, pick
 from cocurve_lab.extensions.figures import (
     DASHES,
     DEEP,
@@ -22,6 +21,7 @@ from cocurve_lab.extensions.figures import (
 from cocurve_lab.extensions.judging.answers import wilson
 from cocurve_lab.solver.selection import Selection
 
+from ..tables import Rows, Table, pick
 from .comparison import OURS, Comparison
 
 if TYPE_CHECKING:
@@ -239,10 +239,10 @@ def plot_frontier(
 # Shared parts -------------------------------------------------------------------------------------
 def _rows(
     comparison: Comparison, search: str, names: Sequence[str] | None, ratio: float | None = None
-) -> Table:
+) -> Rows:
     """Return summary rows of some methods at one ratio, or at all ratios in rising order."""
     ratios = sorted(comparison.ratios) if ratio is None else [ratio]
-    rows = [row for r in ratios for row in comparison.summary(r, search)]
+    rows = [row for r in ratios for row in pick(comparison.summary(r, search))]
     return [row for row in rows if names is None or row["method"] in names]
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from cocurve_lab.base.tables import Row, Table, cached_table, pick
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency
 from cocurve_lab.models.identity import model_device
 from cocurve_lab.models.runtime import device_name, require_one_device
@@ -18,6 +17,7 @@ from cocurve_lab.pruner.cutting import cut
 from cocurve_lab.solver.selection import Selection
 
 from ..shared import marks
+from ..tables import DataFrame, Row, Rows, Table, kept_table, pick, table_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,7 +29,7 @@ def speed_table(
     options: EfficiencyOptions | None = None,
     cache: str | os.PathLike[str] | None = None,
     prune_seconds: Mapping[str, float] | None = None,
-) -> Table:
+) -> DataFrame:
     """Measure size and speed of each plan's pruned model, timed in turn with the dense one.
 
     Args:
@@ -49,8 +49,8 @@ def speed_table(
     options = options or EfficiencyOptions()
     require_one_device(model)
 
-    def compute() -> Table:
-        rows: Table = []
+    def compute() -> Rows:
+        rows: Rows = []
         for label, plan in plans.items():
             measured = measure_efficiency(model, cut(model, plan), options)
             own = {
@@ -69,19 +69,19 @@ def speed_table(
         plans=[[label, plan.fingerprint] for label, plan in plans.items()],
     )
     known = prune_seconds or {}
-    table = cached_table(cache, "speed", settings, compute)
-    return [row | {"prune_seconds": known.get(row["method"])} for row in table]
+    table = kept_table(cache, "speed", settings, compute)
+    return table_of(row | {"prune_seconds": known.get(row["method"])} for row in pick(table))
 
 
 def timing_marks(model: PreTrainedModel, options: EfficiencyOptions) -> Row:
-    """Return what timings depend on beside the model and the plan, for `cached_table`."""
+    """Return what timings depend on beside the model and the plan, for `kept_table`."""
     return {
         "device": device_name(model_device(model)),
         "options": asdict(options) | {"progress": None, "batch_sizes": list(options.batch_sizes)},
     }
 
 
-def speed_summary(table: Table) -> Table:
+def speed_summary(table: Table) -> DataFrame:
     """Summarize whether plans of one budget differ in speed, by ratio, quantity and batch size.
 
     `lowest` and `highest` are the slowest and the fastest plan's median ratio to the dense model.
@@ -91,9 +91,9 @@ def speed_summary(table: Table) -> Table:
     other say little: of many plans, two do so by chance.) `faster` counts plans whose lower
     quartile is above 1.
     """
-    timed = [row for row in table if row["quantity"] in ("prefill", "decode")]
+    timed = [row for row in pick(table) if row["quantity"] in ("prefill", "decode")]
     keys = dict.fromkeys((r["requested_ratio"], r["quantity"], r["batch_size"]) for r in timed)
-    rows: Table = []
+    rows: Rows = []
     for ratio, quantity, batch in keys:
         mine = pick(timed, requested_ratio=ratio, quantity=quantity, batch_size=batch)
         slow, fast = (end(mine, key=lambda row: float(row["ratio"])) for end in (min, max))
@@ -110,7 +110,7 @@ def speed_summary(table: Table) -> Table:
                 "faster": sum(row["low"] > 1 for row in mine),
             }
         )
-    return rows
+    return table_of(rows)
 
 
 def _width(row: Row) -> float:

@@ -11,18 +11,19 @@ import numpy as np
 
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.storage import fingerprint
-from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import ENOUGH, Sample
 from cocurve_lab.extensions.analysis.stability import is_converged, selection_stability
 from cocurve_lab.extensions.figures import DASHES, SYMBOLS, look
+from cocurve_lab.measuring.results import mean_and_error
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
 from ..chart import add, chart, empty, share_axis
 from ..shared import Recipe, marks, plan_overlap
+from ..tables import Columns, DataFrame, Folder, Row, Rows, Table, column, kept_table, pick
 from .resampling import GATE, coverage, of_groups
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def coverage_study(
     *,
     cache: Folder = None,
     progress: bool = True,
-) -> Table:
+) -> DataFrame:
     """Measure the share of the 95 % intervals of `jackknife` that hold the true value.
 
     The reference H, with one group per row of `calibration` (several times the largest size),
@@ -112,7 +113,7 @@ def coverage_study(
         options=asdict(options),
     )
 
-    def compute() -> Table:
+    def compute() -> Rows:
         recipe = Recipe(calibration, options.top_r, len(calibration), cache, progress)
         reference = recipe.build(model, units)
         return [
@@ -121,7 +122,7 @@ def coverage_study(
             for size, groups in pairs
         ]
 
-    return cached_table(cache, "coverage", settings, compute)
+    return kept_table(cache, "coverage", settings, compute)
 
 
 def _coverage(
@@ -148,7 +149,7 @@ def _coverage(
 
 def on_most_text(table: Table) -> dict[str, Row]:
     """Return the row of each statistic at the most rows and groups."""
-    names = dict.fromkeys(row["statistic"] for row in table)
+    names = dict.fromkeys(row["statistic"] for row in pick(table))
     return {
         name: max(pick(table, statistic=name), key=lambda row: (row["size"], row["groups"]))
         for name in names
@@ -170,7 +171,7 @@ def coverage_sentence(table: Table) -> str:
         how = "as often as they promise" if abs(off) <= 1 else "more often"
         told = f"{name.replace('_', ' ')} ({row['coverage']:.0%})"
         said["too seldom" if off < -1 else how].append(told)
-    aim = table[0]["confidence"]
+    aim = column(table, "confidence")[0]
     parts = (f"{how}: {', '.join(names) or 'none'}" for how, names in said.items())
     return f"Intervals of {aim:.0%} that held " + "; ".join(parts) + "."
 
@@ -178,13 +179,13 @@ def coverage_sentence(table: Table) -> str:
 def plot_coverage(table: Table) -> Figure:
     """Plot coverage by number of groups, a line per statistic and size; dotted is the aim."""
     figure, hover = empty(), "%{x} groups: %{y:.1%} held<extra>%{fullData.name}</extra>"
-    sizes = list(dict.fromkeys(row["size"] for row in table))
-    for number, statistic in enumerate(dict.fromkeys(row["statistic"] for row in table)):
+    sizes = list(dict.fromkeys(row["size"] for row in pick(table)))
+    for number, statistic in enumerate(dict.fromkeys(row["statistic"] for row in pick(table))):
         for dash, size in zip(cycle(DASHES), sizes, strict=False):
             rows = pick(table, statistic=statistic, size=size)
             name = f"{statistic.replace('_', ' ')}, {size} rows"
             add(figure, rows, "groups", "coverage", name, number, line=dash, hover=hover)
-    aim = table[0]["confidence"] if table else 0.95
+    aim = next((row["confidence"] for row in pick(table)), 0.95)
     title = f"Coverage of {aim:.0%} intervals (± simulation error)"
     ticks = [2**k for k in range(1, 8)]
     x = {"title_text": "groups of sequences", "type": "log", "tickvals": ticks}
@@ -201,7 +202,7 @@ def stability_table(
     draws: int = 50,
     seed: int = 0,
     cache: Folder = None,
-) -> Table:
+) -> DataFrame:
     """Return the stability of plans by amount of text: readouts on parts of one H.
 
     For each number of groups g (2, 4, 8, ... and all) the groups are shuffled once and cut into
@@ -231,13 +232,13 @@ def stability_table(
         draws=[draws, seed],
     )
 
-    def compute() -> Table:
+    def compute() -> Rows:
         assert curvature.group_positions is not None
         filled = np.flatnonzero(curvature.group_positions)
         # neighboring groups hold neighboring documents, which are alike; parts must not be
         order = np.random.default_rng(seed).permutation(filled)
         counts = sorted({len(groups), *(2**k for k in range(1, len(groups).bit_length()))})
-        rows: Table = []
+        rows: Rows = []
         for count in counts:
             starts = range(0, len(groups) - count + 1, count)
             parts = [of_groups(curvature, order[start : start + count]) for start in starts]
@@ -250,7 +251,7 @@ def stability_table(
                     rows.append(head | _averaged(looks))
         return rows
 
-    return cached_table(cache, "stability", settings, compute)
+    return kept_table(cache, "stability", settings, compute)
 
 
 def _look(part: Curvature, whole: Selection, draws: int, seed: int) -> Row:
@@ -272,21 +273,22 @@ def _look(part: Curvature, whole: Selection, draws: int, seed: int) -> Row:
     }
 
 
-def _averaged(looks: Table) -> Row:
+def _averaged(looks: Rows) -> Row:
     row: Row = {}
     for name in looks[0]:
         values = column(looks, name)
         row[name] = values.sum() if name == "infeasible" else values.mean()
         if name not in ("positions", "infeasible", "converged"):
-            spread = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else None
-            row[f"{name}_error"] = spread
+            row[f"{name}_error"] = mean_and_error(values)[1] if len(values) > 1 else None
     return row
 
 
 def plot_stability(table: Table) -> Figure:
     """Plot overlap, optimism and risk error by scored positions, a line per readout and plan."""
     figure, hover = empty(), "%{x} positions: %{y:.3f}<extra>%{fullData.name}</extra>"
-    plans = dict.fromkeys((row["requested_ratio"], row["interaction_strength"]) for row in table)
+    plans = dict.fromkeys(
+        (row["requested_ratio"], row["interaction_strength"]) for row in pick(table)
+    )
     for (ratio, strength), dash, symbol in zip(plans, cycle(DASHES), cycle(SYMBOLS), strict=False):
         rows = pick(table, requested_ratio=ratio, interaction_strength=strength)
         for step, (readout, label) in enumerate(_READOUTS.items()):

@@ -9,13 +9,14 @@ import math
 
 import numpy as np
 
-from cocurve_lab.base.tables import Row, Table, column, pick
 from cocurve_lab.curvature.uncertainty import ENOUGH
 from cocurve_lab.extensions.analysis.gate import Gate
 from cocurve_lab.extensions.analysis.stability import Convergence, Stability
+from cocurve_lab.measuring.results import mean_and_error
 
 from ..claims import Claim, evaluate
 from ..findings import Finding
+from ..tables import Row, Rows, Table, column, pick
 from .coverage import on_most_text
 from .sensitivity import sensitivity_summary
 
@@ -170,13 +171,13 @@ def sensitivity_findings(table: Table, strength: float | None = None) -> list[Fi
     kind, from the knob "seed", times the square root of two, because both builds have it. The
     paired errors over held-out rows omit that spread. Without the knob nothing can be told.
     """
-    top = max(row["interaction_strength"] for row in table) if strength is None else strength
+    top = max(row["interaction_strength"] for row in pick(table)) if strength is None else strength
     rows = pick(table, interaction_strength=top)
-    summary = {row["knob"]: row for row in sensitivity_summary(rows)}
+    summary = {row["knob"]: row for row in pick(sensitivity_summary(rows))}
     seeds = summary.get("seed")
     spread = seeds["perplexity_std"] / seeds["perplexity_mean"] if seeds else math.nan
     both = math.sqrt(2) * spread
-    bands: Table = []
+    bands: Rows = []
     for knob, what in (("rows", "calibration size"), ("top_r", "top-r")):
         if knob in summary:
             values = sorted(row["value"] for row in pick(rows, knob=knob))
@@ -195,7 +196,7 @@ def sensitivity_findings(table: Table, strength: float | None = None) -> list[Fi
     return found
 
 
-def _unchanged(rows: Table) -> Table:
+def _unchanged(rows: Rows) -> Rows:
     knob = pick(rows, knob="top_r")
     base = next((row["value"] for row in knob if row["is_base"]), math.inf)
     moved = [row["matrix_distance"] for row in knob if row["value"] > base]
@@ -205,15 +206,13 @@ def _unchanged(rows: Table) -> Table:
     return [row | {"value": max(moved)}] if moved else []
 
 
-def _overlap(rows: Table) -> Row:
-    overlaps = column(rows, "overlap")
-    many = len(overlaps) > 1
-    error = float(overlaps.std(ddof=1) / math.sqrt(len(overlaps))) if many else math.nan
-    shown = f" ± {error:.0%}" if many else ""
-    return {"value": float(overlaps.mean()), "value_error": error, "shown": shown}
+def _overlap(rows: Rows) -> Row:
+    mean, error = mean_and_error(column(rows, "overlap"))
+    shown = f" ± {error:.0%}" if len(rows) > 1 else ""
+    return {"value": mean, "value_error": error, "shown": shown}
 
 
-def _source(rows: Table) -> Row:
+def _source(rows: Rows) -> Row:
     """Return the source whose perplexity is furthest from the base's."""
     (base,) = pick(rows, is_base=True)
     others = pick(rows, is_base=False)
@@ -239,7 +238,7 @@ def purpose_findings(table: Table) -> list[Finding]:
 
     The paired error is that of the judge's rows; other rows would have made another H.
     """
-    known = [row for row in table if not row["own"] and row["share_error"] is not None]
+    known = [row for row in pick(table) if not row["own"] and row["share_error"] is not None]
     return [
         finding
         for strength in dict.fromkeys(row["interaction_strength"] for row in known)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cocurve_lab.base.tables import Table, cached_table, column, pick
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.settings import BuildOptions
 from cocurve_lab.curvature.uncertainty import jackknife, relative
@@ -25,6 +24,7 @@ from cocurve_lab.models.units import UnitSet
 
 from ..chart import add, chart, empty, log_scale, share_axis
 from ..shared import Recipe, marks
+from ..tables import DataFrame, Rows, Table, column, kept_table, pick, table_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -39,7 +39,7 @@ _ERRORS = {
 
 
 # Intervals ----------------------------------------------------------------------------------------
-def interval_table(curvature: Curvature, confidence: float = 0.95) -> Table:
+def interval_table(curvature: Curvature, confidence: float = 0.95) -> DataFrame:
     """Return the saliency of every unit with its interval from `jackknife`, in the order of H.
 
     Returns:
@@ -50,7 +50,7 @@ def interval_table(curvature: Curvature, confidence: float = 0.95) -> Table:
     found = jackknife(curvature, "saliency", confidence)
     low, high = found.interval
     shares = relative(found.standard_error, found.estimate)
-    return [
+    return table_of(
         {
             "unit": unit.name,
             "kind": unit.kind,
@@ -62,7 +62,7 @@ def interval_table(curvature: Curvature, confidence: float = 0.95) -> Table:
             "groups": found.groups,
         }
         for u, unit in enumerate(curvature.units)
-    ]
+    )
 
 
 def plot_intervals(table: Table) -> Figure:
@@ -71,7 +71,7 @@ def plot_intervals(table: Table) -> Figure:
     An interval that reaches to 0 or below is drawn down to a twentieth of the saliency.
     """
     figure = empty()
-    ranked = sorted(table, key=lambda row: row["saliency"])
+    ranked = sorted(pick(table), key=lambda row: row["saliency"])
     ranked = [row | {"place": place} for place, row in enumerate(ranked, 1) if row["saliency"] > 0]
     for number, kind in enumerate(("attention", "ffn")):
         rows = pick(ranked, kind=kind)
@@ -93,7 +93,7 @@ def plot_intervals(table: Table) -> Figure:
         )
     title, x = "Saliency of every unit, with 95% intervals", "units, least salient first"
     y = "saliency H<sub>uu</sub>, nats per token"
-    return chart(figure, title, x, log_scale(y, [row["saliency"] for row in table]))
+    return chart(figure, title, x, log_scale(y, column(table, "saliency")))
 
 
 # Stopping -----------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def stopping_study(
     recipe: Recipe,
     stop: StopWhenConverged,
     watch: Callable[[Build], None] | None = None,
-) -> Table:
+) -> DataFrame:
     """Build H until a criterion is met, and keep the readouts of the criterion after every row.
 
     Args:
@@ -122,7 +122,7 @@ def stopping_study(
     # one mark of three parts under the key "model", unlike elsewhere: kept tables have it so
     settings = marks(recipe=recipe.mark, criterion=criterion) | {"model": built}
 
-    def compute() -> Table:
+    def compute() -> Rows:
         fresh = StopWhenConverged(*stop.criterion, patience=stop.patience)
 
         def look(build: Build) -> None:
@@ -153,7 +153,7 @@ def stopping_study(
             for number, (done, readout) in enumerate(fresh.history)
         ]
 
-    return cached_table(recipe.cache, "stopping", settings, compute)
+    return kept_table(recipe.cache, "stopping", settings, compute)
 
 
 def plot_stopping(table: Table) -> Figure:
@@ -165,4 +165,4 @@ def plot_stopping(table: Table) -> Figure:
         figure.add_vline(x=row["rows"], line=GUIDE)
     title = "Relative errors after every row of the build"
     y = share_axis("relative error", range=[0, 1.5])
-    return chart(figure, title, "rows done", y, across=table[0]["tolerance"])
+    return chart(figure, title, "rows done", y, across=column(table, "tolerance")[0])

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, pick, plus_minus
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.pretrained.kept import kept_plans
-from cocurve_lab.measuring.risk import standard_error
+from cocurve_lab.measuring.results import mean_and_error
 from cocurve_lab.models.identity import demo_folder, is_demo
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.solve import solve_greedy
@@ -20,6 +19,18 @@ from cocurve_lab.solver.solve import solve_greedy
 from ..chart import chart, empty
 from ..shared import Recipe, known, marks
 from ..study import Study
+from ..tables import (
+    Columns,
+    DataFrame,
+    Folder,
+    Row,
+    Rows,
+    Table,
+    kept_table,
+    pick,
+    plus_minus,
+    table_of,
+)
 from .sensitivity import read_families
 
 if TYPE_CHECKING:
@@ -80,7 +91,7 @@ def purpose_table(
     top_r: int = 256,
     cache: Folder = None,
     progress: bool = True,
-) -> Table:
+) -> DataFrame:
     """Build H of each text, solve the same budget at lambda 0 and 1, and judge on every text.
 
     Returns:
@@ -100,7 +111,7 @@ def purpose_table(
         model, units=units.fingerprint, ratio=ratio, recipes=calibrations, judges=judges
     )
 
-    def compute() -> Table:
+    def compute() -> Rows:
         plans = {}
         for name, recipe in recipes.items():
             curvature = recipe.build(model, units)
@@ -115,10 +126,10 @@ def purpose_table(
                 kl[key][name] = values
         return list(_rows(kl))
 
-    return cached_table(cache, "purposes", settings, compute)
+    return kept_table(cache, "purposes", settings, compute)
 
 
-def kept_purposes(curvature: Curvature, ratio: float) -> Table | None:
+def kept_purposes(curvature: Curvature, ratio: float) -> DataFrame | None:
     """Return `purpose_table` of what ships with a kept H; None for any other H."""
     kept = kept_plans(curvature)
     if kept is None:
@@ -131,7 +142,7 @@ def kept_purposes(curvature: Curvature, ratio: float) -> Table | None:
         if plan.name == f"H of {name}, lambda {strength:g}"
         and plan.selection.requested_ratio == ratio
     }
-    return list(_rows(kl)) or None
+    return table_of(_rows(kl)) if kl else None
 
 
 def _rows(kl: Mapping[tuple[str, float], Mapping[str, np.ndarray]]) -> Iterator[Row]:
@@ -146,18 +157,19 @@ def _rows(kl: Mapping[tuple[str, float], Mapping[str, np.ndarray]]) -> Iterator[
                 **_with_error("kl", values),
                 **_with_error("against_own", values - own),
                 "share": float(values.mean() / own.mean() - 1),
-                "share_error": known(standard_error(values[None] - own)[0] / own.mean()),
+                "share_error": known(mean_and_error(values - own)[1] / own.mean()),
             }
 
 
 def _with_error(name: str, values: np.ndarray) -> Row:
-    error = standard_error(values[None])[0]
-    return {name: float(values.mean()), f"{name}_error": known(error)}
+    mean, error = mean_and_error(values)
+    return {name: mean, f"{name}_error": known(error)}
 
 
-def others(table: Table) -> Table:
+def others(table: Table) -> DataFrame:
     """Return the rows of plans made for another text than they are judged on, by judge."""
-    return sorted(pick(table, own=False), key=lambda row: (row["judged_on"], row["kl"]))
+    rows = sorted(pick(table, own=False), key=lambda row: (row["judged_on"], row["kl"]))
+    return table_of(rows)
 
 
 def plot_purposes(table: Table, strength: float) -> Figure:

@@ -61,15 +61,6 @@ class Coverage:
         """Standard error of one value of `share` over this many draws, if the intervals hold."""
         return float(np.sqrt(self.confidence * (1 - self.confidence) / self.draws))
 
-    def __repr__(self) -> str:
-        known = self.error_ratio[np.isfinite(self.error_ratio)]
-        ratio = f"{np.median(known):.2f}" if known.size else "unknown"
-        return (
-            f"Coverage of {self.name}: {self.confidence:.0%} intervals contain the reference in "
-            f"{self.share.mean():.1%} of {self.draws} calibrations in {self.groups} groups "
-            f"(± {self.simulation_error:.1%} for a single value); claimed over real error {ratio}."
-        )
-
 
 def coverage(
     reference: Curvature,

@@ -16,7 +16,6 @@ import numpy as np
 
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.records import read_objects
-from cocurve_lab.base.tables import Columns, Folder, Row, Table, column, pick
 from cocurve_lab.calibration import CalibrationSet, read_documents, stream_hub
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.models.architectures import describe
@@ -28,6 +27,7 @@ from cocurve_lab.solver.solve import solve_greedy
 from ..chart import add, chart, empty
 from ..shared import Recipe, compared, marks
 from ..study import Study
+from ..tables import Columns, DataFrame, Folder, Row, Rows, Table, column, pick, table_of
 from .resampling import of_groups
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def sensitivity_study(
     *,
     cache: Folder = None,
     progress: bool = True,
-) -> Table:
+) -> DataFrame:
     """Rebuild H with one knob changed at a time, and measure the plan of each build.
 
     One build keeps a Gram per row, and H of any of its rows is a sum of them. Row counts are its
@@ -144,7 +144,7 @@ def sensitivity_study(
     asked = [[b.knob, b.value, b.calibration.fingerprint, b.top_r, b.ffn_groups] for b in builds]
     settings = marks(model, held_out=held_out.fingerprint, options=asdict(options), builds=asked)
 
-    def compute(study: Study) -> Table:
+    def compute(study: Study) -> Rows:
         found = []
         for build in builds:
             text = build.calibration
@@ -257,7 +257,7 @@ def _described(knob: str, value: float | str, curvature: Curvature, base: Curvat
     }
 
 
-def sensitivity_summary(table: Table) -> Table:
+def sensitivity_summary(table: Table) -> DataFrame:
     """Summarize each knob that has several values: a row per knob and lambda.
 
     `band` is the largest perplexity over the smallest, less 1; `perplexity_std` and `kl_std` are
@@ -265,17 +265,17 @@ def sensitivity_summary(table: Table) -> Table:
     error of that one (the largest of several is large by chance too); `lowest_overlap` is None
     where all units differ.
     """
-    rows: Table = []
-    for knob in dict.fromkeys(row["knob"] for row in table):
-        for strength in dict.fromkeys(row["interaction_strength"] for row in table):
+    rows: Rows = []
+    for knob in dict.fromkeys(row["knob"] for row in pick(table)):
+        for strength in dict.fromkeys(row["interaction_strength"] for row in pick(table)):
             found = pick(table, knob=knob, interaction_strength=strength)
             if len(found) > 1:
                 head = {"knob": knob, "interaction_strength": strength, "values": len(found)}
                 rows.append(head | _summary(found))
-    return rows
+    return table_of(rows)
 
 
-def _summary(rows: Table) -> Row:
+def _summary(rows: Rows) -> Row:
     perplexities, kls = column(rows, "perplexity"), column(rows, "kl")
     others = [row for row in rows if not row["is_base"]]
     furthest = max(others, key=lambda row: abs(row["difference"]))
@@ -297,7 +297,9 @@ def _summary(rows: Table) -> Row:
 def plot_sensitivity(table: Table) -> Figure:
     """Plot the KL of each build's plan less that of the base plan, paired over sequences."""
     figure, hover = empty(), "%{x}: %{y:.4f} nats<br>%{text}<extra>%{fullData.name}</extra>"
-    for number, strength in enumerate(dict.fromkeys(r["interaction_strength"] for r in table)):
+    for number, strength in enumerate(
+        dict.fromkeys(r["interaction_strength"] for r in pick(table))
+    ):
         rows, name = pick(table, interaction_strength=strength), f"λ = {strength:g}"
         x = [[row["knob"].replace("_", " ") for row in rows], [str(row["value"]) for row in rows]]
         words = [f"perplexity {row['perplexity']:.3f}" for row in rows]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.records import read_text
-from cocurve_lab.base.tables import pick
 from cocurve_lab.cli.common import (
     Rows,
     StreamedModel,
@@ -23,6 +22,7 @@ from cocurve_lab.cli.common import (
 from cocurve_lab.cli.options import Verb, flag, part
 from cocurve_lab.models.identity import is_demo
 
+from ..tables import pick
 from . import GuardsRule
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def run(options: Paper) -> int:
     further = [row for row in paper.rows if not study.shows(row, table)]
     page = write_tables(table, options.out, heading, further)
     print(f"\n{read_text(page)}")
-    failed = sum(bool(row["failed"]) for row in table)
+    failed = sum(bool(row["failed"]) for row in pick(table))
     print(f"Saved to {page} and results.csv.")
     if failed:
         print(f"{failed} results are missing, for the reasons above. To try them again:")

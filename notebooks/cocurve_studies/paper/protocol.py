@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cocurve_lab.base.storage import fingerprint
-from cocurve_lab.base.tables import cached_table
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.choosing.gains import choose_gains
@@ -24,6 +23,7 @@ from cocurve_lab.solver.solve import solve_greedy
 from cocurve_lab.solver.targets import Target
 
 from ..shared import marks
+from ..tables import kept_rows
 from . import GuardsRule
 from .published import Published
 
@@ -141,5 +141,5 @@ class Protocol:
         if self.costs is not None:
             settings["costs"] = fingerprint(self.costs)
         mark = marks(self.model, self.curvature, self.held_out, **settings)
-        (row,) = cached_table(self.folder, "plan", mark, lambda: [{"plan": make().to_json()}])
+        (row,) = kept_rows(self.folder, "plan", mark, lambda: [{"plan": make().to_json()}])
         return Selection.from_json(row["plan"])

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.schema import is_number, read_json, reading
-from cocurve_lab.base.tables import Row, Table, pick
 from cocurve_lab.evaluation.suites import PAPER_METRICS
 from cocurve_lab.extensions.choosing.settings import RELEASE_GUARDS
 from cocurve_lab.models.identity import demo_folder
 from cocurve_lab.solver.guards import FREE, Guards
+
+from ..tables import Row, Rows, pick
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -48,7 +49,7 @@ class Published(NamedTuple):
     """
 
     name: str
-    rows: Table
+    rows: Rows
     note: str = ""
 
     def guards_at(self, ratio: float) -> Guards:

@@ -20,7 +20,6 @@ from cocurve_lab.base.atomic import write_atomically
 from cocurve_lab.base.errors import InfeasibleError
 from cocurve_lab.base.files import read_regular
 from cocurve_lab.base.storage import fingerprint
-from cocurve_lab.base.tables import Row, Table, cached_table, is_kept, pick, plus_minus
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency
 from cocurve_lab.evaluation.suites import PAPER_CODE, PAPER_HARNESS, PAPER_METRICS
 from cocurve_lab.evaluation.task_files import TaskFile
@@ -41,6 +40,7 @@ from cocurve_lab.solver.selection import Selection
 
 from ..bake_off.speeds import timing_marks
 from ..shared import marks
+from ..tables import Row, Rows, is_kept, kept_rows, pick, plus_minus
 from .published import Published, reference_metrics
 from .side_by_side import DENSE, HOURS, SIZES, best_of
 
@@ -182,7 +182,7 @@ class Reproduction:
             return {name: made for name, made in tasks.items() if name not in code}
         return tasks
 
-    def run(self) -> Table:
+    def run(self) -> Rows:
         """Measure everything that is not kept yet.
 
         Returns:
@@ -220,18 +220,18 @@ class Reproduction:
         write_atomically(self.options.folder / "plans" / name, subject.plan.to_json().encode())
 
     # Scores ---------------------------------------------------------------------------------------
-    def _scored(self, subject: Subject) -> Table:
+    def _scored(self, subject: Subject) -> Rows:
         """Score the dense model, or a plan's pruned one, on every task."""
         todo = {
             name: self._settings(name, made, subject.plan) for name, made in self._tasks.items()
         }
         kept = [name for name, s in todo.items() if is_kept(self._kept, "suite", s)]
-        rows: Table = []
+        rows: Rows = []
         with self._pruned(subject.plan if len(kept) < len(todo) else None) as model:
             for name, settings in todo.items():
                 try:
                     compute = partial(self._evaluate, model, name)
-                    found = cached_table(self._kept, "suite", settings, compute)
+                    found = kept_rows(self._kept, "suite", settings, compute)
                 except Exception as error:  # one task must not cost the others
                     rows.append(subject.failure(error, name))
                     continue
@@ -246,7 +246,7 @@ class Reproduction:
                         self.say(f"{subject}: {name} {metric} {value}{again}")
         return rows + self._means(subject, rows)
 
-    def _evaluate(self, model: PreTrainedModel, name: str) -> Table:
+    def _evaluate(self, model: PreTrainedModel, name: str) -> Rows:
         """Run one task."""
         options = self.options
         report = evaluate_tasks(
@@ -281,7 +281,7 @@ class Reproduction:
         yield pruned
         shutil.rmtree(folder)
 
-    def _means(self, subject: Subject, rows: Table) -> Table:
+    def _means(self, subject: Subject, rows: Rows) -> Rows:
         """Return the mean over the averaged tasks, and that of the two code benchmarks."""
         averaged = {name: _average_of(name, made) for name, made in self._tasks.items()}
         code = {name: PAPER_METRICS[name] for name in PAPER_CODE if name in self._tasks}
@@ -314,17 +314,17 @@ class Reproduction:
         )
 
     # Speed ----------------------------------------------------------------------------------------
-    def _timed(self, subject: Subject) -> Table:
+    def _timed(self, subject: Subject) -> Rows:
         """Return size and speed relative to the dense model, and the hours of the build."""
         plan, asked = subject.plan, self.options.efficiency
         assert plan is not None
 
-        def compute() -> Table:
+        def compute() -> Rows:
             return list(measure_efficiency(self.model, cut(self.model, plan), asked).rows)
 
         settings = self._mark | timing_marks(self.model, asked) | {"plan": plan.fingerprint}
         try:
-            table = cached_table(self._kept, "efficiency", settings, compute)
+            table = kept_rows(self._kept, "efficiency", settings, compute)
         except Exception as error:  # a GPU without room for two models must not cost the scores
             return [subject.failure(error, "prefill")]
         rows = [
@@ -338,7 +338,7 @@ class Reproduction:
         return rows
 
     # Published numbers ----------------------------------------------------------------------------
-    def shows(self, known: Row, table: Table) -> bool:
+    def shows(self, known: Row, table: Rows) -> bool:
         """Whether all numbers of one of the paper's rows stand in a table of `run`."""
         here = pick(table, source="paper", requested_ratio=known["ratio"])
         found = {(row["plan"].split(",")[0], row["task"], row["value"]) for row in here}
@@ -346,10 +346,10 @@ class Reproduction:
         mine = {(name, task, value) for task, value in known["values"].items()}
         return not known["variant"] and mine <= found
 
-    def _published(self, ratio: float) -> Table:
+    def _published(self, ratio: float) -> Rows:
         """Return the numbers of the paper and the release at a ratio, 0 for the dense model."""
         wanted = {*PAPER_LABELS, *(candidate.label for candidate in self.candidates)}
-        rows: Table = []
+        rows: Rows = []
         for known in pick(self.paper.rows, ratio=ratio, variant=""):
             if known["method"] not in wanted:
                 continue
@@ -382,7 +382,7 @@ def _average_of(name: str, made: TaskFile | None) -> str | None:
     return None if known is None else known.average
 
 
-def _shown_metric(name: str, rows: Table) -> str:
+def _shown_metric(name: str, rows: Rows) -> str:
     """Return the metric of the paper's tables, else the one averaged, else the first."""
     metrics: list[str] = [row["metric"] for row in rows]
     averaged = [row["metric"] for row in rows if row["averaged"]]

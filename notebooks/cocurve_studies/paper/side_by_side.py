@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cocurve_lab.base.atomic import write_atomically
-from cocurve_lab.base.tables import Row, Table, as_csv, as_markdown, pick, plus_minus
+from cocurve_lab.extensions.publishing.card import as_markdown
+from cocurve_lab.extensions.writing import as_csv, plus_minus
 
 from ..bake_off.comparison import COMPARABLE
+from ..tables import Row, Rows, pick
 
 DENSE = "dense"  # the dense model's label in place of a plan's
 # columns of the paper's table of efficiency; the first four relative to the dense model
@@ -16,7 +18,7 @@ SIZES = ("parameters", "prefill", "decode", "peak memory")
 HOURS = "prune hours"
 
 
-def best_of(rows: Table) -> Table:
+def best_of(rows: Rows) -> Rows:
     """Return the best value of each task over other methods, as the paper's "best baseline".
 
     A plan further from its ratio than the paper allows does not count.
@@ -38,7 +40,7 @@ def best_of(rows: Table) -> Table:
     ]
 
 
-def write_tables(table: Table, folder: Path, heading: str, further: Sequence[Row] = ()) -> Path:
+def write_tables(table: Rows, folder: Path, heading: str, further: Sequence[Row] = ()) -> Path:
     """Write results.csv, every number, and results.md, the shown ones side by side.
 
     Args:
@@ -56,12 +58,12 @@ def write_tables(table: Table, folder: Path, heading: str, further: Sequence[Row
     return page
 
 
-def _results_page(table: Table, heading: str, further: Sequence[Row]) -> str:
+def _results_page(table: Rows, heading: str, further: Sequence[Row]) -> str:
     """Lay out the shown numbers as Markdown: per ratio, tasks down and plans across."""
     lines, other = [heading], (*SIZES, HOURS)
     shown = pick(table, shown=True)
     dense = pick(shown, plan=DENSE)
-    for ratio in sorted({row["requested_ratio"] for row in table if row["plan"] != DENSE}):
+    for ratio in sorted({row["requested_ratio"] for row in pick(table) if row["plan"] != DENSE}):
         here = [*dense, *pick(shown, requested_ratio=ratio)] if ratio else dense
         lines += ["", f"## {ratio:.0%} removed", ""]
         lines += _grid([row for row in here if row["task"] not in other])
@@ -85,11 +87,11 @@ def _values(row: Row) -> str:
     return ", ".join(f"{task} {value}" for task, value in row["values"].items())
 
 
-def _failures(rows: Table) -> list[str]:
+def _failures(rows: Rows) -> list[str]:
     return [f"- {r['plan']} {r['task']} failed: {r['failed']}" for r in rows if r["failed"]]
 
 
-def _grid(rows: Table) -> list[str]:
+def _grid(rows: Rows) -> list[str]:
     if not rows:
         return []
     columns = list(dict.fromkeys((row["source"], row["plan"]) for row in rows))

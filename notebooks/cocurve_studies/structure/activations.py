@@ -16,7 +16,6 @@ import torch
 from scipy.stats import rankdata
 from torch import Tensor
 
-from cocurve_lab.base.tables import Columns, Row, Table
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import BLOCKS, Curvature
 from cocurve_lab.extensions.repairing.projection_inputs import watch_inputs
@@ -26,6 +25,7 @@ from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.units import Unit, UnitSet
 
 from ..shared import resampled, spread_of
+from ..tables import Columns, DataFrame, Row, Rows, table_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -119,7 +119,7 @@ def with_correlations(curvature: Curvature, correlation: np.ndarray) -> Curvatur
     return Curvature(matrix, curvature.units, curvature.provenance)
 
 
-def edge_agreement(curvature: Curvature, correlations: Mapping[str, np.ndarray]) -> Table:
+def edge_agreement(curvature: Curvature, correlations: Mapping[str, np.ndarray]) -> DataFrame:
     """Compare correlations of other origin with rho_uv of H, pair by pair.
 
     Returns:
@@ -131,7 +131,7 @@ def edge_agreement(curvature: Curvature, correlations: Mapping[str, np.ndarray])
     upper = np.triu(np.ones((len(curvature.units),) * 2, dtype=bool), 1)
     masks = {"all": upper} | {block: upper & curvature.pair_mask(block) for block in BLOCKS}
     drawn = [part.correlation() for part in resampled(curvature)]
-    rows: Table = []
+    rows: Rows = []
     for name, other in correlations.items():
         for block, mask in masks.items():
             if mask.sum() < 3:
@@ -145,7 +145,7 @@ def edge_agreement(curvature: Curvature, correlations: Mapping[str, np.ndarray])
             row["mean_absolute"] = float(np.abs(other[mask]).mean())
             row["mean_absolute_h"] = float(np.abs(curvature.correlation()[mask]).mean())
             rows.append(row)
-    return rows
+    return table_of(rows)
 
 
 def _alike(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:

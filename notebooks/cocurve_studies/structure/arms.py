@@ -12,13 +12,13 @@ from typing import get_args
 import numpy as np
 
 from cocurve_lab.base.errors import InfeasibleError, InputError
-from cocurve_lab.base.tables import Row
 from cocurve_lab.curvature.graph import bridge_units
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.targets import require_ratio
 
+from ..tables import Row
 from .matching import Fill, Matching, causal_arms, match_controls
 
 

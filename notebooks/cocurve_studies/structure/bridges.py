@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from cocurve_lab.base.errors import InputError
-from cocurve_lab.base.tables import Columns, Row, Table, cached_table, column, plain_table
 from cocurve_lab.curvature.graph import Bridges, bridge_units
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import jackknife
@@ -23,6 +22,7 @@ from cocurve_lab.solver.guards import UnitsLike
 from cocurve_lab.solver.solve import solve_greedy
 
 from ..shared import marks
+from ..tables import Columns, DataFrame, Row, Rows, Table, column, kept_table, pick, table_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -57,7 +57,7 @@ def bridge_table(
     ratio: float = 0.2,
     *,
     cache: str | os.PathLike[str] | None = None,
-) -> Table:
+) -> DataFrame:
     """Count the bridge units for every pair of thresholds (appendix "Mechanism Analysis").
 
     Args:
@@ -83,7 +83,7 @@ def bridge_table(
         ratio=ratio,
     )
 
-    def compute() -> Table:
+    def compute() -> Rows:
         degree = _degree(curvature, connectivity)
         middle = bridge_units(curvature, connectivity=connectivity)
         reference = _passing(curvature.saliency, degree, middle)
@@ -105,7 +105,7 @@ def bridge_table(
                 )
         return rows
 
-    return cached_table(cache, "bridge_thresholds", settings, compute)
+    return kept_table(cache, "bridge_thresholds", settings, compute)
 
 
 def _threshold_row(
@@ -134,7 +134,7 @@ def _threshold_row(
     }
 
 
-def bridge_edges(curvature: Curvature, bridges: UnitsLike | None = None, top: int = 5) -> Table:
+def bridge_edges(curvature: Curvature, bridges: UnitsLike | None = None, top: int = 5) -> DataFrame:
     """Return the strongest edges of each bridge unit, signed, and the units at their other end.
 
     Args:
@@ -153,7 +153,7 @@ def bridge_edges(curvature: Curvature, bridges: UnitsLike | None = None, top: in
     chosen = curvature.units.indices(bridge_units(curvature) if bridges is None else bridges)
     correlation, grouped = curvature.correlation(), _groups(curvature) > 1
     errors = jackknife(curvature, "edges").standard_error if grouped else None
-    rows: Table = []
+    rows: Rows = []
     for u in chosen:
         strength = np.abs(curvature.matrix[u])
         strength[u] = -1.0  # not its own partner
@@ -166,7 +166,7 @@ def bridge_edges(curvature: Curvature, bridges: UnitsLike | None = None, top: in
             }
             for rank, v in enumerate(partners, start=1)
         ]
-    return plain_table(rows)
+    return table_of(rows)
 
 
 def _edge_row(curvature: Curvature, u: int, v: int, rank: int) -> Row:
@@ -190,12 +190,13 @@ def _edge_row(curvature: Curvature, u: int, v: int, rank: int) -> Row:
 
 def plot_bridge_thresholds(table: Table) -> Figure:
     """Plot the number of units that pass both thresholds, and the overlap with median/median."""
-    if not table:
+    rows = pick(table)
+    if not rows:
         raise InputError("the table has no rows. Pass one from bridge_table.")
     low, high = (
         sorted(set(column(table, name))) for name in ("saliency_quantile", "connectivity_quantile")
     )
-    cells = {(row["saliency_quantile"], row["connectivity_quantile"]): row for row in table}
+    cells = {(row["saliency_quantile"], row["connectivity_quantile"]): row for row in rows}
     grid = [[cells[x, y] for x in low] for y in high]
     go = graph_objects()
     figure = go.Figure(
@@ -223,7 +224,7 @@ def plot_bridge_thresholds(table: Table) -> Figure:
         )
     figure.update_xaxes(title_text="saliency at most this quantile", type="category")
     figure.update_yaxes(title_text="connectivity at least this quantile", type="category")
-    row = table[0]
+    row = rows[0]
     error = row["correlation_error"]
     title = (
         f"Bridge units of {row['units']} (Jaccard with the boxed list); saliency and connectivity "

@@ -19,7 +19,6 @@ import numpy as np
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.records import read_objects
 from cocurve_lab.base.storage import fingerprint
-from cocurve_lab.base.tables import Columns, Row, Table, cached_table, pick
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.figures import GUIDE, finish, graph_objects, look
@@ -30,6 +29,7 @@ from cocurve_lab.models.identity import demo_folder
 from cocurve_lab.solver.selection import Selection
 
 from ..shared import marks
+from ..tables import Columns, DataFrame, Row, Rows, Table, kept_table, pick
 from .arms import CausalOptions, Trial, make_trials
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def causal_study(
     *,
     cache: str | os.PathLike[str] | None = None,
     progress: bool = True,
-) -> Table:
+) -> DataFrame:
     """Test with matched pairs that connectivity carries the damage (table bridge-causal).
 
     Where the forced units alone exceed the ratio or a guard, the closest pairs that fit are taken:
@@ -128,7 +128,7 @@ def causal_study(
         None if cache is None else Path(cache) / f"causal_{fingerprint(settings['measured'])[:10]}"
     )
 
-    def compute() -> Table:
+    def compute() -> Rows:
         trials = list(make_trials(curvature, options))
         made = [trial for trial in trials if trial.arms]
         rows = [trial.columns() for trial in trials if not trial.arms]
@@ -140,7 +140,7 @@ def causal_study(
             rows += _rows(made, effect)
         return [_EMPTY | row for row in rows]
 
-    return cached_table(cache, "causal", settings, compute)
+    return kept_table(cache, "causal", settings, compute)
 
 
 def _settings(
@@ -217,14 +217,14 @@ def _perplexities(table: PlanTable) -> np.ndarray:
     return np.asarray(table.perplexity[:, None] * (1 + offset))
 
 
-def _rows(made: list[Trial], effect: _Effect) -> Table:
+def _rows(made: list[Trial], effect: _Effect) -> Rows:
     """Return a row per trial with a seed, and one per thresholds and fill over its seeds."""
     dense, arms = effect.values[0], effect.values[1:].reshape(len(made), 2, -1)
     groups: dict[tuple[Any, ...], list[int]] = {}
     for number, trial in enumerate(made):
         groups.setdefault((trial.thresholds, trial.fill), []).append(number)
     shared = {"outcome": effect.outcome, "family": effect.family, "dense": float(dense.mean())}
-    rows: Table = []
+    rows: Rows = []
     for members in groups.values():
         singles = [made[number].columns() for number in members]
         if made[members[0]].seed is not None:
@@ -245,7 +245,7 @@ def _difference(effect: _Effect, arms: np.ndarray) -> Row:
         "bridge": float(arms[:, 0].mean()),
         "control": float(arms[:, 1].mean()),
         "difference": float(by_seed.mean()),
-        "difference_error": float(standard_error(difference.mean(axis=0)[None])[0]),
+        "difference_error": float(standard_error(difference.mean(axis=0))),
         "seed_spread": float(by_seed.std(ddof=1)) if len(by_seed) > 1 else None,
         "observations": difference.shape[1],
         "bridge_only_right": float((difference > 0).sum() / len(arms)) if answers else None,
@@ -253,7 +253,7 @@ def _difference(effect: _Effect, arms: np.ndarray) -> Row:
     }
 
 
-def _summed_up(rows: Table) -> Row:
+def _summed_up(rows: Rows) -> Row:
     """Return the columns of several seeds: means of what the fill decides, fewest pairs."""
     means = {name: float(np.mean([row[name] for row in rows])) for name in _BY_FILL}
     least = {name: min(row[name] for row in rows) for name in ("pairs", "forced")}
@@ -337,9 +337,9 @@ def plot_causal(table: Table) -> Figure:
     go = graph_objects()
     from plotly.subplots import make_subplots
 
-    summary = [row for row in table if row["seed"] is None and row["outcome"] is not None]
+    summary = [row for row in pick(table) if row["seed"] is None and row["outcome"] is not None]
     if not summary:
-        notes = sorted({str(row["note"]) for row in table})
+        notes = sorted({str(row["note"]) for row in pick(table)})
         raise InputError(f"the table has no measured arms to draw: {'; '.join(notes)}.")
     titles = ("KL, nats per token", "share of questions answered right")
     figure = go.Figure(make_subplots(rows=1, cols=2, shared_yaxes=True, subplot_titles=titles))
@@ -369,7 +369,7 @@ def plot_causal(table: Table) -> Figure:
     return figure.update_layout(legend=left, legend2=right, margin=margin)
 
 
-def _points(rows: Table, name: str, number: int, value: str, size: int = 9) -> Any:
+def _points(rows: Rows, name: str, number: int, value: str, size: int = 9) -> Any:
     go = graph_objects()
     predicted, single = value != "difference", name == "single seeds"
     errors = None if predicted or single else [row["difference_error"] for row in rows]

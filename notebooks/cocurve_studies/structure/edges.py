@@ -15,7 +15,6 @@ import numpy as np
 
 from cocurve_lab.base.errors import InfeasibleError, InputError
 from cocurve_lab.base.storage import fingerprint
-from cocurve_lab.base.tables import Columns, Folder, Row, Table, column, pick
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.figures import look
 from cocurve_lab.measuring.risk import PlanTable, standard_error
@@ -26,6 +25,7 @@ from ..chart import add, chart, empty
 from ..draws import Plans, Redrawn
 from ..shared import known, marks, solved
 from ..study import Study
+from ..tables import Columns, DataFrame, Folder, Row, Rows, Table, column, pick
 from .ablations import structure_table
 from .activations import with_correlations
 
@@ -79,7 +79,7 @@ def edge_study(
     progress: bool = True,
     *,
     draws: int = 0,
-) -> Table:
+) -> DataFrame:
     """Measure the held-out KL of the plan of every edge variant, beside that of the method.
 
     The axes of `structure_table` (structure, reach, sign, kinds, rule), "lambda", and those of
@@ -96,7 +96,7 @@ def edge_study(
     if not options.ratios:
         raise InputError("ratios is empty. Give at least one share of removable cost, such as 0.2.")
 
-    def compute(study: Study) -> Table:
+    def compute(study: Study) -> Rows:
         rows = [row for ratio in options.ratios for row in _variants(curvature, ratio, options)]
         plans = [row["selection"] for row in rows if row["selection"] is not None]
         if not plans:
@@ -118,7 +118,7 @@ def edge_study(
     return study.table("edges", settings, compute)
 
 
-def _variants(curvature: Curvature, ratio: float, options: EdgeOptions) -> Table:
+def _variants(curvature: Curvature, ratio: float, options: EdgeOptions) -> Rows:
     """Axis, name, selection or None, note and ratio of every row of one ratio."""
     strength, guards = options.interaction_strength, options.guards
     try:
@@ -190,7 +190,7 @@ def _numbers(
     assert table.dense_nll is not None
     difference, error = table.paired(mine, other)
     perplexity = table.perplexity
-    nll_error = standard_error((table.nll[mine] - table.nll[other])[None])[0]
+    nll_error = standard_error(table.nll[mine] - table.nll[other])
     perplexity_error = known(perplexity[mine] * nll_error)
     name, whole = _name(row), (row["requested_ratio"], *METHOD)
     return {
@@ -212,7 +212,7 @@ def _numbers(
 def plot_edges(table: Table) -> Figure:
     """Plot the held-out KL of every variant, log axis; a dotted line per ratio is the method."""
     figure, hover = empty(), "%{text}<br>KL %{x:.3g}<extra></extra>"
-    done = [row for row in table if row["measured"] is not None]
+    done = [row for row in pick(table) if row["measured"] is not None]
     for number, ratio in enumerate(dict.fromkeys(column(table, "requested_ratio").tolist())):
         rows, name = pick(done, requested_ratio=ratio), f"{ratio:.0%} removed"
         y = [[row["axis"] for row in rows], [row["variant"] for row in rows]]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import binomtest
 
-from cocurve_lab.base.tables import Row, Table, brief, column, pick
+from cocurve_lab.measuring.results import mean_and_error
 
 from ..claims import Claim, evaluate
 from ..draws import carried
@@ -30,6 +30,7 @@ from ..findings import (
     number,
     within,
 )
+from ..tables import Row, Rows, Table, brief, column, pick
 from .edges import ACTIVATIONS
 
 PAPER_RATIO = 0.2  # of its ablations
@@ -51,13 +52,13 @@ def bridge_findings(table: Table, edges: Table) -> list[Finding]:
         edges: from `bridge_edges`.
     """
     study = "bridges"
-    middle = (pick(table, saliency_quantile=0.5, connectivity_quantile=0.5) or table)[0]
+    middle = (pick(table, saliency_quantile=0.5, connectivity_quantile=0.5) or pick(table))[0]
     shares = column(table, "bridges") / column(table, "units")
     reached = bool(shares.min() <= 87 / 768 <= shares.max())
     correlation, error = middle["correlation"], number(middle["correlation_error"])
     diagonal, edge = middle["pruned_by_diagonal"], middle["pruned_by_edges"]
-    more = sum(row["pruned_by_diagonal"] > row["pruned_by_edges"] for row in table)
-    fewer = sum(row["pruned_by_diagonal"] < row["pruned_by_edges"] for row in table)
+    more = sum(row["pruned_by_diagonal"] > row["pruned_by_edges"] for row in pick(table))
+    fewer = sum(row["pruned_by_diagonal"] < row["pruned_by_edges"] for row in pick(table))
     return [
         Finding(
             study,
@@ -82,7 +83,7 @@ def bridge_findings(table: Table, edges: Table) -> list[Finding]:
             f"thresholds λ = 0 removes more {more} times, fewer {fewer} times",
             _removes_more(diagonal, edge),
         ),
-        *_edge_findings([row for row in edges if row["rank"] == 1]),
+        *_edge_findings(pick(edges, rank=1)),
     ]
 
 
@@ -95,12 +96,11 @@ def _removes_more(diagonal: int, edges: int) -> Verdict:
     return diagonal > edges if both and binomtest(diagonal, both).pvalue < 0.05 else None
 
 
-def _edge_findings(strongest: Table) -> list[Finding]:
+def _edge_findings(strongest: Rows) -> list[Finding]:
     """Judge claims about the strongest edge of each bridge."""
     size = np.array([row["to_saliency"] for row in strongest if row["to_saliency"] is not None])
     cross, count = sum(row["cross_module"] for row in strongest), len(strongest)
-    mean = float(size.mean()) if len(size) else math.nan
-    error = float(size.std(ddof=1) / math.sqrt(len(size))) if len(size) > 1 else math.nan
+    mean, error = mean_and_error(size) if len(size) else (math.nan, math.nan)
     sure = count > 0 and binomtest(cross, count).pvalue < 0.05
     return [
         Finding(
@@ -194,10 +194,10 @@ def causal_findings(table: Table) -> list[Finding]:
         table: from `causal_study`. Errors here count the spread over seeds too.
     """
     rows = []
-    for row in table:
+    for row in pick(table):
         if row["seed"] is None and row["outcome"] is not None:
             spread = row["seed_spread"] or 0.0  # which seeds were drawn
-            error = math.hypot(row["difference_error"], spread / math.sqrt(row["seeds"]))
+            error = math.hypot(number(row["difference_error"]), spread / math.sqrt(row["seeds"]))
             shown = f" ± {error:.3f}" if math.isfinite(error) else " (error unknown)"
             by = "greedy" if row["fill"] == "greedy" else "another"
             # if no question is answered differently, that says little about the next one
@@ -251,7 +251,7 @@ def edge_findings(table: Table) -> list[Finding]:
             gives every ratio. Perplexity is that of the text at hand, a share is of the method's.
             Errors are over rows and draws of H where the study made draws, else over rows alone.
     """
-    ratios = dict.fromkeys(row["requested_ratio"] for row in table)
+    ratios = dict.fromkeys(row["requested_ratio"] for row in pick(table))
     nearest = min(ratios, key=lambda ratio: abs(ratio - PAPER_RATIO))
     found: list[tuple[str, str, tuple[str, Verdict], bool]] = [
         *((claim, where, _moved(table, nearest, *names), False) for claim, where, *names in WORSE),
@@ -305,7 +305,7 @@ def activation_findings(table: Table, agreement: Table) -> list[Finding]:
         table: from `edge_study` with `EdgeOptions.correlations`.
         agreement: from `edge_agreement`.
     """
-    done = [row for row in table if row["measured"] is not None]
+    done = [row for row in pick(table) if row["measured"] is not None]
     return [*evaluate(_ACTIVATIONS[0], agreement), *evaluate(_ACTIVATIONS[1], done)]
 
 
@@ -346,7 +346,7 @@ def _moved(
 ) -> tuple[str, Verdict]:
     """The change of perplexity at every ratio, and whether it is a rise, or within a share."""
     parts = []
-    for each in dict.fromkeys(row["requested_ratio"] for row in table):
+    for each in dict.fromkeys(row["requested_ratio"] for row in pick(table)):
         change, known = _change(table, each, variant, other), "no plan"
         if change["change"] is not None:
             known = f"{change['change']:+.3g} ± {number(change['change_error']):.2g}"
@@ -420,10 +420,10 @@ def structure_findings(blocks: Table, budgets: Table) -> list[Finding]:
                 within(mean["ffn"], error["ffn"], -math.inf, 0.10),
             ),
         ]
-    return findings + _budget_findings([row for row in budgets if not row["note"]])
+    return findings + _budget_findings(pick(budgets, note=""))
 
 
-def _budget_findings(rows: Table) -> list[Finding]:
+def _budget_findings(rows: Rows) -> list[Finding]:
     if not rows:
         return []
     strongest = max(row["interaction_strength"] for row in rows)
@@ -512,13 +512,13 @@ PROPOSITIONS = (
 def proposition_findings(table: Table) -> list[Finding]:
     """Judge the propositions of `proposition_table`; of plans those nearest to 20 %."""
     gram, over = pick(table, proposition="gram"), pick(table, proposition="overshoot")
-    strongest = max((row["interaction_strength"] or 0.0 for row in table), default=0.0)
+    strongest = max((row["interaction_strength"] or 0.0 for row in pick(table)), default=0.0)
     nearest = min((r["requested_ratio"] for r in over), key=lambda r: abs(r - PAPER_RATIO))
     rows = [
         gram[0] | {"shown": brief(gram[0]["value"], 2), "holds": all(row["holds"] for row in gram)},
         max(over, key=lambda row: row["value"]) | {"holds": all(row["holds"] for row in over)},
     ]
-    for row in table:
+    for row in pick(table):
         if row["proposition"] in ("gram", "overshoot"):
             continue
         # the weighted mean is about the plan of a selector without edges

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cocurve_lab.base.errors import InputError
-from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
 from cocurve_lab.curvature.matrix import BLOCKS, Curvature
 from cocurve_lab.curvature.uncertainty import Sample
 from cocurve_lab.extensions.figures import (
@@ -28,6 +27,7 @@ from cocurve_lab.solver.selection import Selection
 
 from ..chart import add, chart, empty, log_scale, share_axis
 from ..shared import errors_of, group_marks, resampled, solved, spread_of
+from ..tables import Columns, DataFrame, Folder, Row, Rows, Table, column, kept_table, pick
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -51,7 +51,7 @@ BLOCK_COLUMNS: Columns = {
 
 
 # Blocks -------------------------------------------------------------------------------------------
-def block_table(curvature: Curvature, cache: Folder = None) -> Table:
+def block_table(curvature: Curvature, cache: Folder = None) -> DataFrame:
     """Return the mean correlation of each block of H, whole and by distance in layers.
 
     Returns:
@@ -61,10 +61,10 @@ def block_table(curvature: Curvature, cache: Folder = None) -> Table:
         groups), corrected (mean_absolute without that upward bias), and paper (its 8B, for the
         whole blocks).
     """
-    return cached_table(cache, "blocks", group_marks(curvature), lambda: _blocks(curvature))
+    return kept_table(cache, "blocks", group_marks(curvature), lambda: _blocks(curvature))
 
 
-def _blocks(curvature: Curvature) -> Table:
+def _blocks(curvature: Curvature) -> Rows:
     masks = _block_masks(curvature)
 
     def means(part: Curvature) -> list[float]:
@@ -145,7 +145,7 @@ def budget_table(
     strengths: tuple[float, ...] = (0.0, 1.0),
     guards: Guards = FREE,
     cache: Folder = None,
-) -> Table:
+) -> DataFrame:
     """Return the share of cost that plans remove per layer and kind (appendix, "Layer pattern").
 
     Returns:
@@ -155,15 +155,15 @@ def budget_table(
     """
     settings = group_marks(curvature, ratio=ratio, strengths=list(strengths), guards=repr(guards))
 
-    def compute() -> Table:
+    def compute() -> Rows:
         return [
             row for value in strengths for row in _budget(curvature, ratio, float(value), guards)
         ]
 
-    return cached_table(cache, "budgets", settings, compute)
+    return kept_table(cache, "budgets", settings, compute)
 
 
-def _budget(curvature: Curvature, ratio: float, strength: float, guards: Guards) -> Table:
+def _budget(curvature: Curvature, ratio: float, strength: float, guards: Guards) -> Rows:
     head: Row = {"interaction_strength": strength, "requested_ratio": ratio, "note": ""}
     names = ("kind", "layer", "units", "share", "share_error", "draws")
     plan, note = solved(curvature, ratio, strength, guards)
@@ -191,7 +191,7 @@ def _shares(plan: Selection) -> np.ndarray:
 
 def plot_budgets(table: Table) -> Figure:
     """Plot the share of each layer's attention and FFN cost removed, per lambda."""
-    figure, done = empty(), [row for row in table if not row["note"]]
+    figure, done = empty(), [row for row in pick(table) if not row["note"]]
     for number, strength in enumerate(dict.fromkeys(row["interaction_strength"] for row in done)):
         dash, symbol = DASHES[number % len(DASHES)], SYMBOLS[number % len(SYMBOLS)]
         for kind in KINDS:
@@ -204,7 +204,7 @@ def plot_budgets(table: Table) -> Figure:
 
 
 # Spectrum -----------------------------------------------------------------------------------------
-def spectrum_table(curvature: Curvature, cache: Folder = None) -> Table:
+def spectrum_table(curvature: Curvature, cache: Folder = None) -> DataFrame:
     """Return the eigenvalues of H, largest first, and the effective number of directions.
 
     Returns:
@@ -217,10 +217,10 @@ def spectrum_table(curvature: Curvature, cache: Folder = None) -> Table:
         raise InputError(
             "the trace of H is 0, so no eigenvalue has a share of it. Build H on more text."
         )
-    return cached_table(cache, "spectrum", group_marks(curvature), lambda: _spectrum(curvature))
+    return kept_table(cache, "spectrum", group_marks(curvature), lambda: _spectrum(curvature))
 
 
-def _spectrum(curvature: Curvature) -> Table:
+def _spectrum(curvature: Curvature) -> Rows:
     size = len(curvature.units)
 
     def read(part: Curvature) -> np.ndarray:
@@ -249,7 +249,15 @@ def plot_spectrum(table: Table) -> Figure:
     """Plot the share of the trace by rank, log axis, and the cumulative share."""
     figure = empty()
     for number, name in enumerate(("share", "cumulative")):
-        add(figure, [row for row in table if row[name] > 0], "rank", name, name, number, size=6)
-    title = f"Spectrum of H: effective rank {table[0]['effective_rank']:.1f}"
+        add(
+            figure,
+            [row for row in pick(table) if row[name] > 0],
+            "rank",
+            name,
+            name,
+            number,
+            size=6,
+        )
+    title = f"Spectrum of H: effective rank {column(table, 'effective_rank')[0]:.1f}"
     y = log_scale("share of the trace of H", column(table, "share"))
     return chart(figure, title, "rank of the eigenvalue", y)

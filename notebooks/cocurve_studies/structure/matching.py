@@ -19,17 +19,20 @@ from scipy.optimize import linear_sum_assignment
 
 from cocurve_lab.base.errors import InfeasibleError, InputError
 from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.measuring.results import Tabular
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.guards import FREE, Guards, Rules, UnitsLike, reachable_ratio
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.targets import target_cost
 
+from ..tables import DataFrame
+
 Fill = Literal["greedy", "diagonal", "random"]
 _STRENGTHS = {"greedy": 1.0, "diagonal": 0.0, "random": 0.0}  # lambda of the fill
 
 
-@dataclass(frozen=True, eq=False)
-class Matching:
+@dataclass(frozen=True, eq=False, repr=False)
+class Matching(Tabular):
     """Bridge units paired with controls; made by `match_controls`.
 
     Attributes:
@@ -75,29 +78,28 @@ class Matching:
 
     @property
     def worst(self) -> dict[str, Any] | None:
-        """The pair furthest apart in saliency, as in `rows`; None without pairs."""
-        return self.rows()[-1] if self.pairs else None
+        """The pair furthest apart in saliency, a row of `table`; None without pairs."""
+        return dict(self.table.iloc[-1]) if self.pairs else None
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one dict per pair, closest first, ready for a DataFrame."""
-        columns = zip(
-            self.pairs, self.saliency, self.connectivity, self.distances, self.contrast, strict=True
-        )
-        return [
+    @property
+    def table(self) -> DataFrame:
+        """One row per pair, closest first."""
+        from pandas import DataFrame
+
+        return DataFrame(
             {
-                "bridge": self.units[bridge].name,
-                "control": self.units[control].name,
-                "kind": self.units[bridge].kind,
-                "cost": self.units[bridge].cost,
-                "bridge_saliency": float(saliency[0]),
-                "control_saliency": float(saliency[1]),
-                "distance": float(distance),
-                "bridge_connectivity": float(connectivity[0]),
-                "control_connectivity": float(connectivity[1]),
-                "contrast": float(contrast),
+                "bridge": [self.units[unit].name for unit in self.bridges],
+                "control": [self.units[unit].name for unit in self.controls],
+                "kind": [self.units[unit].kind for unit in self.bridges],
+                "cost": [self.units[unit].cost for unit in self.bridges],
+                "bridge_saliency": self.saliency[:, 0],
+                "control_saliency": self.saliency[:, 1],
+                "distance": self.distances,
+                "bridge_connectivity": self.connectivity[:, 0],
+                "control_connectivity": self.connectivity[:, 1],
+                "contrast": self.contrast,
             }
-            for (bridge, control), saliency, connectivity, distance, contrast in columns
-        ]
+        )
 
     def closest(self, count: int) -> Matching:
         """Return the `count` closest pairs only; the other bridges become unmatched."""
@@ -116,17 +118,6 @@ class Matching:
 
     def __len__(self) -> int:
         return len(self.pairs)
-
-    def __repr__(self) -> str:
-        text = f"Matching: {len(self)} of {len(self) + len(self.unmatched)} bridges have a control"
-        text += f" within {self.caliper:g} in log saliency"
-        if self.worst is None:
-            return text
-        return (
-            f"{text}; worst pair {self.worst['bridge']} and {self.worst['control']}, "
-            f"{self.worst['distance']:.3g} apart; median connectivity ratio "
-            f"{np.median(self.contrast):.3g}"
-        )
 
 
 def match_controls(

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table
 from cocurve_lab.curvature.graph import bridge_units
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.analysis.gate import redundancy_gate
@@ -17,6 +16,7 @@ from cocurve_lab.solver.solve import solve_greedy
 
 from ..chart import add, chart, empty
 from ..shared import errors_of, group_marks, resampled, spread_of
+from ..tables import Columns, DataFrame, Folder, Row, Rows, Table, kept_table, pick
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -41,7 +41,7 @@ def proposition_table(
     ratios: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5),
     strengths: tuple[float, ...] = (0.0, 1.0),
     cache: Folder = None,
-) -> Table:
+) -> DataFrame:
     """Return both sides of the paper's propositions about H and its plans, for this H.
 
     - "gram" (Prop. "Gram equivalence"): smallest eigenvalue over the largest, at least -1e-6 (what
@@ -68,7 +68,7 @@ def proposition_table(
     """
     settings = group_marks(curvature, ratios=list(ratios), strengths=list(strengths))
 
-    def compute() -> Table:
+    def compute() -> Rows:
         rows = _gram_rows(curvature) + _whole_rows(curvature) + _variation_rows(curvature)
         for ratio in ratios:
             rows += _balance_rows(curvature, solve_greedy(curvature, ratio, 0.0))
@@ -76,7 +76,7 @@ def proposition_table(
                 rows += _plan_rows(curvature, solve_greedy(curvature, ratio, strength))
         return rows
 
-    return cached_table(cache, "propositions", settings, compute)
+    return kept_table(cache, "propositions", settings, compute)
 
 
 def _row(
@@ -93,7 +93,7 @@ def _row(
     } | dict.fromkeys(("reference", "holds", "paper"))
 
 
-def _gram_rows(curvature: Curvature) -> Table:
+def _gram_rows(curvature: Curvature) -> Rows:
     spectrum = curvature.spectrum()
     relative = spectrum[-1] / spectrum[0] if spectrum[0] > 0 else 0.0
     lowest = curvature.saliency.min()
@@ -105,7 +105,7 @@ def _gram_rows(curvature: Curvature) -> Table:
     ]
 
 
-def _whole_rows(curvature: Curvature) -> Table:
+def _whole_rows(curvature: Curvature) -> Rows:
     def mass(part: Curvature) -> float:
         total = float(np.abs(part.matrix).sum())
         return 1 - float(part.saliency.sum()) / total if total > 0 else np.nan
@@ -126,7 +126,7 @@ def _whole_rows(curvature: Curvature) -> Table:
     ]
 
 
-def _variation_rows(curvature: Curvature) -> Table:
+def _variation_rows(curvature: Curvature) -> Rows:
     def variation(part: Curvature) -> list[float]:
         return [_variation(part.saliency[part.units.kinds == kind]) for kind in KINDS]
 
@@ -153,7 +153,7 @@ def _variation(values: np.ndarray) -> float:
     return float(values.std() / values.mean()) if values.any() else float("nan")
 
 
-def _balance_rows(curvature: Curvature, plan: Selection) -> Table:
+def _balance_rows(curvature: Curvature, plan: Selection) -> Rows:
     """Return both readings of the edge-to-diagonal balance on one plan."""
     if len(plan) < 2:
         return []
@@ -181,7 +181,7 @@ def _balance_rows(curvature: Curvature, plan: Selection) -> Table:
     return rows
 
 
-def _plan_rows(curvature: Curvature, plan: Selection) -> Table:
+def _plan_rows(curvature: Curvature, plan: Selection) -> Rows:
     units, block = plan.units, np.ix_(plan.pruned, plan.pruned)
     most = units.costs.max() / units.total_cost
     over = plan.realized_ratio - plan.requested_ratio
@@ -225,7 +225,11 @@ def plot_propositions(table: Table) -> Figure:
     """Plot edge-to-diagonal balance against |S|: measured, and as the correlations predict it."""
     figure = empty()
     measured, predicted = (
-        [row for row in table if row["quantity"] == f"edge over diagonal, by {by} correlation"]
+        [
+            row
+            for row in pick(table)
+            if row["quantity"] == f"edge over diagonal, by {by} correlation"
+        ]
         for by in ("its own", "the mean")
     )
     series = (

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cocurve_lab.base.tables import Columns, Folder, Row, Table, column, pick
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.choosing.racing import Candidate, ChoiceOptions, Judge
@@ -32,6 +31,7 @@ from ..chart import add, chart, empty, log_scale
 from ..draws import Redrawn, again, carried
 from ..shared import marks
 from ..study import Study
+from ..tables import Columns, DataFrame, Folder, Row, Rows, Table, column, pick, table_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -97,7 +97,7 @@ def strength_study(
     options: ChoiceOptions = ChoiceOptions(),
     draws: int = 0,
     cache: Folder = None,
-) -> Table:
+) -> DataFrame:
     """Measure the held-out KL of every plan that lambda makes, ratio by ratio.
 
     Section "Trust-Region View". `texts` must be disjoint from each other and from the calibration.
@@ -111,7 +111,7 @@ def strength_study(
     """
     settings = choice_marks(model, curvature, texts, ratios, options)
 
-    def compute(study: Study) -> Table:
+    def compute(study: Study) -> Rows:
         choices: dict[Name, InteractionChoice] = {
             (ratio,): choose_interaction_strength(
                 model,
@@ -126,7 +126,7 @@ def strength_study(
         candidates: dict[Name, Selection] = {
             (*name, place): entry.selection
             for name, choice in choices.items()
-            for place, entry in enumerate(choice.curve)
+            for place, entry in enumerate(choice.candidates)
             if not entry.stopped_early
         }
         raced = _redrawn(replace(study, text=texts.choose), candidates)
@@ -173,9 +173,9 @@ def _rows(
     extra: Row,
     raced: Redrawn,
     reported: Redrawn,
-) -> Table:
+) -> Rows:
     judge = choice.chosen.judge
-    winner = choice.curve.index(choice.winner)
+    winner = choice.candidates.index(choice.winner)
     shared = {
         "requested_ratio": choice.best.requested_ratio,
         "left_out": choice.left_out,
@@ -187,7 +187,7 @@ def _rows(
         | raced.columns(
             "difference", entry.difference_error, (*name, place), (*name, winner), judge
         )
-        for place, entry in enumerate(choice.curve)
+        for place, entry in enumerate(choice.candidates)
     ]
     rows += [
         {"role": role, **shared, **_candidate(entry), "chosen": role == "best"}
@@ -225,14 +225,14 @@ def _candidate(entry: Candidate) -> Row:
     }
 
 
-def strength_summary(table: Table) -> Table:
+def strength_summary(table: Table) -> DataFrame:
     """Summarize each ratio: the best plan's lambda, the lambda that fits, the edge benefit.
 
     E and b are those of the plan of lambda = 1 on the reported rows: a plan and rows that were not
     picked for their KL.
     """
     rows = []
-    for ratio in dict.fromkeys(row["requested_ratio"] for row in table):
+    for ratio in dict.fromkeys(row["requested_ratio"] for row in pick(table)):
         part = pick(table, requested_ratio=ratio)
         chosen = next(row for row in part if row["role"] == "candidate" and row["chosen"])
         best, zero, one = (
@@ -259,7 +259,7 @@ def strength_summary(table: Table) -> Table:
             "kl_lambda_1_error"
         ]  # of b = KL - 1/2 s^T H s, H taken as exact
         rows.append(row)
-    return rows
+    return table_of(rows)
 
 
 # Guards -------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def guards_study(
     options: ChoiceOptions = ChoiceOptions(),
     draws: int = 0,
     cache: Folder = None,
-) -> Table:
+) -> DataFrame:
     """Choose layer cap and protection by held-out KL and by perplexity, at lambda 1 (Alg. 2).
 
     Each draw of H solves every plan again under the same guards; the choice is not repeated.
@@ -285,7 +285,7 @@ def guards_study(
     settings["grid"] = [str(guards) for guards in guards_grid()]
     judges: tuple[Judge, ...] = ("kl", "nll")
 
-    def compute(study: Study) -> Table:
+    def compute(study: Study) -> Rows:
         choices: dict[Name, GuardsChoice] = {
             (ratio, judge): choose_guards(
                 model,
@@ -350,7 +350,7 @@ def plot_strength(table: Table) -> Figure:
     def middle(row: Row) -> float:
         return math.asinh((row["start"] + row["stop"]) / 2 / scale)
 
-    for number, ratio in enumerate(dict.fromkeys(row["requested_ratio"] for row in table)):
+    for number, ratio in enumerate(dict.fromkeys(row["requested_ratio"] for row in pick(table))):
         rows = pick(table, requested_ratio=ratio, role="candidate")
         rows.sort(key=lambda row: row["start"])
         words = [f"λ {row['start']:.4g} to {row['stop']:.4g}, {row['rows']} rows" for row in rows]

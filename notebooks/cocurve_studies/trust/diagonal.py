@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cocurve_lab.base.errors import InfeasibleError
-from cocurve_lab.base.tables import Columns, Folder, Row, Table, pick
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.choosing.racing import ChoiceOptions
 from cocurve_lab.extensions.choosing.settings import choose_guards, guards_grid
@@ -20,6 +19,7 @@ from ..chart import add, chart, empty
 from ..draws import Redrawn, again
 from ..shared import plan_overlap, solved
 from ..study import Study
+from ..tables import Columns, DataFrame, Folder, Row, Rows, Table, pick
 from .choices import Texts, choice_marks, kept_beside
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def diagonal_study(
     options: ChoiceOptions = ChoiceOptions(),
     draws: int = 0,
     cache: Folder = None,
-) -> Table:
+) -> DataFrame:
     """Measure the plans of lambda 1 and lambda 0, without guards and each with its own.
 
     Guards are chosen by `choose_guards` on `texts.choose`, in one grid and by one rule for both.
@@ -66,7 +66,7 @@ def diagonal_study(
     settings = choice_marks(model, curvature, texts, ratios, options)
     settings["grid"] = [str(guards) for guards in grid]
 
-    def compute(study: Study) -> Table:
+    def compute(study: Study) -> Rows:
         plans: dict[_Name, Selection] = {}
         out: dict[_Name, int] = {}
         chosen_by = kept_beside(options, cache, model, texts.choose)
@@ -91,7 +91,7 @@ def diagonal_study(
         table = study.measure(list(plans.values()))
         drawn = study.redraw(lambda h: {name: again(plan, h) for name, plan in plans.items()})
         places = {name: place for place, name in enumerate(plans)}
-        rows: Table = []
+        rows: Rows = []
         for ratio in ratios:
             for search in (NONE, OWN):
                 zero, one = ((ratio, search, strength) for strength in (0.0, 1.0))
@@ -121,7 +121,7 @@ def _difference(
     assert table.nll is not None  # measure_plans always has it
     loss = table.nll[first] - table.nll[second]
     row |= {"edge_benefit": benefit} | drawn.columns("edge_benefit", over_rows, zero, one)
-    error = float(standard_error(loss[None])[0])
+    error = float(standard_error(loss))
     row |= {"loss_benefit": float(np.mean(loss))}
     return row | drawn.columns("loss_benefit", error, zero, one, "nll")
 

@@ -10,7 +10,6 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from cocurve_lab.base.storage import fingerprint
-from cocurve_lab.base.tables import Columns, Folder, Table, pick, plus_minus
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.interactions.measured import Interactions, measure_interactions
@@ -20,6 +19,7 @@ from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
 from ..study import Study
+from ..tables import Columns, DataFrame, Folder, Rows, Table, pick, plus_minus, table_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -57,7 +57,7 @@ def experts_study(
     ratios: Sequence[float] = (0.1, 0.25, 0.5),
     *,
     cache: Folder = None,
-) -> Table:
+) -> DataFrame:
     """Measure plans that remove experts alone: two rankings, and H with equal and free counts.
 
     Every plan is made of the same calibration rows, without guards, and removes at least the ratio.
@@ -73,7 +73,7 @@ def experts_study(
         "report": report.fingerprint,
     }
 
-    def compute(study: Study) -> Table:
+    def compute(study: Study) -> Rows:
         units, only = curvature.units, Guards(kinds=("expert",))
         methods = [get_method(name) for name in RANKED]
         evidence = [method.measure(model, units, calibration, progress=False) for method in methods]
@@ -86,7 +86,7 @@ def experts_study(
                     curvature, ratio, strength, only, uniform=None if equal else ()
                 )
         table, names = study.measure(list(plans.values())), list(plans)
-        rows: Table = []
+        rows: Rows = []
         for place, (ratio, name) in enumerate(names):
             behind, error = table.paired(place, names.index((ratio, REAP)))
             rows.append(
@@ -119,7 +119,7 @@ def pairs_of_experts(
     return found
 
 
-def stand_ins(curvature: Curvature, measured: Interactions, draws: int = 200) -> Table:
+def stand_ins(curvature: Curvature, measured: Interactions, draws: int = 200) -> DataFrame:
     """Compare H_uv with the measured interaction of every pair of experts.
 
     Where experts stand in for each other, both together cost more than the sum of each alone.
@@ -136,7 +136,7 @@ def stand_ins(curvature: Curvature, measured: Interactions, draws: int = 200) ->
     by_row = measured.by_row[:, us, vs]
     rng = np.random.default_rng(0)
     drawn = [rng.integers(0, len(by_row), len(by_row)) for _ in range(draws)]
-    rows: Table = []
+    rows: Rows = []
     for name, mine in ((SAME, layers[us] == layers[vs]), (OTHER, layers[us] != layers[vs])):
         h, found = edges[mine], by_row[:, mine]
 
@@ -151,7 +151,7 @@ def stand_ins(curvature: Curvature, measured: Interactions, draws: int = 200) ->
         ):
             row |= {key: float(value), f"{key}_error": float(error)}
         rows.append(row)
-    return rows
+    return table_of(rows)
 
 
 def compared(table: Table, ratio: float) -> str:

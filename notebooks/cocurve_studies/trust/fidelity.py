@@ -15,7 +15,6 @@ from scipy.stats import rankdata
 
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.storage import fingerprint
-from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import Sample
 from cocurve_lab.extensions.figures import (
@@ -36,6 +35,18 @@ from cocurve_lab.solver.solve import solve_greedy
 from ..chart import HOVER, add, add_diagonal, chart, empty, log_scale
 from ..shared import known, marks, sequence_columns, sequence_values
 from ..study import Study
+from ..tables import (
+    Columns,
+    DataFrame,
+    Folder,
+    Row,
+    Rows,
+    Table,
+    column,
+    kept_table,
+    pick,
+    table_of,
+)
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -82,7 +93,7 @@ class FidelityOptions:
 
 
 # Single units -------------------------------------------------------------------------------------
-def single_unit_fidelity(curvature: Curvature, cache: Folder = None) -> Table:
+def single_unit_fidelity(curvature: Curvature, cache: Folder = None) -> DataFrame:
     """Return predicted 1/2 H_uu and measured KL of every unit removed alone, both from the build.
 
     Rows, positions and support are the same on both sides (unless the build measured over the full
@@ -101,10 +112,10 @@ def single_unit_fidelity(curvature: Curvature, cache: Folder = None) -> Table:
         )
     grams, risks = curvature.group_grams, curvature.group_risks
     settings = marks(curvature=curvature, groups=fingerprint(grams, risks))
-    return cached_table(cache, "single_units", settings, lambda: _single_units(curvature))
+    return kept_table(cache, "single_units", settings, lambda: _single_units(curvature))
 
 
-def _single_units(curvature: Curvature) -> Table:
+def _single_units(curvature: Curvature) -> Rows:
     groups = Sample.of(curvature)
     half = np.diagonal(groups.grams, axis1=1, axis2=2) / 2  # [G, M] sums over positions
     positions, risks = curvature.group_positions, curvature.group_risks
@@ -149,7 +160,7 @@ def fidelity_study(
     options: FidelityOptions = FidelityOptions(),
     cache: Folder = None,
     progress: bool = True,
-) -> Table:
+) -> DataFrame:
     """Measure the risk of plans across ratios, and of different plans of one budget.
 
     Returns:
@@ -160,7 +171,7 @@ def fidelity_study(
     """
     settings = marks(model, curvature, held_out, **asdict(options))
 
-    def compute(study: Study) -> Table:
+    def compute(study: Study) -> Rows:
         plans = _plans(curvature, options)
         table = study.measure([plan for _, plan in plans])
         return [
@@ -214,7 +225,7 @@ def plan_columns(curvature: Curvature, plan: Selection, kl: np.ndarray, error: f
 
 
 # Summary of plans ---------------------------------------------------------------------------------
-def fidelity_summary(table: Table, draws: int = 2000, seed: int = 0) -> Table:
+def fidelity_summary(table: Table, draws: int = 2000, seed: int = 0) -> DataFrame:
     """Summarize how well `fidelity_study` predicted, beside the paper's figures.
 
     Each group gets pearson, pearson_log, spearman and median_ratio, and the spearman of the other
@@ -231,11 +242,13 @@ def fidelity_summary(table: Table, draws: int = 2000, seed: int = 0) -> Table:
     """
     means = resampled_means(sequence_values(table), draws, seed)
     predicted, error = column(table, "predicted"), column(table, "measured_error")
-    rows: Table = []
+    rows: Rows = []
     for group, members in _groups(table).items():
         x, y = predicted[members], means[:, members]
         rows += _agreement_rows(group, x, y)
-        for name in [name for name in PREDICTIONS if name != "predicted" and name in table[0]]:
+        for name in [
+            name for name in PREDICTIONS if name != "predicted" and name in pick(table)[0]
+        ]:
             other = column(table, name)[members].astype(float)
             good = np.isfinite(other)
             values = correlations(rankdata(other[good]), rankdata(y[:, good], axis=1))
@@ -250,7 +263,7 @@ def fidelity_summary(table: Table, draws: int = 2000, seed: int = 0) -> Table:
             for name, scale in (("units", size), ("predicted risk", x)):
                 rows.append(_exponent(group, name, scale, gap, clear & (scale > 0)))
     rows += _random_rows(table, means)
-    return [row | {"paper": PAPER.get((row["group"], row["statistic"]))} for row in rows]
+    return table_of(row | {"paper": PAPER.get((row["group"], row["statistic"]))} for row in rows)
 
 
 # columns of `rank_table` for reading, with `shown`
@@ -261,7 +274,7 @@ RANK_COLUMNS: Columns = {
 }
 
 
-def rank_table(table: Table, draws: int = 2000, seed: int = 0) -> Table:
+def rank_table(table: Table, draws: int = 2000, seed: int = 0) -> DataFrame:
     """Arrange the rank correlations of `fidelity_summary`: one row per group, one column per score.
 
     Returns:
@@ -269,14 +282,14 @@ def rank_table(table: Table, draws: int = 2000, seed: int = 0) -> Table:
         score is unknown or the plans are fewer than three.
     """
     rows: dict[str, Row] = {}
-    for row in fidelity_summary(table, draws, seed):
+    for row in pick(fidelity_summary(table, draws, seed)):
         name = row["statistic"].removeprefix("spearman, ")
         name = "predicted" if name == "spearman" else name
         if name in PREDICTIONS:
             found = rows.setdefault(row["group"], {"group": row["group"], "points": row["points"]})
             found[f"{name}_spearman"] = row["value"]
             found[f"{name}_spearman_error"] = row["value_error"]
-    return list(rows.values())
+    return table_of(rows.values())
 
 
 def resampled_means(values: np.ndarray, draws: int, seed: int) -> np.ndarray:
@@ -286,7 +299,7 @@ def resampled_means(values: np.ndarray, draws: int, seed: int) -> np.ndarray:
     return np.vstack([np.ones(count), counts]) @ values.T / count
 
 
-def _groups(table: Table) -> dict[str, np.ndarray]:
+def _groups(table: Rows) -> dict[str, np.ndarray]:
     """Return the rows of each group of the summary, as indices."""
     group, method = column(table, "group"), column(table, "method")
     across, pool, random = group == ACROSS, group == POOL, method == RANDOM
@@ -297,7 +310,7 @@ def _groups(table: Table) -> dict[str, np.ndarray]:
     return {name: np.flatnonzero(mask) for name, mask in members.items() if mask.any()}
 
 
-def _agreement_rows(group: str, x: np.ndarray, y: np.ndarray) -> Table:
+def _agreement_rows(group: str, x: np.ndarray, y: np.ndarray) -> Rows:
     good = (x > 0) & (y[0] > 0)
     left_out, x, y = int((~good).sum()), x[good], y[:, good]
     log_y = np.log(np.where(y > 0, y, np.nan))  # a draw may reach 0 where the mean does not
@@ -324,7 +337,7 @@ def _exponent(group: str, name: str, x: np.ndarray, gap: np.ndarray, good: np.nd
     return row | {"fit_error": error}
 
 
-def _random_rows(table: Table, means: np.ndarray) -> Table:
+def _random_rows(table: Rows, means: np.ndarray) -> Rows:
     """Mean KL of the pool's random plans over that of its structured ones, and of its greedy."""
     members = _groups(table)
     if f"{POOL}, random" not in members or f"{POOL}, structured" not in members:
@@ -376,13 +389,13 @@ def plot_single_unit_fidelity(table: Table) -> Figure:
         (LABELS[kind], {"color": COLORS[kind], "symbol": symbol}, pick(table, kind=kind))
         for kind, symbol in kinds
     ]
-    support = table[0]["support"] if table else "the top-r support"
+    support = next((row["support"] for row in pick(table)), "the top-r support")
     return _against_diagonal(table, series, f"Single units: predicted, and measured on {support}")
 
 
 def plot_fidelity(table: Table) -> Figure:
     """Plot the measured KL of every plan against 1/2 s^T H s, log axes, with the diagonal."""
-    names = dict.fromkeys((row["group"], row["method"]) for row in table)
+    names = dict.fromkeys((row["group"], row["method"]) for row in pick(table))
     series = [
         (f"{method} ({group})", look(place), pick(table, group=group, method=method))
         for place, (group, method) in enumerate(names)
@@ -391,15 +404,17 @@ def plot_fidelity(table: Table) -> Figure:
 
 
 def _against_diagonal(
-    table: Table, series: list[tuple[str, dict[str, str], Table]], title: str
+    table: Rows, series: list[tuple[str, dict[str, str], Rows]], title: str
 ) -> Figure:
     figure = empty()
     for name, style, rows in series:
         words = [row.get("unit") or f"{row['requested_ratio']:.0%}" for row in rows]
         add(figure, rows, "predicted", "measured", name, style, text=words, hover=HOVER)
-    positive = [row["predicted"] for row in table if row["predicted"] and row["predicted"] > 0]
+    positive = [
+        row["predicted"] for row in pick(table) if row["predicted"] and row["predicted"] > 0
+    ]
     add_diagonal(figure, positive)
-    measured = [row["measured"] for row in table if row["measured"]]
+    measured = [row["measured"] for row in pick(table) if row["measured"]]
     x = log_scale("predicted ½ sᵀHs, nats per token", positive)
     y = log_scale("measured KL, nats per token", measured)
     return legend_beside(chart(figure, title, x, y))  # above, so many names would hit the title

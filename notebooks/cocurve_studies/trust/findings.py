@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
-from cocurve_lab.base.tables import Row, Table, brief, column, pick, plus_minus
-
 from ..claims import Claim, evaluate, name_plan
 from ..findings import (
     ABOVE,
@@ -31,6 +29,7 @@ from ..findings import (
     with_error,
 )
 from ..shared import sequence_values
+from ..tables import Row, Rows, Table, brief, column, pick, plus_minus
 from .choices import RELEASED, strength_summary
 from .fidelity import ACROSS, POOL, correlations, fidelity_summary, resampled_means
 from .reach import ANY, reach_summary
@@ -124,10 +123,10 @@ def fidelity_findings(table: Table, draws: int = 2000) -> list[Finding]:
     return evaluate(PREDICTIONS_HOLD, summary) + evaluate(EDGES_ORDER, orders)
 
 
-def _with_whole_errors(summary: Table) -> Table:
+def _with_whole_errors(summary: Table) -> Rows:
     """Return the rows with names to read and errors over sequences and of the fit together."""
     rows = []
-    for row in summary:
+    for row in pick(summary):
         errors = [e for e in (row["value_error"], row["fit_error"]) if e is not None]
         rows.append(
             row
@@ -138,7 +137,7 @@ def _with_whole_errors(summary: Table) -> Table:
     return rows
 
 
-def _without_edges(table: Table, draws: int) -> Table:
+def _without_edges(table: Table, draws: int) -> Rows:
     """The order of the pool by ½ sᵀHs against two without edges; paired over draws of text."""
     pool = pick(table, group=POOL)
     if len(pool) < 3:
@@ -269,7 +268,7 @@ def strength_findings(table: Table) -> list[Finding]:
     """Judge the edge benefit at each ratio, the gate, the floor, and b/E; from `strength_study`."""
     rows = [
         row | {"recommended": "undecided" if row["gate"] is None else plus_minus(row["gate"])}
-        for row in strength_summary(table)
+        for row in pick(strength_summary(table))
         if row["edge_benefit"] is not None
     ]
     return [*evaluate((EDGES_HELP, GATE_IS_RIGHT, *TRUST_REGION), rows), *_walk(table)]
@@ -277,7 +276,7 @@ def strength_findings(table: Table) -> list[Finding]:
 
 def _walk(table: Table) -> list[Finding]:
     """Judge the best lambda by ratio; plans that the winner does not clearly beat are best too."""
-    ratios = list(dict.fromkeys(row["requested_ratio"] for row in table))
+    ratios = list(dict.fromkeys(row["requested_ratio"] for row in pick(table)))
     spans = {ratio: _as_good(table, ratio, 2.0) for ratio in ratios}
     ours = ", ".join(f"{percent(r)}: {low:.3g} to {high:.3g}" for r, (low, high) in spans.items())
     agrees = every(partial(_falls, table, pair) for pair in pairwise(ratios))
@@ -316,7 +315,7 @@ def guards_findings(table: Table) -> list[Finding]:
     A difference is the plan's value minus that of the guards chosen on other text.
     """
     found = []
-    for ratio in dict.fromkeys(row["requested_ratio"] for row in table):
+    for ratio in dict.fromkeys(row["requested_ratio"] for row in pick(table)):
         rows = {row["role"]: row for row in pick(table, requested_ratio=ratio, judge="kl")}
         best, free, rule = map(rows.get, ("best", "no guards", "release's guards"))
         assert best is not None
@@ -380,7 +379,7 @@ def diagonal_findings(table: Table) -> list[Finding]:
     The paper's claim is on perplexity at 20 %, the ratio nearest to it here; the lab's on KL.
     """
     found = []
-    for search in dict.fromkeys(row["search"] for row in table):
+    for search in dict.fromkeys(row["search"] for row in pick(table)):
         rows = pick(table, search=search)
         nearest = min(rows, key=lambda row: abs(row["requested_ratio"] - 0.2))
         found += evaluate(EDGES_LOWER_LOSS, [nearest])
@@ -405,7 +404,7 @@ CHEAPER = Claim(
 
 def refinement_findings(table: Table) -> list[Finding]:
     """Judge greedy against the bound, and the KL of plans of lower R_λ; from `refinement_study`."""
-    rows = [row for row in table if row["objective"] > 0]
+    rows = [row for row in pick(table) if row["objective"] > 0]
     shares = [(row["refined_objective"] / row["objective"], row) for row in rows]
     bounds = [row["bound"] / row["objective"] for row in rows]
     ours = "; ".join(
@@ -424,7 +423,7 @@ def refinement_findings(table: Table) -> list[Finding]:
         f"R_λ after search, and bound, over that of greedy: {ours}",
         False if any(share < NEARLY for share, _ in shares) else nearly,
     )
-    return [stand_in, *evaluate(CHEAPER, [row for row in table if row["units_exchanged"]])]
+    return [stand_in, *evaluate(CHEAPER, [row for row in pick(table) if row["units_exchanged"]])]
 
 
 GAINS_LOWER_KL = Claim(
@@ -465,7 +464,7 @@ def redundancy_findings(table: Table) -> list[Finding]:
     where = 'Fig. "edge benefit vs. FFN redundancy"'
     claim = "the edge benefit falls as the FFN redundancy rises"
     rows = []
-    for row in table:
+    for row in pick(table):
         gate = row["gate_lambda"]
         advice = "is undecided" if gate is None else f"says λ = {gate:g}, and that is right"
         redundancy = plus_minus(row["redundancy"], row["redundancy_error"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from cocurve_lab.base.tables import column
 from cocurve_lab.extensions.figures import COLORS, finish, graph_objects
 from cocurve_lab.extensions.judging.gap import RiskSplit
 
@@ -15,7 +14,7 @@ _AXES: dict[Literal["p_max", "shift"], str] = {
     "p_max": "probability of the teacher's first choice",
     "shift": "predicted ½ dzᵀF dz at the position, nats",
 }
-_BARS = {  # column of `RiskSplit.rows`: name, color, pattern
+_BARS = {  # column of `RiskSplit.bins`: name, color, pattern
     "predicted": ("predicted", COLORS["attention"], ""),
     "kl_of_sum": ("KL of the summed shifts", COLORS["ffn"], "."),
     "measured": ("measured", COLORS["bridge"], "/"),
@@ -31,18 +30,18 @@ def plot_split(split: RiskSplit) -> Figure:
     """
     figure: Any = graph_objects().Figure()
     for place, by in enumerate(_AXES):
-        rows, axis = split.rows(by), {"xaxis": f"x{place + 1}", "yaxis": f"y{place + 1}"}
+        bins, axis = split.bins(by), {"xaxis": f"x{place + 1}", "yaxis": f"y{place + 1}"}
         for name, (label, color, pattern) in _BARS.items():
-            spread = {"array": column(rows, "measured_error"), "thickness": 1, "color": "#808080"}
+            spread = {"array": bins["measured_error"], "thickness": 1, "color": "#808080"}
             figure.add_bar(
-                x=column(rows, "bin"),
-                y=column(rows, name),
+                x=bins["bin"],
+                y=bins[name],
                 name=label,
                 legendgroup=name,
                 showlegend=place == 0,
                 marker={"color": color, "pattern": {"shape": pattern}},
                 error_y=spread if name == "measured" else None,
-                text=[f"{share:.0%}" for share in column(rows, "share")],
+                text=[f"{share:.0%}" for share in bins["share"]],
                 textposition="outside" if name == "predicted" else "none",
                 hovertemplate="%{x}: %{y:.3g} nats per token<br>%{text} of positions"
                 f"<extra>{label}</extra>",

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, pick
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.analysis.bounds import risk_lower_bound
@@ -25,6 +24,7 @@ from ..claims import name_plan
 from ..draws import Plans
 from ..shared import marks, solved
 from ..study import Study
+from ..tables import Columns, DataFrame, Folder, Row, Rows, Table, kept_table, pick
 from .choices import Texts, kept_beside
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def refinement_study(
     draws: int = 0,
     cache: Folder = None,
     progress: bool = True,
-) -> Table:
+) -> DataFrame:
     """Compare greedy, local search and the lower bound, and measure what the two plans cost.
 
     H must be positive semidefinite up to rounding, and lambdas in [0, 1] (the bound's range).
@@ -76,7 +76,7 @@ def refinement_study(
     """
     pairs = [(ratio, strength) for ratio in ratios for strength in strengths]
 
-    def compute(study: Study) -> Table:
+    def compute(study: Study) -> Rows:
         greedy = [solve_greedy(curvature, *pair) for pair in pairs]
         plans = [*greedy, *(refine(plan, curvature) for plan in greedy)]
         table, drawn = study.measure(plans), study.redraw(partial(_refined, pairs))
@@ -132,7 +132,7 @@ def gains_study(
     *,
     options: ChoiceOptions = ChoiceOptions(),
     cache: Folder = None,
-) -> Table:
+) -> DataFrame:
     """Measure gains on kept FFN groups, applied only where held-out text says so.
 
     Returns:
@@ -141,7 +141,7 @@ def gains_study(
         Differences are against the plan without gains.
     """
 
-    def compute() -> Table:
+    def compute() -> Rows:
         rows = []
         for ratio in ratios:
             for strength in strengths:
@@ -159,15 +159,15 @@ def gains_study(
 
     settings = marks(model, curvature, texts.choose, dtype=False, **_plans(ratios, strengths))
     settings["report"] = texts.report.fingerprint
-    return cached_table(cache, "gains", settings, compute)
+    return kept_table(cache, "gains", settings, compute)
 
 
 def _plans(ratios: Sequence[float], strengths: Sequence[float]) -> dict[str, list[float]]:
     return {"ratios": [float(r) for r in ratios], "strengths": [float(s) for s in strengths]}
 
 
-def _gains_rows(choice: GainsChoice) -> Table:
-    rows: Table = [{"role": "candidate", **row} for row in choice.rows()]
+def _gains_rows(choice: GainsChoice) -> Rows:
+    rows: Rows = [{"role": "candidate", **row} for row in pick(choice.curve)]
     if choice.report is None:
         return rows
     ridge, clip = choice.setting or (None, None)

@@ -16,7 +16,6 @@ import numpy as np
 from scipy.stats import rankdata
 
 from cocurve_lab.base.errors import InputError
-from cocurve_lab.base.tables import Columns, Folder, Row, Table, column, pick
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.interactions.measured import Interactions, measure_interactions
 from cocurve_lab.extensions.judging.gap import RiskSplit, split_risk
@@ -29,6 +28,7 @@ from cocurve_lab.solver.solve import solve_greedy
 from ..chart import add, chart, empty
 from ..shared import known, marks, sequence_columns, sequence_values
 from ..study import Study
+from ..tables import Columns, DataFrame, Folder, Row, Rows, Table, column, pick, table_of
 from .fidelity import correlations
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def edge_reach(
     options: ReachOptions = ReachOptions(),
     cache: Folder = None,
     progress: bool = True,
-) -> Table:
+) -> DataFrame:
     """Measure the interaction of pairs and sets of units, and of pairs of blocks and of layers.
 
     Returns:
@@ -122,13 +122,13 @@ def edge_reach(
     """
     settings = marks(model, curvature, held_out, **asdict(options))
 
-    def compute(study: Study) -> Table:
+    def compute(study: Study) -> Rows:
         measured = [
             *_of_units(study, curvature, options),
             *_of_wholes(study, curvature, "blocks", options.blocks),
             *_of_wholes(study, curvature, "layers", options.layers),
         ]
-        rows: dict[str, Table] = {}
+        rows: dict[str, Rows] = {}
         for scale, parts, kl, alone in measured:
             row = case_row(curvature, scale, parts, kl, alone)
             if len(parts) > 2 and scale not in rows:  # the first set of its size
@@ -211,7 +211,7 @@ def case_row(
         "units": len(together),
         "predicted": curvature.risk(together) - sum(map(curvature.risk, parts)),
         "interaction": float((kl - alone).mean()),
-        "interaction_error": known(standard_error((kl - alone)[None])[0]),
+        "interaction_error": known(standard_error(kl - alone)),
         **{f"{name}{error}": None for name in GAPS for error in ("", "_error")},
         "mostly": None,
         **sequence_columns(kl),
@@ -238,12 +238,12 @@ def _gaps(split: RiskSplit, predicted: float) -> Row:
     )
     row: Row = {}
     for name, gap in zip(GAPS, (first, second, third), strict=True):
-        row |= {name: gap.mean(), f"{name}_error": known(standard_error(gap[None])[0])}
+        row |= {name: gap.mean(), f"{name}_error": known(standard_error(gap))}
     return row | {"mostly": max(GAPS, key=lambda name: abs(row[name]))}
 
 
 # Summary ------------------------------------------------------------------------------------------
-def reach_summary(table: Table) -> Table:
+def reach_summary(table: Table) -> DataFrame:
     """Summarize `edge_reach` by scale: sign, order and size of the interactions against H's.
 
     Errors (`<column>_error`) are over rows and over cases, added in squares: delete-one jackknives,
@@ -256,7 +256,7 @@ def reach_summary(table: Table) -> Table:
         (the former less the latter), and factor: mean KL of all parts / mean sum of each alone.
     """
     rows = []
-    for scale in dict.fromkeys(row["scale"] for row in table):
+    for scale in dict.fromkeys(row["scale"] for row in pick(table)):
         members = pick(table, scale=scale)
         h, kl = column(members, "predicted"), sequence_values(members)
         alone, (cases, count) = sequence_values(members, "alone"), kl.shape
@@ -278,7 +278,7 @@ def reach_summary(table: Table) -> Table:
             row |= {name: known(value), f"{name}_rows_error": known(over_rows)}
             row[f"{name}_error"] = known(np.hypot(over_rows, over_cases))
         rows.append(row)
-    return rows
+    return table_of(rows)
 
 
 def _statistics(h: np.ndarray, kl: np.ndarray, alone: np.ndarray) -> dict[str, float]:

@@ -15,7 +15,6 @@ import numpy as np
 from scipy.stats import rankdata, spearmanr
 
 from cocurve_lab.base.errors import InputError, MismatchError
-from cocurve_lab.base.tables import Columns, Folder, Row, Table, column, plus_minus
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import Sample, jackknife
@@ -30,6 +29,18 @@ from ..draws import Plans, Redrawn, again
 from ..findings import ABOVE, Finding, judged_column
 from ..shared import Recipe, marks
 from ..study import Study
+from ..tables import (
+    Columns,
+    DataFrame,
+    Folder,
+    Row,
+    Rows,
+    Table,
+    column,
+    pick,
+    plus_minus,
+    table_of,
+)
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -88,7 +99,7 @@ def redundancy_study(
     draws: int = 0,
     cache: Folder = None,
     progress: bool = True,
-) -> Table:
+) -> DataFrame:
     """Measure FFN redundancy and edge benefit, model by model.
 
     Each model has a table of its own in `cache`, so that adding one measures only that one.
@@ -112,18 +123,18 @@ def redundancy_study(
         raise InputError(
             "models is empty, so there is no model to study. Give {'name': Subject(...)}."
         )
-    rows: Table = []
+    rows: Rows = []
     for name, source in models.items():
         subject = source if isinstance(source, Subject) else source()
         # the name is the user's and may change; the table below is of the model
         found = _of_model(subject, options, draws, cache, progress)
-        rows += [{"model": name} | row for row in found]
-    return rows
+        rows += [{"model": name} | row for row in pick(found)]
+    return table_of(rows)
 
 
 def _of_model(
     subject: Subject, options: RedundancyOptions, draws: int, cache: Folder, progress: bool
-) -> Table:
+) -> DataFrame:
     model, held_out = subject.model, subject.held_out
     held_out.require_disjoint(subject.calibration)
     recipe = Recipe(subject.calibration, options.top_r, cache=cache, progress=progress)
@@ -135,7 +146,7 @@ def _of_model(
         options=asdict(options),
     )
 
-    def compute(study: Study) -> Table:
+    def compute(study: Study) -> Rows:
         curvature = recipe.build(model, enumerate_units(model, subject.ffn_groups))
         plans = {
             name: solve_greedy(curvature, options.ratio, strength, options.guards)
@@ -254,9 +265,10 @@ def redundancy_trend(table: Table, benefit: str = "relative_benefit") -> Row:
         `p_value` (two-sided permutation test, exact up to 8 models: with three models it is never
         below 1/3), None with fewer than three models or a constant column; `note`.
     """
-    if table and benefit not in table[0]:
-        raise InputError(f"the table has no column {benefit!r}. Choose from {', '.join(table[0])}.")
-    x, y = (np.array(column(table, name), dtype=float) for name in ("redundancy", benefit))
+    names = next(iter(pick(table)), {benefit: None})
+    if benefit not in names:
+        raise InputError(f"the table has no column {benefit!r}. Choose from {', '.join(names)}.")
+    x, y = (column(table, name).astype(float) for name in ("redundancy", benefit))
     known = np.isfinite(x) & np.isfinite(y)
     x, y = x[known], y[known]
     head: Row = {"benefit": benefit, "models": len(x), "left_out": len(table) - len(x)}
@@ -288,7 +300,7 @@ def plot_redundancy(table: Table) -> Figure:
     hover = "%{text}<br>redundancy %{x:.3f}, benefit %{y:.1%}<extra></extra>"
     more: dict[str, Any] = {"mode": "markers+text", "textposition": "top right", "hover": hover}
     for number, lambda_ in enumerate((1.0, 0.0, None)):
-        rows = [row for row in table if row["gate_lambda"] == lambda_]
+        rows = [row for row in pick(table) if row["gate_lambda"] == lambda_]
         if lambda_ is None and not rows:
             continue
         name = "the gate is undecided" if lambda_ is None else f"the gate says λ = {lambda_:g}"

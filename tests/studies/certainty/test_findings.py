@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import Table
 from cocurve_lab.extensions.analysis.gate import Gate
 from cocurve_lab.extensions.analysis.stability import Convergence, Stability
 from cocurve_studies.certainty.findings import (
@@ -20,6 +19,7 @@ from cocurve_studies.certainty.findings import (
     stability_finding,
 )
 from cocurve_studies.findings import Finding
+from cocurve_studies.tables import Table, pick
 from helpers.problems import make_units, random_curvature
 
 UNITS = make_units()
@@ -138,7 +138,7 @@ def sensitivity(spread: float = 0.005, largest: float = 2.02, source: float = 2.
     table += [build("seed", n, n == 0, perplexity=value) for n, value in enumerate(seeds)]
     # another lambda, where everything is worse
     worse = {"interaction_strength": 0.0, "perplexity": 9.0, "matrix_distance": 0.9}
-    return table + [row | worse for row in table if row["is_base"] or row["value"] == 512]
+    return table + [row | worse for row in pick(table) if row["is_base"] or row["value"] == 512]
 
 
 def found(table: Table, **given: Any) -> list[Finding]:

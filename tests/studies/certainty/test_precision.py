@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import column
 from cocurve_lab.estimator.build import Build
 from cocurve_studies.certainty.precision import (
     interval_table,
@@ -19,6 +18,7 @@ from cocurve_studies.certainty.precision import (
     stopping_study,
 )
 from cocurve_studies.shared import Recipe
+from cocurve_studies.tables import column, pick
 from helpers.problems import random_curvature
 from helpers.tiny_models import tiny_model, tiny_text
 
@@ -29,7 +29,7 @@ UNITS = cl.enumerate_units(MODEL, 4)
 def test_intervals_are_those_of_the_jackknife() -> None:
     curvature = random_curvature(UNITS, groups=16)
     table = interval_table(curvature, 0.9)
-    assert [row["unit"] for row in table] == [unit.name for unit in UNITS]
+    assert [row["unit"] for row in pick(table)] == [unit.name for unit in UNITS]
     parts = np.diagonal(curvature.group_grams, axis1=1, axis2=2)
     positions = curvature.group_positions
     means = parts / positions[:, None]
@@ -44,7 +44,7 @@ def test_intervals_are_those_of_the_jackknife() -> None:
 def test_intervals_are_drawn_by_size_and_above_zero() -> None:
     table = interval_table(random_curvature(UNITS, groups=2))
     assert (column(table, "low") < 0).any()  # t(1) is 12.7
-    table[0]["saliency"] = 0.0  # a dead unit has no place on a log axis
+    table.loc[0, "saliency"] = 0.0  # a dead unit has no place on a log axis
     figure = plot_intervals(table)
     drawn = sum(len(trace.x) for trace in figure.data)
     assert drawn == len(table) - 1
@@ -71,16 +71,16 @@ def test_a_build_stops_after_its_patience(tmp_path: Path) -> None:
 
     table = stopping_study(MODEL, UNITS, recipe(tmp_path), given, watch=watch)
     # every error is below 9, so the yeses start with the sixteenth row
-    assert [row["rows"] for row in table] == list(range(1, 18))
+    assert [row["rows"] for row in pick(table)] == list(range(1, 18))
     assert seen == [*((done, False) for done in range(1, 18)), (17, True)]  # told of the stop too
-    assert [row["converged"] for row in table] == [False] * 15 + [True] * 2
-    assert [row["stopped"] for row in table] == [False] * 16 + [True]
-    assert math.isnan(table[0]["optimism"])
-    assert {row["rows_given"] for row in table} == {20}
+    assert [row["converged"] for row in pick(table)] == [False] * 15 + [True] * 2
+    assert [row["stopped"] for row in pick(table)] == [False] * 16 + [True]
+    assert math.isnan(table["optimism"][0])
+    assert {row["rows_given"] for row in pick(table)} == {20}
     whole = cl.estimate_curvature(MODEL, UNITS, TEXT.rows(0, 17), 20, progress=False)
     readout = cl.is_converged(whole, 0.2, 0.0, 9.0)
-    assert table[-1]["risk_error"] == pytest.approx(readout.risk_error)
-    assert table[-1]["saliency_error"] == pytest.approx(readout.saliency_error)
+    assert pick(table)[-1]["risk_error"] == pytest.approx(readout.risk_error)
+    assert pick(table)[-1]["saliency_error"] == pytest.approx(readout.saliency_error)
     assert given.history == []
     figure = plot_stopping(table)
     assert len(figure.data) == 3
@@ -89,8 +89,8 @@ def test_a_build_stops_after_its_patience(tmp_path: Path) -> None:
 
 def test_a_build_that_never_converges_is_whole() -> None:
     table = stopping_study(MODEL, UNITS, recipe(), stop(tolerance=1e-6))
-    assert table[-1]["rows"] == 20
-    assert not any(row["stopped"] or row["converged"] for row in table)
+    assert pick(table)[-1]["rows"] == 20
+    assert not any(row["stopped"] or row["converged"] for row in pick(table))
 
 
 def test_a_build_stopped_by_hand_is_not_kept(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import Table, pick
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.judging.answers import ALL, answer_accuracy
 from cocurve_lab.measuring.generation import Question
@@ -23,6 +22,7 @@ from cocurve_studies.structure.bridges import (
 )
 from cocurve_studies.structure.causal import Outcomes, causal_study, plot_causal
 from cocurve_studies.structure.matching import causal_arms, match_controls
+from cocurve_studies.tables import Table, pick
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import (
     GROUPS,
@@ -59,7 +59,7 @@ def test_counts_by_threshold_against_a_loop(connectivity: Any) -> None:
         }
 
     middle = passing(0.5, 0.5)
-    for row in table:
+    for row in pick(table):
         found = passing(row["saliency_quantile"], row["connectivity_quantile"])
         attention = {u for u in found if curvature.units[u].kind == "attention"}
         assert row["bridges"] == len(found)
@@ -70,7 +70,7 @@ def test_counts_by_threshold_against_a_loop(connectivity: Any) -> None:
         assert row["pruned_by_edges"] == len(found & plans[1])
         assert row["correlation"] == pytest.approx(np.corrcoef(np.diagonal(matrix), degree)[0, 1])
         assert row["correlation_error"] is None  # no groups of text
-    assert len({row["bridges"] for row in table}) > 3
+    assert len({row["bridges"] for row in pick(table)}) > 3
     assert pick(table, saliency_quantile=0.5, connectivity_quantile=0.75)[0]["expected"] == 3.0
 
 
@@ -85,7 +85,7 @@ def test_the_error_of_the_correlation_is_the_jackknife_over_groups() -> None:
 
     left = np.array([correlation((grams.sum(axis=0) - gram) / 5) for gram in grams])
     expected = math.sqrt(5 / 6 * ((left - left.mean()) ** 2).sum())
-    assert bridge_table(curvature, [0.5])[0]["correlation_error"] == pytest.approx(expected)
+    assert bridge_table(curvature, [0.5])["correlation_error"][0] == pytest.approx(expected)
 
 
 def test_the_strongest_edges_of_a_bridge() -> None:
@@ -93,7 +93,7 @@ def test_the_strongest_edges_of_a_bridge() -> None:
     matrix = np.diag([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     for v, edge in ((0, 0.3), (2, -0.4), (4, 0.2)):
         matrix[1, v] = matrix[v, 1] = edge
-    first, second, third = bridge_edges(Curvature(matrix, units), [1], top=3)
+    first, second, third = pick(bridge_edges(Curvature(matrix, units), [1], top=3))
     assert (first["partner"], first["curvature"]) == ("L0.ffn[1]", -0.4)
     assert (first["same_layer"], first["cross_module"]) == (True, False)
     assert first["correlation"] == pytest.approx(-0.4 / math.sqrt(6))
@@ -109,7 +109,7 @@ def test_the_strongest_edges_of_a_bridge() -> None:
 
 def test_edges_have_errors_where_there_are_groups() -> None:
     curvature = random_curvature(make_units(), 0, groups=6)
-    (row,) = bridge_edges(curvature, [3], top=1)
+    (row,) = pick(bridge_edges(curvature, [3], top=1))
     partner = curvature.units.indices([row["partner"]])[0]
     assert row["curvature_error"] == cl.jackknife(curvature, "edges").standard_error[3, partner]
     assert row["curvature_error"] > 0
@@ -212,7 +212,7 @@ def test_capabilities_are_compared_question_by_question(
     answers = answer_accuracy(
         model, word_tokenizer(), arms_of(curvature, "greedy"), QUESTIONS, progress=False
     )
-    for pair in answers.paired(0, 1):
+    for pair in pick(answers.paired(0, 1)):
         (accuracy,) = pick(table, fill="greedy", outcome="accuracy", family=pair["capability"])
         assert accuracy["difference"] == pair["accuracy"]
         assert accuracy["bridge_only_right"] == pair["gained"]
@@ -239,7 +239,7 @@ def test_no_pair_and_too_few_parameters_are_said(
     model: PreTrainedModel, curvature: Curvature, outcomes: Outcomes
 ) -> None:
     strict = CausalOptions(ratio=0.3, thresholds=THRESHOLDS, seeds=(0,), caliper=0.0)
-    rows = causal_study(model, curvature, outcomes, strict, progress=False)
+    rows = pick(causal_study(model, curvature, outcomes, strict, progress=False))
     assert len(rows) == 3
     assert {row["outcome"] for row in rows} == {None}
     assert all("no bridge has a control" in row["note"] for row in rows)
@@ -251,12 +251,12 @@ def test_no_pair_and_too_few_parameters_are_said(
     pairs, costs = len(matching), curvature.units.costs[list(matching.bridges)]
     ratio = (costs.sum() - 1) / curvature.units.total_cost  # one parameter short
     small = CausalOptions(ratio=ratio, thresholds=THRESHOLDS, fills=("greedy",), caliper=1.0)
-    rows = causal_study(model, curvature, Outcomes(TEXT), small, progress=False)
+    rows = pick(causal_study(model, curvature, Outcomes(TEXT), small, progress=False))
     assert 0 < rows[0]["pairs"] < pairs
     assert f"of {pairs} pairs fit" in rows[0]["note"]
     assert rows[0]["realized_ratio"] == rows[0]["control_realized_ratio"]
     tiny = CausalOptions(ratio=0.01, thresholds=THRESHOLDS, fills=("greedy",), caliper=1.0)
-    (row,) = causal_study(model, curvature, Outcomes(TEXT), tiny, progress=False)
+    (row,) = pick(causal_study(model, curvature, Outcomes(TEXT), tiny, progress=False))
     assert (row["outcome"], row["pairs"]) == (None, pairs)
     assert "not even one pair fits" in row["note"]
 

@@ -157,16 +157,15 @@ def test_the_matching_reports_itself() -> None:
     units = make_units(2, 0, 3, ffn_cost=3)
     matching = match_controls(flat(units, [1.0, 1.0, 1.0, 1.01, 1.05, 1.1]), [0, 2])
     assert matching.pairs == ((0, 1), (2, 3))
-    (_, worst) = matching.rows()
+    (_, worst) = matching.table.to_dict("records")
     assert matching.worst == worst
     assert (worst["bridge"], worst["control"]) == ("L0.ffn[2]", "L1.ffn[0]")
     assert (worst["kind"], worst["cost"], worst["control_connectivity"]) == ("ffn", 3, 0)
     assert worst["distance"] == pytest.approx(math.log(1.01))
     assert worst["bridge_connectivity"] == pytest.approx(0.2)
     assert matching.contrast.tolist() == [pytest.approx(0.5 / 0.3), math.inf]
-    assert "L0.ffn[2] and L1.ffn[0]" in repr(matching)
     empty = match_controls(flat(units, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), [0])
-    assert (len(empty), empty.rows(), empty.worst) == (0, [], None)
+    assert (len(empty), len(empty.table), empty.worst) == (0, 0, None)
 
 
 def test_the_closest_pairs_of_a_matching() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import Table, pick
 from cocurve_lab.extensions.choosing.settings import choose_guards
+from cocurve_studies.tables import Table, pick
 from cocurve_studies.trust.choices import (
     guards_study,
     strength_study,
@@ -45,7 +45,7 @@ def test_rows_are_the_measured_plans(problem: Problem, table: Table) -> None:
 
 
 def test_the_surrogate_meets_the_risk_at_the_fitting_lambda(table: Table) -> None:
-    for row in strength_summary(table):
+    for row in pick(strength_summary(table)):
         node = row["kl_lambda_1"] - row["remainder"] - row["edge_mass"]
         assert node + row["fitting"] * row["edge_mass"] == pytest.approx(row["kl_lambda_1"])
         assert row["printed"] == pytest.approx(2 - row["fitting"])
@@ -57,7 +57,7 @@ def test_the_surrogate_meets_the_risk_at_the_fitting_lambda(table: Table) -> Non
 def test_guards_by_both_judges(problem: Problem) -> None:
     inputs = (problem.model, problem.curvature, problem.texts, (0.2,))
     table = guards_study(*inputs, options=QUIET)
-    assert {row["judge"] for row in table} == {"kl", "nll"}
+    assert {row["judge"] for row in pick(table)} == {"kl", "nll"}
     for judge, column in (("kl", "kl"), ("nll", "perplexity")):
         part = pick(table, judge=judge, role="candidate")
         winner = min(pick(part, stopped_early=False), key=lambda row: row[column])
@@ -70,10 +70,10 @@ def test_guards_by_both_judges(problem: Problem) -> None:
 def test_edges_against_the_diagonal_are_two_plans_on_the_same_rows(problem: Problem) -> None:
     model, curvature, texts = problem.model, problem.curvature, problem.texts
     table = diagonal_study(model, curvature, texts, RATIOS, options=QUIET)
-    assert [(row["requested_ratio"], row["search"]) for row in table] == [
+    assert [(row["requested_ratio"], row["search"]) for row in pick(table)] == [
         (ratio, search) for ratio in RATIOS for search in (NONE, OWN)
     ]
-    for row in table:
+    for row in pick(table):
         plans = []
         for strength in (0.0, 1.0):
             chosen = choose_guards(
@@ -101,7 +101,7 @@ def test_refinement_lies_between_greedy_and_the_bound(problem: Problem) -> None:
         problem.model, problem.curvature, problem.texts.report, RATIOS, (0.0, 1.0), progress=False
     )
     assert len(table) == 4
-    for row in table:
+    for row in pick(table):
         assert row["bound"] <= row["refined_objective"] + 1e-12
         assert row["refined_objective"] <= row["objective"] + 1e-12
         if row["units_exchanged"] == 0:

@@ -11,9 +11,9 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import Table, column, pick
 from cocurve_lab.curvature.groups import Groups
 from cocurve_studies.shared import sequence_columns, sequence_values
+from cocurve_studies.tables import Table, column, pick
 from cocurve_studies.trust import fidelity
 from cocurve_studies.trust.fidelity import FidelityOptions
 from helpers.problems import make_units, random_curvature
@@ -45,7 +45,7 @@ def test_a_risk_that_is_a_multiple_of_half_h_has_that_ratio_without_error() -> N
     assert column(table, "measured_over_predicted_error") == pytest.approx(0, abs=1e-7)
     assert column(table, "predicted") == pytest.approx(built.saliency / 2)
     assert column(table, "measured") == pytest.approx(built.single_unit_risk)
-    assert [row["kind"] for row in table] == built.units.kinds.tolist()
+    assert [row["kind"] for row in pick(table)] == built.units.kinds.tolist()
 
 
 def test_single_unit_errors_are_those_of_the_jackknife() -> None:
@@ -64,7 +64,7 @@ def test_a_unit_that_changes_nothing_has_no_ratio() -> None:
     assert positions is not None
     assert risks is not None
     flat = cl.Curvature.from_groups(built.units, Groups(grams, positions, risks), {})
-    rows = fidelity.single_unit_fidelity(flat)
+    rows = pick(fidelity.single_unit_fidelity(flat))
     assert rows[2]["measured_over_predicted"] is None
     assert rows[2]["predicted"] == 0
     assert rows[1]["measured_over_predicted"] > 0
@@ -129,7 +129,7 @@ def planted(predicted: Any, kl: np.ndarray, **columns: Any) -> Table:
 
 
 def found(table: Table, group: str, statistic: str) -> dict[str, Any]:
-    (row,) = [r for r in table if (r["group"], r["statistic"]) == (group, statistic)]
+    (row,) = [r for r in pick(table) if (r["group"], r["statistic"]) == (group, statistic)]
     return row
 
 
@@ -176,9 +176,9 @@ def test_correlations_are_those_of_scipy_and_of_agreement() -> None:
 def test_the_rank_table_has_every_score_of_every_group(measured: Table) -> None:
     summary = fidelity.fidelity_summary(measured, draws=50)
     table = fidelity.rank_table(measured, draws=50)
-    assert [row["group"] for row in table] == list(dict.fromkeys(r["group"] for r in summary))
-    assert set(fidelity.RANK_COLUMNS) <= set(table[0])
-    for row in table:
+    assert [row["group"] for row in pick(table)] == list(dict.fromkeys(summary["group"]))
+    assert set(fidelity.RANK_COLUMNS) <= set(pick(table)[0])
+    for row in pick(table):
         assert row["predicted_spearman"] == found(summary, row["group"], "spearman")["value"]
         for name in ("diagonal", "single_units"):
             same = found(summary, row["group"], f"spearman, {name}")

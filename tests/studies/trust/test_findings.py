@@ -9,6 +9,7 @@ import pytest
 
 from cocurve_lab.extensions.judging.agreement import RANDOM
 from cocurve_studies.findings import Finding
+from cocurve_studies.tables import pick
 from cocurve_studies.trust import findings
 from cocurve_studies.trust.fidelity import ACROSS, POOL
 
@@ -90,7 +91,7 @@ def test_the_order_by_h_is_held_against_that_by_the_measured_units() -> None:
     table = fidelity_table(lambda x: x)
     assert not [f for f in findings.fidelity_findings(table, 200) if "added up" in f.claim]
     for score, expected in ((lambda x: -x, True), (lambda x: x, None)):  # one and the same order
-        known = [row | {"single_units": score(row["predicted"])} for row in table]
+        known = [row | {"single_units": score(row["predicted"])} for row in pick(table)]
         assert verdict(findings.fidelity_findings(known, 200), "added up") is expected
     wrong = [row | {"single_units": row["measured"]} for row in fidelity_table(lambda x: 20 - x)]
     assert verdict(findings.fidelity_findings(wrong, 200), "added up") is False

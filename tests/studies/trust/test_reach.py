@@ -11,9 +11,9 @@ import torch
 from scipy.stats import pearsonr, sem, spearmanr
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import Table, pick
 from cocurve_studies.findings import Finding
 from cocurve_studies.shared import sequence_columns
+from cocurve_studies.tables import Table, pick
 from cocurve_studies.trust import reach
 from cocurve_studies.trust.findings import reach_findings
 from helpers.studies import Problem
@@ -41,7 +41,7 @@ def test_interactions_are_those_of_naive_passes(problem: Problem, table: Table) 
     def naive(part: list[int]) -> np.ndarray:
         return naive_risk(problem.model, [hand[n] for n in part], text)
 
-    scales = dict.fromkeys(row["scale"] for row in table)
+    scales = dict.fromkeys(row["scale"] for row in pick(table))
     assert list(scales) == [
         reach.STRONGEST,
         reach.ANY,
@@ -141,7 +141,7 @@ def planted(measured: np.ndarray, scale: str = reach.ANY, rows: int = 4) -> Tabl
 
 def test_the_summary_counts_and_correlates() -> None:
     measured = H + RNG.normal(size=30) * 1e-2
-    (row,) = reach.reach_summary(planted(measured))
+    (row,) = pick(reach.reach_summary(planted(measured)))
     assert row["cases"] == 30
     assert row["same_sign"] == np.mean(np.sign(H) == np.sign(measured))
     assert row["spearman"] == pytest.approx(spearmanr(H, measured).statistic)
@@ -153,21 +153,22 @@ def test_the_summary_counts_and_correlates() -> None:
 
 def test_errors_are_over_rows_and_over_cases() -> None:
     table = planted(H)
-    for row in table:
+    for row in pick(table):
         row |= sequence_columns(0.1 + RNG.normal(size=4))
-    kl = np.array([[row[f"kl_{n}"] for n in range(4)] for row in table]) / 0.1
-    (row,) = reach.reach_summary(table)
+    kl = np.array([[row[f"kl_{n}"] for n in range(4)] for row in pick(table)]) / 0.1
+    (row,) = pick(reach.reach_summary(table))
     assert row["factor_rows_error"] == pytest.approx(sem(kl.mean(axis=0)))  # it is linear in these
     both = np.hypot(sem(kl.mean(axis=0)), sem(kl.mean(axis=1)))
     assert row["factor_error"] == pytest.approx(both)
-    (few,), (one,) = reach.reach_summary(table[:5]), reach.reach_summary(planted(H, rows=1))
+    (few,) = pick(reach.reach_summary(table[:5]))
+    (one,) = pick(reach.reach_summary(planted(H, rows=1)))
     assert few["factor_error"] is None  # of five cases nothing is known
     assert few["factor_rows_error"] is not None
     assert one["same_sign_error"] is one["same_sign_rows_error"] is None
 
 
 def test_a_share_of_all_cases_has_an_error() -> None:
-    (row,) = reach.reach_summary(planted(H))
+    (row,) = pick(reach.reach_summary(planted(H)))
     assert row["same_sign"] == 1
     assert 0.03 < row["same_sign_error"] < 0.1
 

@@ -11,9 +11,9 @@ from scipy.stats import permutation_test, spearmanr
 
 import cocurve_lab as cl
 from cocurve_lab.base.errors import MismatchError
-from cocurve_lab.base.tables import Table, column
 from cocurve_lab.extensions.judging.agreement import random_set
 from cocurve_lab.measuring.risk import PlanTable
+from cocurve_studies.tables import Table, column, pick
 from cocurve_studies.trust import redundancy
 from cocurve_studies.trust.redundancy import (
     RedundancyOptions,
@@ -45,8 +45,8 @@ def table() -> Table:
 
 
 def test_a_row_is_what_is_found_the_slow_way(table: Table) -> None:
-    assert [row["model"] for row in table] == ["seed 0", "seed 1", "seed 2"]
-    model, row = tiny_model(seed=1), table[1]
+    assert [row["model"] for row in pick(table)] == ["seed 0", "seed 1", "seed 2"]
+    model, row = tiny_model(seed=1), pick(table)[1]
     units = cl.enumerate_units(model, 4)
     build = cl.BuildOptions(groups=4)
     built = cl.estimate_curvature(model, units, TEXT, 20, progress=False, options=build)
@@ -98,7 +98,7 @@ def test_adding_a_model_measures_only_that_one(
 ) -> None:
     two = dict(list(models().items())[:2])
     first = redundancy_study(two, OPTIONS, cache=tmp_path, progress=False)
-    assert first == table[:2]
+    assert pick(first) == pick(table)[:2]
     loaded = []
 
     def lazy() -> Subject:
@@ -106,12 +106,13 @@ def test_adding_a_model_measures_only_that_one(
         return subject(2)
 
     wanted: dict[str, Subject | redundancy.Callable[[], Subject]] = {**two, "seed 2": lazy}
-    assert redundancy_study(wanted, OPTIONS, cache=tmp_path, progress=False) == table
+    found = redundancy_study(wanted, OPTIONS, cache=tmp_path, progress=False)
+    assert pick(found) == pick(table)
     assert len(loaded) == 1
     monkeypatch.setattr(redundancy.Recipe, "build", None)
     renamed = {"other": subject(0)}
-    (row,) = redundancy_study(renamed, OPTIONS, cache=tmp_path, progress=False)
-    assert row == table[0] | {"model": "other"}
+    (row,) = pick(redundancy_study(renamed, OPTIONS, cache=tmp_path, progress=False))
+    assert row == pick(table)[0] | {"model": "other"}
     with pytest.raises(TypeError):  # another ratio: it wants to build
         redundancy_study(renamed, RedundancyOptions(ratio=0.2), cache=tmp_path, progress=False)
 
@@ -152,13 +153,17 @@ def test_too_little_for_a_trend_is_said() -> None:
 
 def test_the_picture_names_the_models(table: Table) -> None:
     given = [
-        row | {"gate_lambda": value} for row, value in zip(table, (1.0, 0.0, 1.0), strict=True)
+        row | {"gate_lambda": value}
+        for row, value in zip(pick(table), (1.0, 0.0, 1.0), strict=True)
     ]
     figure = plot_redundancy(given)
     full, damped = figure.data
     assert (list(full.text), list(damped.text)) == (["seed 0", "seed 2"], ["seed 1"])
-    assert damped.y[0] == table[1]["relative_benefit"]
-    assert list(full.error_x.array) == column([table[0], table[2]], "redundancy_error").tolist()
+    assert damped.y[0] == pick(table)[1]["relative_benefit"]
+    assert (
+        list(full.error_x.array)
+        == column([pick(table)[0], pick(table)[2]], "redundancy_error").tolist()
+    )
     given[1]["gate_lambda"] = None
     assert [trace.name for trace in plot_redundancy(given).data][-1] == "the gate is undecided"
 
@@ -172,7 +177,7 @@ def test_a_checkpoint_of_others_can_be_a_subject() -> None:
     model, tokenizer = cl.load_model(THIRD, device="cpu")
     text = cl.CalibrationSet.from_file(STORIES, tokenizer, num_sequences=16, seq_len=96)
     calibration, held_out = text.split(held_out=8)
-    (row,) = redundancy_study({"260k": Subject(model, calibration, held_out)}, progress=False)
+    (row,) = pick(redundancy_study({"260k": Subject(model, calibration, held_out)}, progress=False))
     assert row["units"] == 5 * (4 + 16)
     assert 0 < row["redundancy"] < 1
     units = cl.enumerate_units(model)

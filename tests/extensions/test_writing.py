@@ -1,0 +1,67 @@
+"""Numbers as people write them, and tables as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+
+import pytest
+
+from cocurve_lab.extensions.writing import as_csv, brief, plus_minus, typeset
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (2.12e-18, "2.12e-18"),
+        (0.0001, "0.0001"),
+        (-0.00123456, "-0.00123"),
+        (1234.5, "1230"),
+        (8.0, "8"),
+        (-0.0, "0"),
+        (999_999.0, "1.00e+6"),
+        (-math.inf, "-inf"),
+        (math.nan, ""),
+    ],
+)
+def test_numbers_are_brief(value: float, text: str) -> None:
+    assert brief(value) == text
+
+
+def test_a_minus_is_as_wide_as_a_plus_and_a_hyphen_stays() -> None:
+    assert typeset("(-0.5 ± 0.1) to -.2, a - b = -1") == "(−0.5 ± 0.1) to −.2, a − b = −1"
+    hyphens = "2.12e-18, Llama-3.1-8B, 2026-11-23, leave-one-out"
+    assert typeset(hyphens) == hyphens
+
+
+def test_one_sequence_has_no_error() -> None:
+    assert plus_minus(0.12345, float("nan")) == "0.123"
+    assert plus_minus(None) == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "expected"),
+    [
+        (111.3, 16.2, "111 ± 16"),
+        (-0.00544, 0.00254, "-0.0054 ± 0.0025"),
+        (-0.0004, 0.022, "0.000 ± 0.022"),
+        (0.0, 0.0, "0 ± 0"),
+        (-0.1, 1.4e-17, "-0.1 ± 0"),
+        (2.0, 0.5, "2.00 ± 0.50"),
+    ],
+)
+def test_a_value_has_the_places_of_its_error(value: float, error: float, expected: str) -> None:
+    assert plus_minus(value, error) == expected
+
+
+def test_no_cell_of_a_csv_begins_a_formula() -> None:
+    texts = ["=1+1", "+1", "-a", "@x", "\tx", "\rx", "a=b", 'a,"b"']
+    table: list[dict[str, object]] = [{"=name": text, "value": -2.5} for text in texts] + [
+        {"more": None}
+    ]
+    heads, *rows = csv.reader(io.StringIO(as_csv(table), newline=""))
+    assert heads == ["'=name", "value", "more"]
+    assert [row[0] for row in rows] == [f"'{t}" for t in texts[:6]] + texts[6:] + [""]
+    assert {row[1] for row in rows[:-1]} == {"-2.5"}
+    assert as_csv([]) == ""
