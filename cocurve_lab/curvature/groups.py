@@ -37,8 +37,8 @@ class Groups:
             wanted = (count, *axes.get(name, ()))
             if array.shape != wanted:
                 raise InputError(
-                    f"group_{name} has shape {array.shape}, but {size} units and {count} groups "
-                    f"need {wanted}. Take all sums from one build."
+                    f"group_{name} has shape {array.shape}, not {wanted}, where group_grams has "
+                    f"shape {self.grams.shape}. Take all sums from one build."
                 )
         positions, sure = self.positions, self.sure_positions
         if (positions < 0).any():
