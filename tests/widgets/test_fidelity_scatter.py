@@ -61,12 +61,18 @@ def plans(scatter: FidelityScatter) -> list[dict[str, Any]]:
     return [point for point in scatter.table() if point["kind"] == "plan"]
 
 
+class Turns(threading.Semaphore):
+    """Every chunk waits for a turn; release() gives one. `begun` chunks have asked for theirs."""
+
+    begun = 0
+
+
 @pytest.fixture
-def slowly(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
-    """Every chunk waits for a turn; release() gives one."""
-    turns, real = threading.Semaphore(0), cl.measure_plans
+def slowly(monkeypatch: pytest.MonkeyPatch) -> Turns:
+    turns, real = Turns(0), cl.measure_plans
 
     def measure(*args: Any, **kwargs: Any) -> PlanTable:
+        turns.begun += 1
         assert turns.acquire(timeout=30)
         return real(*args, **kwargs)
 
@@ -203,7 +209,7 @@ def test_a_known_plan_is_not_measured_again(
 
 
 def test_points_appear_while_measuring_and_cancel_keeps_them(
-    scatter: FidelityScatter, slowly: threading.Semaphore
+    scatter: FidelityScatter, slowly: Turns
 ) -> None:
     assert not scatter.view["total"]
     press(scatter, "Same-budget pool")
@@ -212,6 +218,7 @@ def test_points_appear_while_measuring_and_cancel_keeps_them(
     eventually(lambda: len(drawn(scatter)) == 4)
     eventually(lambda: "4 of 26 plans measured, about" in scatter.view["moving"])
     assert (scatter.view["done"], scatter.view["total"]) == (4, 26)
+    eventually(lambda: slowly.begun == 2)
     press(scatter, "Cancel")
     slowly.release()
     settle(scatter)
@@ -225,11 +232,9 @@ def test_points_appear_while_measuring_and_cancel_keeps_them(
     assert len(plans(scatter)) == 26
 
 
-def test_cancel_at_once_then_measure_again(
-    scatter: FidelityScatter, slowly: threading.Semaphore
-) -> None:
+def test_cancel_at_once_then_measure_again(scatter: FidelityScatter, slowly: Turns) -> None:
     press(scatter, "Same-budget pool")
-    eventually(lambda: scatter.measurer.stage == "measuring")
+    eventually(lambda: slowly.begun == 1)
     press(scatter, "Cancel")
     scatter.measure_ratio_sweep(1.0, [0.3, 0.4, 0.5], wait=False)  # the old chunk still runs
     slowly.release(10)
@@ -440,9 +445,7 @@ def test_code_reproduces_the_points(scatter: FidelityScatter) -> None:
     code = scatter.code()
     names: dict[str, Any] = {"model": MODEL, "calibration": HELD_OUT}
     # a curvature of another fingerprint has a session of its own
-    names["curvature"] = cl.Curvature(
-        CURVATURE.matrix * (1 + 1e-12), UNITS, CURVATURE.provenance, None, None, None
-    )
+    names["curvature"] = cl.Curvature(CURVATURE.matrix * (1 + 1e-12), UNITS, CURVATURE.provenance)
     exec(code, names)
     again = names["f"]
     found = [(r["name"], r["text"]) for r in again.table()]
@@ -459,11 +462,11 @@ def test_points_measured_elsewhere_are_a_comment_in_the_code(scatter: FidelitySc
     assert "# points on 'another text' were measured elsewhere" in scatter.code()
 
 
-def test_closing_stops_the_measurement(slowly: threading.Semaphore) -> None:
+def test_closing_stops_the_measurement(slowly: Turns) -> None:
     session = Session(CURVATURE)
     scatter = FidelityScatter(CURVATURE, MODEL, HELD_OUT, session=session)
     press(scatter, "Same-budget pool")
-    eventually(lambda: scatter.measurer.stage == "measuring")
+    eventually(lambda: slowly.begun == 1)
     scatter.close()
     slowly.release(30)
     assert session.worker.join(60)
