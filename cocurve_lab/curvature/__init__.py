@@ -8,6 +8,5 @@ In reading order:
     graph.py        H as a graph; bridge units
     settings.py     the options of a build, what decides H, and what a file may hold
     merging.py      builds put together, shards to the bits of one build
-    saturation.py   where the teacher is so sure that H sees little
     release.py      the plug for the authors' published matrices and masks
 """

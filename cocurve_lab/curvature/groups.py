@@ -20,7 +20,7 @@ class Groups:
         positions: [G] int64, scored positions.
         risks: [G, M] float64, the measured KL of removing each unit alone, nats; None if unknown.
         sure_positions: [G] int64, those of the positions where the teacher's first choice has more
-            than 0.99 (`saturation.SURE`); None if they were not counted.
+            than 0.99 (`SURE`); None if they were not counted.
         sure_risks: [G, M] float64, the part of `risks` at these positions, nats.
     """
 
@@ -90,3 +90,44 @@ class Groups:
     def part(self, chosen: slice | np.ndarray) -> Groups:
         """Return some of the groups."""
         return Groups(**{name: array[chosen] for name, array in self.arrays.items()})
+
+
+# How sure the teacher is --------------------------------------------------------------------------
+
+# Where the teacher's first choice has nearly all the probability, the Fisher metric p_0 (1 - p_0)
+# is nearly 0, so H has nearly no entry for the position. The KL is not small there: a removal can
+# make another token many times likelier.
+SURE = 0.99  # a position is sure where the first choice has more than this
+SATURATED = 0.5  # the share of positions, or of the KL, above which a teacher is called saturated
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """Shares of the sure positions in a build; made by `Curvature.saturation`.
+
+    Attributes:
+        positions: share of the scored positions that are sure, in [0, 1].
+        risk: share of the measured KL of all units, each removed alone, that falls on them, in
+            [0, 1]; NaN where no removal changes anything.
+    """
+
+    positions: float
+    risk: float
+
+    @property
+    def saturated(self) -> bool:
+        """Whether either share is above one half."""
+        return self.positions > SATURATED or self.risk > SATURATED
+
+    @property
+    def warning(self) -> str:
+        """The two shares and what to do, in a few sentences; empty for an unsaturated teacher."""
+        if not self.saturated:
+            return ""
+        return (
+            f"The teacher is saturated on the calibration text: at {self.positions:.0%} of its "
+            f"positions the first choice has more than {SURE:.0%}, and these carry "
+            f"{self.risk:.0%} of the measured KL of single units. H hardly sees them, and what it "
+            "predicts there is too small. Calibrate on a text that leaves the model a choice, and "
+            "judge plans by measured KL (measure_plans)."
+        )

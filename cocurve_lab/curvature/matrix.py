@@ -24,10 +24,9 @@ from ..base.storage import dump_npz, dump_plain, fingerprint, load_npz, load_pla
 from ..models.architectures import UNIT_KINDS
 from ..models.kinds import KINDS
 from ..models.units import Unit, UnitSet
-from .groups import Groups
+from .groups import Groups, Saturation
 from .merging import join_shards, sum_builds
 from .release import RELEASE
-from .saturation import Saturation
 from .settings import FULL_VOCABULARY, Facts, require_matrix, require_own_grams, require_stored
 
 FORMAT, VERSION = "cocurve-curvature", 1

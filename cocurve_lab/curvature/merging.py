@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -22,12 +22,25 @@ from .groups import Groups
 from .settings import MAY_BE_ABSENT, MERGE_KEYS, Facts, Shard, as_shard, settings_of
 
 if TYPE_CHECKING:
-    from .matrix import Curvature
+    from ..models.units import UnitSet
 
 log = logging.getLogger(__name__)
 # not settings, but they decide the order of floating-point sums and so the last bits
 _RUNTIME = ("device_kind", "num_threads", "units_per_batch")
 _OF_EACH_ROW = ("row_fingerprints", "sequence_seconds", "sequence_losses")
+
+
+class Built(Protocol):
+    """The parts of a `Curvature` that a merge needs; the class itself is in matrix.py, above."""
+
+    @property
+    def units(self) -> UnitSet: ...
+    @property
+    def groups(self) -> Groups | None: ...
+    @property
+    def provenance(self) -> Facts: ...
+    @property
+    def fingerprint(self) -> str: ...
 
 
 # Shards: which sequences each has -----------------------------------------------------------------
@@ -60,7 +73,7 @@ def shard_sequences(shard: Shard | None, groups: int, sequences: int) -> list[in
     return [number for number in range(sequences) if number % groups in mine]
 
 
-def progress_of(curvature: Curvature) -> tuple[int, int]:
+def progress_of(curvature: Built) -> tuple[int, int]:
     """Return the number of sequences done, and the total of its build or shard."""
     facts = curvature.provenance  # of a file, which may be anybody's
     done, sequences = (
@@ -74,7 +87,7 @@ def progress_of(curvature: Curvature) -> tuple[int, int]:
 # Whole builds -------------------------------------------------------------------------------------
 
 
-def sum_builds(parts: Sequence[Curvature]) -> tuple[Groups, Facts]:
+def sum_builds(parts: Sequence[Built]) -> tuple[Groups, Facts]:
     """Add whole builds over disjoint sequences, group by group."""
     if not parts:
         raise InputError("merge needs at least one curvature, got none.")
@@ -112,7 +125,7 @@ def _known_to_all(parts: Sequence[Groups]) -> list[str]:
     return [name for name in parts[0].arrays if all(name in part.arrays for part in parts)]
 
 
-def _mergeable(part: Curvature, first: Curvature, number: int) -> Groups:
+def _mergeable(part: Built, first: Built, number: int) -> Groups:
     """Return the groups of a part that can be merged with the first one."""
     groups = part.groups
     # without the marks of its rows, a sequence counted twice could not be noticed
@@ -138,11 +151,11 @@ def _sum(arrays: Sequence[np.ndarray]) -> np.ndarray:
 # Shards of one build ------------------------------------------------------------------------------
 
 
-def join_shards(parts: Sequence[Curvature]) -> tuple[Groups, Facts]:
+def join_shards(parts: Sequence[Built]) -> tuple[Groups, Facts]:
     """Assemble the shards of one build, taking each group from the shard that owns it."""
     if not parts:
         raise InputError("merging needs the shards of a build, got none.")
-    found: dict[int, tuple[Curvature, Groups]] = {}
+    found: dict[int, tuple[Built, Groups]] = {}
     for number, part in enumerate(parts):
         groups = _groups_of_shard(part, number)
         (index, count), wanted = part.provenance["shard"], parts[0].provenance["shard"][1]
@@ -163,7 +176,7 @@ def join_shards(parts: Sequence[Curvature]) -> tuple[Groups, Facts]:
     return _assemble([part for part, _ in ordered], [groups for _, groups in ordered])
 
 
-def _groups_of_shard(part: Curvature, number: int) -> Groups:
+def _groups_of_shard(part: Built, number: int) -> Groups:
     """Return the sums of a part that is a finished shard."""
     shard = part.provenance.get("shard")
     if shard is None or part.groups is None:
@@ -183,7 +196,7 @@ def _groups_of_shard(part: Curvature, number: int) -> Groups:
     return part.groups
 
 
-def _assemble(parts: list[Curvature], found: list[Groups]) -> tuple[Groups, Facts]:
+def _assemble(parts: list[Built], found: list[Groups]) -> tuple[Groups, Facts]:
     # copy, do not add: summation order changes the last bits
     arrays = {name: np.zeros_like(found[0].arrays[name]) for name in _known_to_all(found)}
     # back into the order of sequences, so that provenance too is that of one build
@@ -212,7 +225,7 @@ def _assemble(parts: list[Curvature], found: list[Groups]) -> tuple[Groups, Fact
     return Groups(**arrays), merged
 
 
-def _events(parts: list[Curvature]) -> list[str]:
+def _events(parts: list[Built]) -> list[str]:
     events = [
         f"shard {number}: {event}"
         for number, part in enumerate(parts, start=1)

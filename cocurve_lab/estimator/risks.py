@@ -40,7 +40,7 @@ class UnitRisks:
 
     Attributes:
         risk: [M] float64, the sum over positions of KL(p_0 || p_-u), in nats.
-        sure_risk: [M] float64, the part of `risk` where the teacher is sure (`saturation.SURE`).
+        sure_risk: [M] float64, the part of `risk` where the teacher is sure (`SURE`).
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..base.errors import NumericalError
 from ..calibration import CalibrationSet
-from ..curvature.saturation import SURE
+from ..curvature.groups import SURE
 from ..models.architectures import Architecture
 from ..models.identity import model_device
 from .fisher import center
@@ -29,7 +29,7 @@ class Teacher:
         head: the language-model head on the support.
         logits: z_0 [P, r], float32 (float64 of a float64 model).
         probabilities: p_0 [P, r], which sum to 1 over the support.
-        sure: [P] bool, whether the first choice has more than `saturation.SURE`.
+        sure: [P] bool, whether the first choice has more than `SURE`.
     """
 
     @torch.no_grad()

@@ -35,7 +35,8 @@ class Tabular:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}\n{self.table}"
+        shown = self.table.to_string(float_format=lambda value: f"{value:.4g}")
+        return f"{type(self).__name__}\n{shown}"
 
     def _repr_html_(self) -> str:
         return str(self.table.to_html())

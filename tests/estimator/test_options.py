@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.curvature.saturation import Saturation
+from cocurve_lab.curvature.groups import Saturation
 from cocurve_lab.curvature.settings import BuildOptions, settings_of
 from cocurve_lab.estimator import risks
 from cocurve_lab.estimator.estimate import load_or_estimate

@@ -10,8 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.judging import gap
 from cocurve_lab.extensions.judging.gap import RiskSplit
-from cocurve_lab.measuring import gap, logits
+from cocurve_lab.measuring import logits
 from helpers.tiny_models import (
     GROUPS,
     VOCAB,

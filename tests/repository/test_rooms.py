@@ -136,7 +136,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "gguf": ("extensions/gguf/",),
     "plotly": ("extensions/figures.py",),
     "matplotlib": (),
-    "pandas": ("measuring/", "extensions/choosing/"),
+    "pandas": ("measuring/", "extensions/choosing/", "extensions/judging/"),
     "ipywidgets": (),
     "anywidget": (),
     "cocurve_widgets": (),

@@ -10,8 +10,8 @@ import numpy as np
 
 from ...base.arguments import require_type
 from ...base.errors import InputError
+from ...curvature.groups import Saturation
 from ...curvature.matrix import Curvature
-from ...curvature.saturation import Saturation
 from ...curvature.uncertainty import Sample, jackknife
 from ...models.kinds import KINDS
 from ...solver.solve import solve_greedy

@@ -121,6 +121,9 @@ class PlanSearch(Tabular):
     repaired: bool
     history: tuple[tuple[int, float], ...]
 
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}\nheld out: {self.held_out.source}"
+
     @cached_property
     def chosen(self) -> int:
         """Place in both tables of the plan of lowest mean on `held_out`; 0 is the start."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from ...base.errors import InputError
 from ...base.progress import Progress, open_bar
 from ...calibration import CalibrationSet
-from ...curvature.saturation import SURE
+from ...curvature.groups import SURE
 from ...estimator.batches import Batches, Room
 from ...estimator.fisher import center, centered_kl
 from ...estimator.replay import Replay
