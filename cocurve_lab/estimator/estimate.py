@@ -1,7 +1,7 @@
 """`estimate_curvature`: from a model to H by ablations.
 
 `load_or_estimate` keeps H in a folder. The algorithm itself is in algorithm1.py, the sum over
-sequences in sums.py and build.py.
+sequences in worker.py and build.py.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class UnitSet(Sequence[Unit]):
     @cached_property
     def kinds(self) -> np.ndarray:
         """Kind of each unit [M], one of `UNIT_KINDS`."""
-        return _frozen([unit.kind for unit in self.units], "U16")
+        return _frozen([unit.kind for unit in self.units], np.str_)
 
     @cached_property
     def limited(self) -> np.ndarray:
