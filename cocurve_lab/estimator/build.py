@@ -184,7 +184,7 @@ class Build:
                         # hours of work on a text that the model cannot read end here
                         first = progress and self.done == 1 < self.total
                         if first and is_guess(self.losses, vocabulary):
-                            bar.write(told_fit(self.losses, vocabulary))
+                            bar.write(textwrap.fill(told_fit(self.losses, vocabulary), 100))
                         due = time.monotonic() - saved >= self.options.checkpoint_seconds
                         if due or self.done == self.total:
                             self.save()
@@ -203,7 +203,7 @@ class Build:
                 text += "Run again to go on."
                 if not self.checkpoint:
                     text += " (Give checkpoint= for that.)"
-                bar.write(text)
+                bar.write(textwrap.fill(text, 100))
             except Exception:  # the last worker died, say: save the hours of work before that
                 self.save()
                 raise

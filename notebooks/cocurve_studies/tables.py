@@ -6,6 +6,7 @@ dicts (`pick`), and an unknown value is None.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -187,10 +188,12 @@ def _cell(row: Row, name: str, digits: int) -> Any:
 
 
 def styled(table: Styler) -> Styler:
-    """Hide the index, and show texts whole."""
-    return table.hide(axis="index").set_properties(
-        **{"text-align": "left", "vertical-align": "top", "white-space": "pre-wrap"}
-    )
+    """Hide the index, and show texts whole; equal tables give equal HTML."""
+    rules = "text-align: left; vertical-align: top; white-space: pre-wrap"
+    table.cell_ids = False
+    table.set_uuid(hashlib.sha256(table.data.to_json().encode()).hexdigest()[:8])
+    table.set_table_styles([{"selector": "th, td", "props": rules}])
+    return table.hide(axis="index")
 
 
 def fold(text: object, width: int = WIDTH) -> str:

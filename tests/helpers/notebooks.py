@@ -109,7 +109,8 @@ def run(
         coalesce_streams=True,  # one print can arrive in several messages
     )
     done = client.execute()
-    assert broken_lines(done) == []
+    broken = broken_lines(done)
+    assert broken == [], broken
     assert red_boxes(done) == []
     return done
 

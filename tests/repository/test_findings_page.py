@@ -31,11 +31,12 @@ def test_the_page_is_written_from_the_kept_values(bench: ModuleType) -> None:
 
 
 def test_every_notebook_says_when_it_ran_and_counts_its_verdicts(bench: ModuleType) -> None:
-    for part in KEPT.values():
+    for stem, part in KEPT.items():
         assert date.fromisoformat(part["run"]) >= date(2026, 11, 23)
         found = [Finding(**row) for row in part["findings"]]
         both = (sum(map(int, bench.counts(found, lab))) for lab in (False, True))
-        assert sum(both) == len(found) > 3
+        least = 4 if stem.startswith("12") else 5
+        assert sum(both) == len(found) >= least
 
 
 def test_the_paper_is_judged_by_its_claims_alone(bench: ModuleType) -> None:

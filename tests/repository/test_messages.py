@@ -23,7 +23,7 @@ split start take train try unpin update use wait widen write
 COMPLETED = (
     *("base/schema", "curvature/", "solver/", "pruner/manifest", "evaluation/report"),
     *("estimator/build", "cocurve_studies/tables", "base/storage", "interactions/"),
-    "pretrained/kept",
+    *("pretrained/kept", "release/reading"),
 )
 
 
