@@ -36,7 +36,7 @@ def read_by(model: Any) -> Iterator[list[Tensor]]:
     found: list[Tensor] = []
 
     def note(_: Any, args: Any, given: Any) -> None:
-        cache = given.get("past_key_values")
+        cache = given.get("cache", given.get("past_key_values"))
         if cache is None or cache.get_seq_length() == 0:
             found.extend(given["input_ids"] if "input_ids" in given else args[0])
 

@@ -25,6 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..base.arguments import as_int
 from ..base.errors import InputError, MismatchError
 from ..base.progress import Bar
+from ..measuring.logits import last_logits
 from ..models.identity import embedding_weight, model_device
 from ..models.runtime import device_name, measuring, require_one_device
 
@@ -206,11 +207,10 @@ def _speed(quantity: str, batch: int, speeds: np.ndarray) -> dict[str, Any]:
 def _run(model: Any, prompt: Tensor, new_tokens: int) -> tuple[float, float]:
     """Seconds of one prefill, and of the greedy tokens after it."""
     start = _now(prompt.device)
-    output = model(input_ids=prompt, use_cache=True, logits_to_keep=1)
+    logits, cache = last_logits(model, prompt, {})
     middle = _now(prompt.device)
     for _ in range(new_tokens):
-        token = output.logits[:, -1:].argmax(dim=-1)
-        output = model(input_ids=token, past_key_values=output.past_key_values, use_cache=True)
+        logits, cache = last_logits(model, logits.argmax(dim=-1, keepdim=True), cache)
     return middle - start, _now(prompt.device) - middle
 
 
@@ -250,8 +250,9 @@ def _weight_bytes(model: PreTrainedModel) -> int:
 
 def _cache_bytes(model: Any) -> int:
     """Bytes per token of all layers' keys and values, from a cache of two tokens."""
-    cache = model(input_ids=_prompt(model, 1, 2), use_cache=True).past_key_values
-    held = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    _, cache = last_logits(model, _prompt(model, 1, 2), {})
+    (layers,) = (held.layers for held in cache.values())
+    held = [tensor for layer in layers for tensor in (layer.keys, layer.values)]
     return sum(tensor.numel() * tensor.element_size() for tensor in held) // 2
 
 

@@ -30,13 +30,14 @@ class EmptyAttention(nn.Module):
         self.add_module(self.output_name, output)
 
     def forward(self, hidden_states: Tensor, **options: Any) -> tuple[Tensor, None]:
-        cache = options.get("past_key_values", options.get("layer_past"))  # GPT-NeoX: layer_past
-        if cache is not None:
-            # transformers may read the length of the past from this layer's cache, so the cache
-            # holds one number per token
-            rows, length, _ = hidden_states.shape
-            note = hidden_states.new_zeros(rows, 1, length, 1)
-            cache.update(note, note, self.layer_idx)
+        # transformers' names for the cache: from 5.24 on, before it, and GPT-NeoX's
+        for name in ("cache", "past_key_values", "layer_past"):
+            if options.get(name) is not None:
+                # transformers may read the length of the past from this layer's cache, so the
+                # cache holds one number per token
+                rows, length, _ = hidden_states.shape
+                note = hidden_states.new_zeros(rows, 1, length, 1)
+                options[name].update(note, note, self.layer_idx)
         return getattr(self, self.output_name)(hidden_states[..., :0]), None
 
 

@@ -107,10 +107,11 @@ def test_a_cache_counts_tokens_also_where_a_layer_has_no_heads(family: str) -> N
     model = tiny_model(family, own_heads(family))
     plan = plans(cl.enumerate_units(model, GROUPS))["whole blocks"]  # layer 0 has none
     pruned, ids = cl.prune(model, plan), TEXT.input_ids
-    expected, cache = full_logits(pruned, ids), None
+    expected, cache = full_logits(pruned, ids), {}
     for start, stop in ((0, 10), (10, 13), (13, 14), (14, 24)):
-        out = pruned(input_ids=ids[:, start:stop], past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+        out = pruned(input_ids=ids[:, start:stop], use_cache=True, **cache)
+        name = "cache" if "cache" in out else "past_key_values"
+        cache = {name: out[name]}
         assert (out.logits.double() - expected[:, start:stop]).abs().max() < 1e-5
 
 

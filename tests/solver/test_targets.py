@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import cocurve_lab as cl
 from cocurve_lab.base.errors import InfeasibleError
+from cocurve_lab.measuring.logits import last_logits
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
@@ -147,7 +148,7 @@ def test_operations_are_those_that_torch_counts(heads: str) -> None:
 def cached_bytes(model: Any) -> int:
     """Bytes that transformers caches per token, from the cache itself."""
     text = tiny_text(1, length=3)  # within every sliding window
-    cache = model(input_ids=text.input_ids, use_cache=True).past_key_values
+    (cache,) = last_logits(model, text.input_ids, {})[1].values()
     tensors = [t for layer in cache.layers for t in (layer.keys, layer.values)]
     return sum(t.numel() * t.element_size() for t in tensors) // 3
 

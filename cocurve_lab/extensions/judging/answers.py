@@ -27,7 +27,14 @@ from ...base.storage import fingerprint
 from ...calibration import bare_ids
 from ...estimator.support import widen
 from ...measuring.generation import Question, encode_prompt, token_pieces, uses_chat
-from ...measuring.logits import log_likelihood, pieces, require_numbers, too_large, unless_too_large
+from ...measuring.logits import (
+    last_logits,
+    log_likelihood,
+    pieces,
+    require_numbers,
+    too_large,
+    unless_too_large,
+)
 from ...measuring.plan_memory import FileKind, PlanMemory, model_settings
 from ...measuring.results import Tabular, mean_and_error
 from ...models.architectures import Architecture, describe
@@ -474,15 +481,14 @@ class ReplyEngine:
         """The likeliest next token of each reply, one step after the other."""
         model: Any = self.architecture.model
         texts = [[*reply.case.prompt, *reply.ids] for reply in replies]
-        ids, cache = torch.tensor(texts, device=model_device(model)), None
+        ids = torch.tensor(texts, device=model_device(model))
+        cache: dict[str, Any] = {}
         masks = stack_rows(self.architecture, [plans[reply.plan] for reply in replies])
         while True:
             with scaled(self.architecture, masks):
-                output = model(
-                    input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1
-                )
-            require_numbers(not bool(output.logits.isnan().any()), "a reply")
-            chosen, cache = output.logits[:, -1].argmax(dim=-1), output.past_key_values
+                logits, cache = last_logits(model, ids, cache)
+            require_numbers(not bool(logits.isnan().any()), "a reply")
+            chosen = logits.argmax(dim=-1)
             yield chosen.tolist()
             ids = chosen[:, None]
 

@@ -21,7 +21,7 @@ from ...calibration import CalibrationSet
 from ...estimator.fisher import kl_divergence
 from ...estimator.support import widen
 from ...measuring.generation import GrowingText, context_of, encode_prompt, uses_chat
-from ...measuring.logits import pieces, require_numbers
+from ...measuring.logits import last_logits, pieces, require_numbers
 from ...models.architectures import Architecture, describe
 from ...models.identity import embedding_weight, model_device
 from ...models.masking import Scales, column_scales, resolve, scaled, stack_rows
@@ -293,16 +293,14 @@ def _steps(
     draws = torch.Generator().manual_seed(sampling.seed)
     # all rows have the same prompt and grow by one token per step, so no padding is needed and no
     # attention mask; a row that has ended runs on until all have, and its tokens are dropped
-    inputs, cache = torch.tensor([prompt_ids] * len(rows), device=weight.device), None
+    inputs = torch.tensor([prompt_ids] * len(rows), device=weight.device)
+    cache: dict[str, Any] = {}
     running, ends = [True] * len(scales), end_tokens(model)
     for _ in range(int(min(sampling.max_new_tokens, context_of(model) - len(prompt_ids)))):
         with measuring(model, torch.get_num_threads()), scaled(architecture, masks):
-            output = model(
-                input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1
-            )
+            logits, cache = last_logits(model, inputs, cache)
             uniform = float(torch.rand((), generator=draws, dtype=torch.float64))
-            chosen = _choose(output.logits[:, -1], sampling.temperature, uniform)
-            cache = output.past_key_values
+            chosen = _choose(logits, sampling.temperature, uniform)
         tokens = [chosen[rows.index(first)] for first in firsts]
         yield tuple(t if on else None for t, on in zip(tokens, running, strict=True))
         for i, token in enumerate(tokens):

@@ -48,7 +48,7 @@ class NoHeads(nn.Module):
                 self.add_module(name, module)
 
     def forward(
-        self, hidden_states: torch.Tensor, past_key_values: Any = None, **_: Any
+        self, hidden_states: torch.Tensor, cache: Any = None, **options: Any
     ) -> tuple[torch.Tensor, None]:
         if self.heads:
             # never called; vLLM takes a layer only if the source of its attention has this call
@@ -57,11 +57,12 @@ class NoHeads(nn.Module):
                 None,  # type: ignore[arg-type]
             )
             attend(self, hidden_states, hidden_states, hidden_states, None)
-        if past_key_values is not None:
+        cache = options.get("past_key_values", cache)  # its name before transformers 5.24
+        if cache is not None:
             # transformers reads the length of the past from a layer's cache, which may be this one
             rows, length, _hidden = hidden_states.shape
             note = hidden_states.new_zeros(rows, 1, length, 1)
-            past_key_values.update(note, note, self.layer_idx)
+            cache.update(note, note, self.layer_idx)
         return getattr(self, self.output)(hidden_states[..., :0]), None
 
 
