@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import nbformat
 import pytest
+from nbconvert import HTMLExporter
 
 from cocurve_widgets.still import ROWS, plot_html, table_html
 from helpers.lab import Lab, in_browser, notebook_of
@@ -81,7 +82,7 @@ def test_every_instrument_outlives_its_kernel_and_leaves_picture_and_table(
         eventually(
             visit.content,
             lambda found: all(
-                "<details>" in note and ("<img" in note or ">B</td>" in note)
+                "<details>" in note and ("<img" in note or ">B</th>" in note)
                 for note in notes(found)
             ),
         )
@@ -104,6 +105,13 @@ def test_every_instrument_outlives_its_kernel_and_leaves_picture_and_table(
             note.locator("img, table").first.wait_for()
             note.locator("summary").click()
             note.locator("details td").first.wait_for()
+    exported, _ = HTMLExporter(template_name="lab").from_filename(str(tmp_path / "again.ipynb"))
+    (tmp_path / "page.html").write_text(exported)
+    context = lab.browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    assert [note.is_visible() for note in page.locator(".cocurve-still").all()] == [True] * 6
+    context.close()
 
 
 def exports_work_or_say_why_not(page: Any) -> None:

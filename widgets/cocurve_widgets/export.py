@@ -135,7 +135,10 @@ def refresh_html(path: str | os.PathLike[str]) -> Path:
     held = _HELD.search(read_regular(path).decode())
     if held is None:
         raise cl.InputError(f"{path} is not a page of export_html. Write one with export_html.")
-    return _write(Path(path), *held.groups())
+    title, about, data = held.groups()
+    # the page may not be ours: what was inert text there stays text
+    title, about = (html.escape(html.unescape(text)) for text in (title, about))
+    return _write(Path(path), title, about, data.replace("<", "\\u003c"))
 
 
 def _write(path: Path, title: str, about: str, data: str) -> Path:

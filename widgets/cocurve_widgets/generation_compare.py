@@ -198,6 +198,11 @@ class GenerationCompare(Instrument):
         self.follow(self._hear_selection, "selection")
         self.status = self.status or "no text yet: press Generate"
 
+    def _ipython_display_(self) -> None:
+        super()._ipython_display_()
+        if self._shown is None:  # a reader who runs all cells finds a text, not an empty frame
+            self.start()
+
     # Controls -----------------------------------------------------------------------------------
 
     @observe("selection")
