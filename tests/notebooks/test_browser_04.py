@@ -129,7 +129,7 @@ def test_a_click_on_a_point_is_the_sessions_plan_seen_by_another_cell(ran: Ran, 
     # the ring is drawn first, the words follow
     name = eventually(page.get_by_role("combobox", name="Show plan").input_value, bool)
     assert "random" in name or "swap" in name or "λ" in name
-    page.get_by_text(f"chosen: {name}").wait_for(state="attached")
+    page.locator(".cc-status", has_text=f"chosen: {name}").wait_for(state="attached")
     ran.shown_in_lab().run_cell("print(f.session.selection)")
     page.get_by_text(re.compile(r"^Selection of \d+ of 160 units")).first.wait_for()
 
@@ -138,7 +138,7 @@ def test_a_plan_and_a_unit_by_keyboard(ran: Ran, page: Any) -> None:
     visit: Visit = ran.shown_in_lab()
     before = visit.settled()
     page.get_by_role("combobox", name="Show plan").select_option("λ 1, ratio 0.2")
-    page.get_by_text("chosen: λ 1, ratio 0.2").wait_for(state="attached")
+    page.locator(".cc-status", has_text="chosen: λ 1, ratio 0.2").wait_for(state="attached")
     assert visit.settled() - before <= 20_000  # bytes
     type_into(page, "Mark unit", "L1.ffn[3]")
     eventually(page.locator(".cc-chosen").count, lambda rings: rings == 2)
