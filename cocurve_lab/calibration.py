@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from .base.errors import InputError, MismatchError, one_line, shown
 from .base.records import TABLES, kind_of, read_records, read_text
 from .base.storage import fingerprint
 from .base.text_windows import WINDOW, record, share_seen, windows
+from .curvature.release import ROWS
 from .models.identity import demo_folder, is_demo
 from .models.sources import Part, source_named
 
@@ -35,29 +35,12 @@ if TYPE_CHECKING:
 
 # 10 million characters cost the demo model's tokenizer 15 s and about 2 GB
 LONGEST_TEXT = 10_000_000
-Recipe = Literal["plain", "release"]
-# the release's recipe: documents in a shuffled stream, long ones, no questions with choices
-SHUFFLED, FEWEST_WORDS, AUTHORS_SEED = 10_000, 32, 42
-CHOICES = (" A.", " A)", "\nA.", "\nA)", "CHOICES:", "OPTION A")
+Recipe = Literal["plain", "release"]  # the latter is in extensions/release
 Files = str | os.PathLike[str] | Mapping[Any, float]  # a file, or files with their shares
 LONGEST_ROW = 2048  # the paper's row length; a row of 128k tokens would only waste memory
 
 
 # Rows ---------------------------------------------------------------------------------------------
-
-
-class HasProvenance(Protocol):
-    """An object that records where it came from, such as a `Curvature`."""
-
-    @property
-    def provenance(self) -> dict[str, Any]: ...
-
-
-class HasText(Protocol):
-    """An object that keeps the record of its text, such as a plan."""
-
-    @property
-    def text_windows(self) -> str | None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +52,6 @@ class CalibrationSet:
         positions: [N, P] int64 in [0, T - 2]; "all" is accepted, and stored as a tensor.
         source: where the text came from.
         seed: the seed that positions and document order were drawn with; None for explicit rows.
-        begun_both_ways: where `bos` or `eos` is not the tokenizer's, the ids [T] of the first row
-            and [T'] of the same text with its own: a build compares the two. Else empty.
         unseen: the caller's word that H and plans without a record of their text have not seen this
             one; see `assume_unseen`.
     """
@@ -79,7 +60,6 @@ class CalibrationSet:
     positions: Tensor | Literal["all"] = "all"
     source: str = "explicit"
     seed: int | None = None
-    begun_both_ways: tuple[Tensor, ...] = ()
     unseen: bool = False
 
     def __post_init__(self) -> None:
@@ -168,14 +148,12 @@ class CalibrationSet:
         if start:
             source = f"{source}, each row after {tokenizer.decode(start)}"
         if recipe == "release":
-            ids, sizes = _pack_as_released(documents, tokenizer, num_sequences, length, start, end)
-            positions = _draw_as_released(sizes, positions_per_sequence, seed)
+            ids, sizes = ROWS().pack(documents, tokenizer, num_sequences, length, start, end)
+            positions = ROWS().draw(sizes, positions_per_sequence, seed)
         else:
             ids = _pack(documents, tokenizer, num_sequences, length, start, end)
             positions = draw_positions(num_sequences, length, positions_per_sequence, seed)
-        own = text_start(tokenizer), tokenizer.eos_token_id
-        both = () if own == (start, end) else _both_ways(ids[0], (start, end), own)
-        return cls(ids, positions, source, seed, both)
+        return cls(ids, positions, source, seed)
 
     @classmethod
     def from_file(
@@ -190,32 +168,6 @@ class CalibrationSet:
             return cls.from_texts(documents, tokenizer, **{"source": source} | options)
         texts = read_documents(path, tokenizer)
         return cls.from_texts(texts, tokenizer, **{"source": Path(path).name} | options)
-
-    @classmethod
-    def from_hub(
-        cls,
-        dataset: str,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        name: str | None = None,
-        split: str = "train",
-        field_name: str = "text",
-        **options: Any,
-    ) -> CalibrationSet:
-        """Stream documents from a hub dataset; needs the extra `hub` and a network.
-
-        Args:
-            dataset, name: its hub id, and its configuration if it has several.
-            split, field_name: the split, and the field that holds the text.
-            tokenizer, **options: as for `from_texts`.
-        """
-        shuffled = options.get("seed", 0) if options.get("recipe") == "release" else None
-        stream = stream_hub(
-            dataset, name=name, split=split, field_name=field_name, shuffled=shuffled
-        )
-        return cls.from_texts(
-            stream, tokenizer, **{"source": f"{dataset} {name or ''}".strip()} | options
-        )
 
     # Parts ----------------------------------------------------------------------------------------
 
@@ -240,9 +192,8 @@ class CalibrationSet:
 
     def rows(self, start: int, stop: int) -> CalibrationSet:
         """Return the rows `start:stop` as a new set."""
-        begun = self.begun_both_ways if start == 0 else ()
         ids, positions = self.input_ids[start:stop], self.scored[start:stop]
-        return CalibrationSet(ids, positions, self.source, self.seed, begun, self.unseen)
+        return replace(self, input_ids=ids, positions=positions)
 
     def split(self, *, held_out: int = 0, test: int = 0) -> tuple[CalibrationSet, ...]:
         """Split into disjoint parts: calibration, held-out, test. A part of 0 rows is omitted.
@@ -283,7 +234,7 @@ class CalibrationSet:
         """Say that H and plans which do not record their text have not seen this one."""
         return replace(self, unseen=True)
 
-    def require_disjoint(self, other: CalibrationSet | HasProvenance | HasText) -> CalibrationSet:
+    def require_disjoint(self, other: Any) -> CalibrationSet:
         """Return this set, with the share of it that `other` has seen, if any, in its source.
 
         Raises:
@@ -359,21 +310,17 @@ def default_calibration(
     Returns:
         (calibration, held-out): sets that share no document.
     """
-    own, options = own_text(model_id), row_options(model_id, options)
-    if text_file is None and own is not None:
-        built = _next_rows(*own("calibration"), tokenizer, num_sequences, options)
-        judge = _next_rows(*own("held_out"), tokenizer, held_out, options)
-    else:  # both sets read on in one stream, so no document is in both
-        stream, source = _default_text(text_file, tokenizer, options)
-        built = _next_rows(stream, source, tokenizer, num_sequences, options)
-        try:
-            judge = _next_rows(stream, source, tokenizer, held_out, options)
-        except TooLittle as error:
-            raise InputError(
-                f"{built.source} has enough text for the {num_sequences} rows to build on, but not "
-                f"for {held_out} held-out rows, which share no document with them (in plain text, "
-                f"blank lines separate documents). In the rest, {error}"
-            ) from None
+    options = row_options(model_id, options)
+    text = _default_text(model_id, tokenizer, text_file, options)
+    built = _next_rows(*text("calibration"), tokenizer, num_sequences, options)
+    try:
+        judge = _next_rows(*text("held_out"), tokenizer, held_out, options)
+    except TooLittle as error:
+        raise InputError(
+            f"{built.source} has enough text for the {num_sequences} rows to build on, but not for "
+            f"{held_out} held-out rows, which share no document with them (in plain text, blank "
+            f"lines separate documents). In the rest, {error}"
+        ) from None
     judge.require_disjoint(built)
     return built, judge
 
@@ -386,11 +333,9 @@ def default_rows(
     **options: Any,
 ) -> CalibrationSet:
     """Choose the calibration rows of `default_calibration` alone, with nothing held out."""
-    own, options = own_text(model_id), row_options(model_id, options)
-    if text_file is None and own is not None:
-        return _next_rows(*own("calibration"), tokenizer, num_sequences, options)
-    stream, source = _default_text(text_file, tokenizer, options)
-    return _next_rows(stream, source, tokenizer, num_sequences, options)
+    options = row_options(model_id, options)
+    text = _default_text(model_id, tokenizer, text_file, options)
+    return _next_rows(*text("calibration"), tokenizer, num_sequences, options)
 
 
 def own_text(model_id: str) -> Callable[[Part], tuple[list[str], str]] | None:
@@ -415,20 +360,22 @@ def _demo_text(part: Part) -> tuple[list[str], str]:
 
 
 def _default_text(
-    text_file: Files | None,
+    model_id: str,
     tokenizer: PreTrainedTokenizerBase,
+    text_file: Files | None,
     options: dict[str, Any],
-) -> tuple[Iterator[str], str]:
-    """Return documents and their source: of files, shuffled by the seed, or of C4 as they come.
-
-    The release's recipe shuffles C4 too.
-    """
-    seed = options.get("seed", 0)
+) -> Callable[[Part], tuple[Iterable[str], str]]:
+    """Return what gives the documents of a part and their source; no document is in both parts."""
+    own, seed = own_text(model_id), options.get("seed", 0)
+    if text_file is None and own is not None:
+        return own
     if text_file is not None:
-        return _documents_of(text_file, tokenizer, seed)
-    shuffled = seed if options.get("recipe") == "release" else None
-    where = {"name": "en", "split": "train", "field_name": "text"}
-    return stream_hub("allenai/c4", **where, shuffled=shuffled), "allenai/c4 en"
+        stream, source = _documents_of(text_file, tokenizer, seed)
+    else:
+        shuffled = seed if options.get("recipe") == "release" else None
+        where = {"name": "en", "split": "train", "field_name": "text"}
+        stream, source = stream_hub("allenai/c4", **where, shuffled=shuffled), "allenai/c4 en"
+    return lambda _: (stream, source)  # one stream: the second part reads on where the first ended
 
 
 def _documents_of(
@@ -462,16 +409,6 @@ def _mixed(streams: dict[Any, Iterator[str]], shares: dict[Any, float]) -> Itera
             )
         taken[behind] += len(text)
         yield text
-
-
-def _released(documents: Iterable[str]) -> Iterator[str]:
-    """Yield what the authors' release keeps of documents, with its white space."""
-    for text in documents:
-        text = re.sub(r"[ \t]+", " ", require_tokenizable(text).replace("\u00a0", " "))
-        text = re.sub(r"\n{3,}", "\n\n", text).strip()
-        chosen = any(mark in text.upper() for mark in CHOICES)
-        if len(text.split()) >= FEWEST_WORDS and not chosen:
-            yield text
 
 
 def _next_rows(
@@ -586,61 +523,6 @@ def _pack(
     return torch.cat([torch.tensor([start], dtype=torch.int64).expand(rows, -1), cut], dim=1)
 
 
-def _pack_as_released(
-    documents: Iterable[str],
-    tokenizer: PreTrainedTokenizerBase,
-    rows: int,
-    length: int,
-    start: list[int],
-    end: int | None,
-) -> tuple[Tensor, list[int]]:
-    """Cut rows as the authors' release does; return them and the tokens of each before padding.
-
-    Each chunk of `length` tokens, with the end tokens in it, becomes text without special tokens,
-    which is read again after `start`.
-    """
-    stream, tokens, found = _released(documents), list[int](), list[list[int]]()
-    while len(found) < rows:
-        while len(tokens) < length:
-            text = next(stream, None)
-            if text is None:
-                raise TooLittle(
-                    f"the text has {len(found) * length + len(tokens)} tokens after the release's "
-                    f"recipe, but {rows} rows of {length} need {rows * length}. Give more text, "
-                    "fewer rows, or shorter ones."
-                )
-            tokens += bare_ids(tokenizer, text) + ([] if end is None else [end])
-        text = str(tokenizer.decode(tokens[:length], skip_special_tokens=True)).strip()
-        del tokens[:length]
-        if text:
-            found.append([*start, *bare_ids(tokenizer, text)][:length])
-    ids = torch.full((rows, length), end or 0)
-    for row, own in zip(ids, found, strict=True):
-        row[: len(own)] = torch.tensor(own)
-    return ids, [len(own) for own in found]
-
-
-def _draw_as_released(sizes: list[int], per_row: int | Literal["all"], seed: int) -> Tensor:
-    """Draw positions [N, P] as the authors' release does, each row with a seed of its own."""
-    drawn = draw_positions(len(sizes), min(sizes), per_row, seed)
-    for n, size in enumerate(sizes if per_row != "all" else []):
-        chosen = np.random.default_rng(seed + n).choice(size - 1, drawn.shape[1], replace=False)
-        drawn[n] = torch.from_numpy(np.sort(chosen))
-    return drawn
-
-
-def _both_ways(
-    row: Tensor, used: tuple[list[int], int | None], own: tuple[list[int], int | None]
-) -> tuple[Tensor, Tensor]:
-    """Return a row [T], and its text with the tokenizer's own (start, end), both to equal text."""
-    text = row[len(used[0]) : len(row) - max(0, len(own[0]) - len(used[0]))]
-    same = text.clone()
-    if used[1] is not None and own[1] is not None:
-        same[text == used[1]] = own[1]
-    asked, other = (torch.tensor(each[0], dtype=torch.int64) for each in (used, own))
-    return torch.cat([asked, text]), torch.cat([other, same])
-
-
 def require_tokenizable(text: Any) -> str:
     """Return a text that a tokenizer can take; InputError for any other value."""
     if not isinstance(text, str):
@@ -752,7 +634,7 @@ def stream_hub(
     try:
         rows = load_dataset(dataset, name, split=split, streaming=True)
         if shuffled is not None:
-            rows = rows.shuffle(seed=shuffled, buffer_size=SHUFFLED)
+            rows = rows.shuffle(seed=shuffled, buffer_size=10_000)
         yield from (row[field_name] for row in rows)
     except Exception as error:  # each hub client release raises its own network errors
         raise InputError(

@@ -337,7 +337,7 @@ def test_json_strings_may_hold_any_line_separator(tmp_path: Path) -> None:
 def test_missing_datasets_package_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(cl.InputError):
-        cl.CalibrationSet.from_hub("allenai/c4", word_tokenizer(), name="en", seq_len=8)
+        cl.default_calibration("some/model", word_tokenizer(), seq_len=8)
 
 
 class FakeHub:

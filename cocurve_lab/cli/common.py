@@ -15,7 +15,6 @@ from ..base.errors import FileFormatError, InputError
 from ..base.files import MOST_BYTES, read_regular, require_regular
 from ..base.progress import Progress
 from ..calibration import (
-    AUTHORS_SEED,
     CalibrationSet,
     Recipe,
     default_calibration,
@@ -26,6 +25,7 @@ from ..calibration import (
 from ..curvature.matrix import Curvature
 from ..estimator.files import files_in
 from ..extensions.release.reading import MASK, REGISTRY
+from ..extensions.release.rows import AUTHORS_SEED
 from ..models.identity import allow_other_weights, is_pruned
 from ..models.loading import load_model, load_tokenizer, place_of
 from ..pruner.saving import load_pruned

@@ -1,17 +1,20 @@
 """The plug for the authors' release, whose files an extension reads.
 
-numpy is imported for annotations only, so that an extension can plug itself in without it.
+numpy and torch are imported for annotations only, so that an extension can plug itself in alone.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..base.plugs import Plug, missing
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
     from ..models.units import UnitSet
     from .settings import Facts
@@ -32,8 +35,27 @@ class Release(Protocol):
         """Return whether H itself is there."""
 
 
-def _missing() -> Release:
+class ReleaseRows(Protocol):
+    """Makes rows of text as the authors' scripts do."""
+
+    def pack(
+        self,
+        documents: Iterable[str],
+        tokenizer: PreTrainedTokenizerBase,
+        rows: int,
+        length: int,
+        start: list[int],
+        end: int | None,
+    ) -> tuple[Tensor, list[int]]:
+        """Cut rows [rows, length] as the authors do; return them and the tokens of each."""
+
+    def draw(self, sizes: list[int], per_row: int | Literal["all"], seed: int) -> Tensor:
+        """Draw positions [N, P] as the authors do, each row with a seed of its own."""
+
+
+def _missing() -> Any:
     raise missing("the authors' release")
 
 
 RELEASE: Plug[Release] = Plug(_missing)
+ROWS: Plug[ReleaseRows] = Plug(_missing)

@@ -25,9 +25,6 @@ from .fisher import centered_kl, kl_divergence
 from .support import GATHER_BYTES, SupportHead, widen
 from .teacher import AblationPass, Ablations
 
-SEVERAL = 3  # times the perplexity of the same text with the tokenizer's own tokens
-
-
 # Units removed alone ------------------------------------------------------------------------------
 
 
@@ -140,23 +137,6 @@ def mean_loss(architecture: Architecture, hidden: Tensor, tokens: Tensor) -> flo
         wanted = logits.gather(-1, chosen[:, None])[:, 0]
         total += in_double(logits.logsumexp(dim=-1) - wanted).sum().item()
     return total / len(tokens)
-
-
-def other_start(architecture: Architecture, calibration: CalibrationSet) -> str:
-    """Warn of a text that the model reads far better as the tokenizer writes it; "" if not."""
-    losses = []
-    for ids in calibration.begun_both_ways:
-        count = min(map(len, calibration.begun_both_ways)) - 1  # the same tokens are scored
-        hidden = architecture.last_hidden(ids[None].to(model_device(architecture.model)))[0]
-        losses.append(mean_loss(architecture, hidden[-count - 1 : -1], ids[-count:]))
-    if not losses or losses[0] - losses[1] < math.log(SEVERAL):
-        return ""
-    asked, own = (shown_perplexity(loss) for loss in losses)
-    return (
-        f"the dense model's perplexity on the first row is {asked}, but {own} on the same text "
-        "with the tokens that the tokenizer itself puts before and between texts. Leave out bos "
-        "and eos (--bos, --eos), unless the model was trained with them"
-    )
 
 
 def told_fit(losses: Sequence[float], vocabulary: int) -> str:

@@ -15,7 +15,7 @@ from ..models.runtime import device_name, is_out_of_memory, measuring
 from ..models.units import UnitSet
 from .algorithm1 import Listener, sequence_gram
 from .batches import SMALLER, Batches, Room, Tick
-from .risks import FullVocabulary, RowLoss, UnitRisks, other_start
+from .risks import FullVocabulary, RowLoss, UnitRisks
 from .teacher import TeacherSetup
 
 if TYPE_CHECKING:
@@ -100,8 +100,6 @@ class Worker:
         risks = UnitRisks(units, self.full_kl)
         loss = RowLoss(self.architecture, calibration, number)
         listeners: list[Listener] = [risks, loss, *self.work.listeners]
-        if number == 0 and (warning := other_start(self.architecture, calibration)):
-            batches.notes.append(warning)
         try:
             gram = sequence_gram(self.setup, units, calibration, number, batches, listeners)
         except RuntimeError as error:

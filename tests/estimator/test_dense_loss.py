@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,7 +17,6 @@ from helpers.tiny_models import (
     GROUPS,
     VOCAB,
     full_logits,
-    opening_tokenizer,
     tiny_model,
     tiny_text,
 )
@@ -83,44 +81,3 @@ def test_a_text_that_the_model_does_not_know_is_told(capsys: pytest.CaptureFixtu
     assert f"{math.exp(2.0):.4g}" in told_fit([1.0, 3.0], VOCAB)
     assert "guess" not in told_fit([1.0, 3.0], VOCAB)
     assert told_fit([], VOCAB) == ""
-
-
-def counting() -> Any:
-    """A model that counts by one after <unk>, and by seven in any other row."""
-    model = tiny_model(layers=2)
-    torch.manual_seed(0)
-    chosen = torch.optim.AdamW(model.parameters(), lr=0.01)
-    model.requires_grad_(True).train()
-    for _ in range(120):
-        begun, start = torch.rand(32, 1) < 0.5, torch.randint(80, (32, 1))
-        ids = 2 + (start + torch.where(begun, 1, 7) * torch.arange(11)) % 80
-        ids[:, :1] = torch.where(begun, 1, ids[:, :1])
-        loss = model(input_ids=ids, labels=ids).loss
-        chosen.zero_grad()
-        loss.backward()
-        chosen.step()
-    return model.requires_grad_(False).eval()
-
-
-def test_a_start_that_the_model_does_not_know_is_told() -> None:
-    model, tokenizer = counting(), opening_tokenizer("<unk>")
-    text = [" ".join(f"w{n % 80}" for n in range(11))]
-    for bos, warned in ((None, False), ("<unk>", False), ("", True)):
-        rows = cl.CalibrationSet.from_texts(iter(text), tokenizer, 1, 11, "all", bos=bos)
-        events = build(model, rows).provenance["events"]
-        assert [("perplexity on the first row is" in event) for event in events] == [True] * warned
-        assert (by_hand(model, rows)[0] > math.log(3)) is warned
-
-
-@pytest.mark.parametrize("bos", ["", "w3"])
-def test_the_tokenizer_s_own_start_is_compared(bos: str) -> None:
-    tokenizer = opening_tokenizer("<unk>", "w7")
-    words = [f"w{n}" for n in np.random.default_rng(0).integers(80, size=40)]
-    text = cl.CalibrationSet.from_texts(iter([" ".join(words)]), tokenizer, 2, **ONE, bos=bos)
-    asked, own = (ids.tolist() for ids in text.begun_both_ways)
-    ids, start = [int(w[1:]) + 2 for w in words], [5] if bos else []
-    count = 12 - 2  # both fit into a row
-    assert (asked, own) == (start + ids[:count], [1, 9, *ids[:count]])
-    assert text.rows(1, 2).begun_both_ways == ()
-    plain = cl.CalibrationSet.from_texts(iter([" ".join(words)]), tokenizer, 2, **ONE)
-    assert plain.begun_both_ways == ()
