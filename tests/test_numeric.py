@@ -57,8 +57,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "masked number": (lambda: cl.pruning_risk(MODEL, 3, ROWS), "the list of units is 3"),
     "masked float": (lambda: cl.pruning_risk(MODEL, [1.5], ROWS), "no unit 1.5"),
     "rows as a tensor": (lambda: cl.pruning_risk(MODEL, PLAN, ROWS.input_ids), "is a Tensor"),
-    "plans as indices": (lambda: cl.measure_plans(MODEL, [[1]], ROWS), "a plan is a list"),
-    "one plan": (lambda: cl.measure_plans(MODEL, 3, ROWS), "selections is 3"),
     "gains as a list": (lambda: PLAN.with_gains([1]), "gains is"),
     "a gain as text": (lambda: PLAN.with_gains({KEPT: "2"}), "a gain is '2'"),
     "thousands of digits": (lambda: cl.Target(parameters="9" * 5000), "parameters is '9+\\.\\.\\."),

@@ -78,3 +78,20 @@ def test_a_bar_that_was_interrupted_while_it_was_made_is_silent(
         Bar(total=1, disable=hidden)
     gc.collect()
     assert not told
+
+
+def test_lines_for_a_log_say_how_far_and_how_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
+    with open_bar("lines", total=400, initial=100, desc="H", unit="ablation") as bar:
+        for _ in range(4):
+            clock[0] += 20
+            bar.update(50)
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "H: 200 of 400 ablations (50%), 00:40 so far, 01:20 left",
+        "H: 300 of 400 ablations (75%), 01:20 so far, 00:40 left",
+        "H: 300 of 400 ablations (75%), 01:20 so far, 00:40 left",
+    ]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import sys
-import time
 from typing import Any, Literal
 
 from tqdm import tqdm
 
 Progress = bool | Literal["lines"]
 SECONDS_APART = 30.0
+_LINE = (
+    "{desc}: {n_fmt} of {total_fmt} {unit}s ({percentage:.0f}%), {elapsed} so far, {remaining} left"
+)
 
 
 class Bar(tqdm):
@@ -18,17 +20,22 @@ class Bar(tqdm):
 
     The bars that tqdm itself makes in notebooks are widgets: done ones would stay, and a saved
     notebook shows an error in their place. A bar that was interrupted stays, unless `leave` is
-    False.
+    False. With `lines` it is whole lines on stderr, `SECONDS_APART` seconds apart or more, and one
+    at the end.
     """
 
     leave: bool
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
+    def __init__(self, *args: Any, lines: bool = False, **settings: Any) -> None:
         self._cell: Any = None  # the output that is replaced
+        self._lines = lines
         ipython = sys.modules.get("IPython")
-        if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
-            # tqdm then calls display() and writes nothing itself
+        cell = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+        if lines or cell:  # tqdm then calls display() and writes nothing itself
             settings |= {"gui": True, "file": io.StringIO(), "ncols": 100}
+        if lines:
+            settings |= {"bar_format": _LINE, "smoothing": 0, "miniters": 1}
+            settings["mininterval"] = SECONDS_APART
         super().__init__(*args, **settings)
 
     def __exit__(self, kind: Any, *more: Any) -> None:
@@ -36,8 +43,15 @@ class Bar(tqdm):
             self.leave = False
         super().__exit__(kind, *more)
 
+    def set_description(self, desc: str | None = None, refresh: bool = True) -> None:
+        """Change the words before the counts; in lines, as of the next one."""
+        super().set_description(desc, refresh=refresh and not self._lines)
+
     def display(self, msg: str | None = None, pos: int | None = None) -> Any:
         """Show the bar as it is."""
+        if self._lines:
+            print(self, file=sys.stderr, flush=True)
+            return True
         if not self.gui:
             return super().display(msg, pos)
         shown = {"text/plain": str(self)}
@@ -53,6 +67,8 @@ class Bar(tqdm):
         """End the bar; the line goes if all is done, or if `leave` is False."""
         if not hasattr(self, "start_t"):  # hidden, or interrupted while it was made
             return
+        if self._lines and self.leave and not self.disable:
+            self.display()
         super().close()
         # a total may be a sum of fractions
         done = self.total is None or self.n >= self.total * (1 - 1e-9)
@@ -60,62 +76,13 @@ class Bar(tqdm):
             self._cell.update({}, raw=True)
 
 
-def open_bar(progress: Progress, **settings: Any) -> Any:
-    """Make a `Bar` (True), a hidden bar (False), or `Lines` ("lines").
+def open_bar(progress: Progress, **settings: Any) -> Bar:
+    """Make a `Bar` (True), a hidden one (False), or one of lines ("lines").
 
     If there is nothing to do (total 0), nothing is shown. `settings` are those of tqdm.
     """
-    if progress == "lines" and settings["total"]:
-        return Lines(**settings)
-    return Bar(**settings, disable=not (progress and settings["total"]))
-
-
-class Lines:
-    """A substitute for a tqdm bar: lines on stderr, `SECONDS_APART` seconds apart or more.
-
-    A last line is written at the end, unless `leave` is False.
-    """
-
-    leave = True
-
-    def __init__(self, total: int, initial: int = 0, desc: str = "", unit: str = "") -> None:
-        self.total, self.initial, self.done = total, initial, initial
-        self.desc, self.unit = desc, unit
-        self.begun = self.said = time.monotonic()
-
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.leave:
-            self._say()
-
-    def update(self, count: int = 1) -> None:
-        """Count work as done."""
-        self.done += count
-        if time.monotonic() - self.said >= SECONDS_APART:
-            self._say()
-
-    def set_description(self, text: str) -> None:
-        """Change the words before the counts, as of the next line."""
-        self.desc = text
-
-    def write(self, text: str) -> None:
-        """Write one line to stderr at once."""
-        print(text, file=sys.stderr, flush=True)
-
-    def _say(self) -> None:
-        self.said = time.monotonic()
-        # the rate is that of this run: what an earlier run did (initial) took none of its time
-        passed, new = self.said - self.begun, self.done - self.initial
-        left = ""
-        if new > 0 and self.done < self.total:
-            left = f", about {duration(passed / new * (self.total - self.done))} left"
-        share = self.done / max(self.total, 1)
-        self.write(
-            f"{self.desc}: {self.done:,} of {self.total:,} {self.unit}s ({share:.0%}), "
-            f"{duration(passed)} in this run{left}"
-        )
+    hidden = not (progress and settings["total"])
+    return Bar(**settings, lines=progress == "lines", disable=hidden)
 
 
 def duration(seconds: float) -> str:

@@ -126,20 +126,13 @@ def _rows(path: Path, delimiter: str) -> list[dict[str, Any]]:
 
 
 def _parquet(path: Path) -> list[Any]:
+    content = _content(path)
     try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
+        from pyarrow import BufferReader, parquet
+
+        return list(parquet.read_table(BufferReader(content)).to_pylist())
+    except (ImportError, OSError, ValueError) as error:
         raise InputError(
-            f"reading {path} as .parquet needs pyarrow ({one_line(error)}). Run "
-            "`pip install 'cocurve-lab[hub]'`, or give .jsonl."
+            f"{path} cannot be read as .parquet ({one_line(error)}). Write the file again, give "
+            ".jsonl, or, if pyarrow is missing, run `pip install 'cocurve-lab[hub]'`."
         ) from None
-    try:
-        found: list[Any] = parquet.read_table(pyarrow.BufferReader(_content(path))).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
-        raise InputError(
-            f"{path} cannot be read as .parquet ({one_line(error)}). Write the file again."
-        ) from None
-    return found

@@ -18,14 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..base.arguments import as_list, require_type
 from ..base.errors import InputError, MismatchError
 from ..base.progress import Progress, open_bar
 from ..calibration import CalibrationSet
 from ..estimator.fisher import kl_divergence
 from ..estimator.support import widen
 from ..models.architectures import Architecture, describe
-from ..models.identity import model_device, require_source
+from ..models.identity import model_device
 from ..models.layer_calls import LayerCall, capture_calls, run_from
 from ..models.layers import weights_of
 from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
@@ -33,7 +32,6 @@ from ..models.runtime import in_double, measuring, require_measurable, sums_on
 from ..models.units import Unit, UnitSet
 from ..solver.selection import Selection
 from .logits import log_likelihood, pieces, require_numbers, too_large, unless_too_large
-from .passes import PASSES, Passes
 from .plan_memory import FileKind, PlanMemory, model_settings
 from .results import Tabular, mean_and_error, standard_error
 
@@ -86,8 +84,7 @@ class PlanTable(Tabular):
     @property
     def perplexity(self) -> np.ndarray:
         """exp of the mean `nll` of each plan [plans]; rows do not overlap and share no context."""
-        if self.nll is None:
-            raise InputError("this table has no nll. Make it with measure_plans.")
+        assert self.nll is not None  # measure_plans gives it
         return np.exp(self.nll.mean(axis=1))
 
     def paired(self, plan: int, other: int) -> tuple[float, float]:
@@ -140,11 +137,8 @@ def pruning_risk(
         Nats per token over the full vocabulary, from logit shifts in float32 or better.
     """
     architecture = describe(model)
-    require_type(calibration, CalibrationSet, "calibration")
-    require_measurable(model, calibration)
-    chosen = resolve(model, selection, unit_set)
-    scales = column_scales(architecture, *chosen)
     engine = _Engine(architecture, calibration, 1)
+    scales = column_scales(architecture, *resolve(model, selection, unit_set))
     with measuring(model, torch.get_num_threads()):
         risks = [engine.measure(number, [scales])[0, 0] for number in range(len(calibration))]
     return float(np.mean(risks))
@@ -177,42 +171,14 @@ def measure_plans(
     Returns:
         A PlanTable. Ctrl-C raises KeyboardInterrupt; with a checkpoint nothing is lost.
     """
-    require_type(held_out, CalibrationSet, "held_out")
-    for selection in as_list(selections, "selections"):
-        require_type(selection, Selection, "a plan")
     if not selections:
         raise InputError("measure_plans got no plan. Give at least one Selection.")
     if calibrated_on is not None:
         held_out = held_out.require_disjoint(calibrated_on)
-    for selection in selections:
-        if selection.origin is not None:  # one made by hand is nobody's
-            require_source(model, selection, what="a plan")
     meter = Meter(model, held_out, checkpoint=checkpoint, plans_per_batch=plans_per_batch)
     table = meter.measure(selections, progress=progress)
     dense = meter.memory.values[DENSE][:, 1]
     return PlanTable(tuple(selections), table[..., 0], held_out.source, table[..., 1], dense)
-
-
-def model_risk(
-    teacher: PreTrainedModel,
-    student: PreTrainedModel,
-    text: CalibrationSet,
-    *,
-    progress: Progress = False,
-) -> np.ndarray:
-    """Measure KL(teacher || student) of two models, sequence by sequence.
-
-    It is for students that are not a mask of the teacher: repaired or trained after pruning.
-
-    Args:
-        teacher, student: two models with one vocabulary on one device; dtypes may differ.
-        text: rows and scored positions.
-        progress: show a bar; "lines" writes lines for a log file instead.
-
-    Returns:
-        [sequences] float64, mean over scored positions, full vocabulary, nats per token.
-    """
-    return _compare(teacher, student, text, progress)[:, 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,33 +203,45 @@ class Side:
 
 
 def compare_models(
-    teacher: PreTrainedModel, student: PreTrainedModel, text: CalibrationSet
-) -> Side:
-    """Compare a model with the dense one at the scored positions of a text, full vocabulary."""
-    found = _compare(teacher, student, text, beside=True)
-    return Side(found[:, 0], found[:, 2], found[:, 1], float(found[:, 3].mean()))
-
-
-def _compare(
     teacher: PreTrainedModel,
     student: PreTrainedModel,
     text: CalibrationSet,
+    *,
     progress: Progress = False,
-    beside: bool = False,
-) -> np.ndarray:
-    """What `_Engine.measure_student` finds on each row [rows, 2 or 4]."""
-    pair = [describe(model) for model in (teacher, student)]
-    require_one_vocabulary(*pair)
-    for model in (teacher, student):
-        require_measurable(model, text)
-    engine, threads = _Engine(pair[0], text, 1), torch.get_num_threads()
+) -> Side:
+    """Compare a model with the dense one at the scored positions of a text, full vocabulary.
+
+    It is for students that are not a mask of the teacher: repaired or trained after pruning.
+
+    Args:
+        teacher: the dense model.
+        student: a model with the same vocabulary.
+        text: rows and scored positions.
+        progress: show a bar; "lines" writes lines for a log file instead.
+    """
+    architecture = describe(student)
+    engine, threads = _Engine(describe(teacher), text, 1), torch.get_num_threads()
+    require_one_vocabulary(engine.architecture, architecture)
+    require_measurable(student, text)
     bar = open_bar(progress, total=len(text), desc="KL", unit="row")
-    found = []
+    rows = []
     with measuring(teacher, threads), measuring(student, threads), bar:
         for number in range(len(text)):
-            found.append(engine.measure_student(number, pair[1], beside))
+            rows.append(engine.measure_student(number, architecture))
             bar.update()
-    return np.array(found)
+    found = np.array(rows)
+    return Side(found[:, 0], found[:, 2], found[:, 1], float(found[:, 3].mean()))
+
+
+def model_risk(
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
+    text: CalibrationSet,
+    *,
+    progress: Progress = False,
+) -> np.ndarray:
+    """Return KL(teacher || student) of each row [rows], nats per token, as `compare_models`."""
+    return compare_models(teacher, student, text, progress=progress).kl
 
 
 # Many measurements of one text --------------------------------------------------------------------
@@ -303,7 +281,6 @@ class Meter:
     ) -> None:
         self.model, self.text = model, text
         architecture = describe(model)
-        require_measurable(model, text)
         self.memory = PlanMemory.open(
             self.kind,
             checkpoint,
@@ -394,10 +371,9 @@ class _Engine:
     calls: list[LayerCall] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        source = weights_of(self.architecture.model)
-        self.passes: Passes | None = None  # for many plans, where weights come from elsewhere
-        if source.devices:
-            self.passes = PASSES()(self.architecture, source, self.text)
+        require_measurable(self.architecture.model, self.text)
+        # for many plans, where weights come from elsewhere
+        self.passes = weights_of(self.architecture.model).passes(self.architecture, self.text)
 
     def measure(self, number: int, plans: list[Scales]) -> np.ndarray:
         """Measure KL and nll [plans, 2] of one sequence, means over its scored positions."""
@@ -433,22 +409,17 @@ class _Engine:
         require_numbers(np.isfinite(measured[:, 0]).all(), f"sequence {number}")
         return measured
 
-    def measure_student(
-        self, number: int, student: Architecture, beside: bool = False
-    ) -> np.ndarray:
-        """Measure another model on one sequence, means over its scored positions.
+    def measure_student(self, number: int, student: Architecture) -> np.ndarray:
+        """Measure another model on one sequence, means over its scored positions [4].
 
-        Returns:
-            KL and nll [2], nats per token; with `beside` also the nll of the teacher, and the share
-            of positions where both models have the same first choice [4].
+        They are its KL and nll and the nll of the teacher, in nats per token, and the share of
+        positions where both models have the same first choice.
         """
         ids, positions = self._row(number)
         labels, pair = ids[0, positions + 1], (self.architecture, student)
         hidden = (self.teacher(number), _scored_hidden(student, ids, positions, {}))
         measured: np.ndarray = _mean_kl_and_nll(pair, hidden, labels)[0].cpu().numpy()
         require_numbers(np.isfinite(measured[0]), f"sequence {number}")
-        if not beside:
-            return measured
         nll = same = 0.0
         for part, logits, other in _logits(pair, hidden):
             nll -= float(in_double(log_likelihood(logits, labels[part][None])).sum())

@@ -244,16 +244,6 @@ class Architecture:
                     f"{what} is not for models with {plural}, {why}: layer {layer} has some. {step}"
                 )
 
-    def require_attention(self, what: str) -> None:
-        """Raise ArchitectureError, naming what was asked for, if a layer has no attention."""
-        without = set(range(len(self.layers))) - set(self.attention_layers)
-        if without:
-            raise ArchitectureError(
-                f"{what} is not for hybrids: layer {min(without)} has "
-                f"{', '.join(self.family.mixers)} in place of attention, whose write it does not "
-                "know. Prune without it."
-            )
-
     def require_unpacked(self) -> None:
         """Raise ArchitectureError if any projection is packed, because it could not be cut."""
         for projection in self.all_projections:
@@ -308,31 +298,38 @@ def find(module: Any, path: str) -> Any:
 
 
 class UnitKind(Protocol):
-    """One kind of unit: all that the lab knows about it.
-
-    Attributes:
-        name: the value of `Unit.kind`.
-        label: its name for readers, and `plural` that of several units.
-        columns: whether units are input columns of an output projection. Then a replay may subtract
-            a unit's own write, gains and refits apply, and other methods can score it. Otherwise
-            an ablation runs the block anew under a mask.
-        grouped: whether a unit is one of `ffn_groups` contiguous groups of columns.
-        even: whether stock classes need as many units of this kind in each layer, so that
-            `solve_greedy` removes as many from each unless it is told otherwise.
-    """
+    """One kind of unit: all that the lab knows about it."""
 
     @property
-    def name(self) -> Kind: ...
+    def name(self) -> Kind:
+        """The value of `Unit.kind`."""
+
     @property
-    def label(self) -> str: ...
+    def label(self) -> str:
+        """Its name for readers."""
+
     @property
-    def plural(self) -> str: ...
+    def plural(self) -> str:
+        """The name of several units for readers."""
+
     @property
-    def columns(self) -> bool: ...
+    def columns(self) -> bool:
+        """Whether units are input columns of an output projection.
+
+        Then a replay may subtract a unit's own write, gains and refits apply, and other methods
+        can score it. Otherwise an ablation runs the block anew under a mask.
+        """
+
     @property
-    def grouped(self) -> bool: ...
+    def grouped(self) -> bool:
+        """Whether a unit is one of `ffn_groups` contiguous groups of columns."""
+
     @property
-    def even(self) -> bool: ...
+    def even(self) -> bool:
+        """Whether stock classes need as many units of this kind in each layer.
+
+        Then `solve_greedy` removes as many from each unless it is told otherwise.
+        """
 
     def block(self, architecture: Architecture, layer: int) -> Any:
         """Return the module that holds the units of a layer; None if it has none."""

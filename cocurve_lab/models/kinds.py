@@ -10,6 +10,7 @@ torch is imported for annotations only: a stored H must open without it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ColumnKind:
+class ColumnKind(ABC):
     """A kind whose units are input columns of an output projection."""
 
     name: Kind
@@ -41,12 +42,13 @@ class ColumnKind:
     columns: bool = True
     even: bool = False
 
+    @abstractmethod
     def step(self, architecture: Architecture, layer: int) -> int:
-        raise NotImplementedError
+        """Return the smallest number of columns that can be cut."""
 
+    @abstractmethod
     def rows(self, architecture: Architecture, layer: int, start: int, stop: int) -> list[RowBlock]:
         """Return the rows of the input projections that feed columns `start:stop`."""
-        raise NotImplementedError
 
     def block(self, architecture: Architecture, layer: int) -> Any:
         paths, module = getattr(architecture.family, self.name), architecture.layers[layer]
@@ -178,12 +180,6 @@ class ColumnKind:
 
     def narrowed(self, part: Any, cut: Cut) -> Any:
         raise TypeError(f"{self.plural} are columns, so their projections are sliced")
-
-    def to_settings(self, config: Mapping[str, Any], widths: Mapping[str, int]) -> dict[str, int]:
-        raise NotImplementedError
-
-    def from_settings(self, config: Mapping[str, Any]) -> dict[str, int]:
-        raise NotImplementedError
 
 
 class AttentionKind(ColumnKind):

@@ -7,7 +7,7 @@ imported for annotations only, so that an extension can plug itself in without i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from .architectures import Architecture
+    from .unit import Scales
 
 
 class WeightSource(Protocol):
@@ -41,14 +42,34 @@ class WeightSource(Protocol):
     def bytes_present(self) -> int:
         """The most bytes of weights that it has in memory at a time."""
 
-    def bytes_from(self, first: int) -> int:
-        """Bytes of weights that a pass from layer `first` to the end reads."""
-
     def present(self, layer: int) -> AbstractContextManager[None]:
         """Keep the weights of a layer in memory inside the block."""
 
     def tensor(self, name: str) -> Tensor:
         """Read one weight that is not in memory by its name in the model, to the CPU."""
+
+    def passes(self, architecture: Architecture, text: Any) -> Passes | None:
+        """Return what runs many plans over a `CalibrationSet`, if it brings layers."""
+
+
+class Passes(Protocol):
+    """Passes of a model over one text, each for many plans, so that a layer is brought once."""
+
+    def run(self, ids: Tensor, positions: Tensor, batches: Sequence[list[Scales]]) -> list[Tensor]:
+        """Run the dense model and batches of masked copies to the end, layer by layer.
+
+        Args:
+            ids: [1, T] int64 on the model's device.
+            positions: [P] int64 there, the scored positions.
+            batches: the masks of B rows each.
+
+        Returns:
+            Final hidden states at the scored positions: of the dense model [1, P, d], then of each
+            batch [B, P, d].
+        """
+
+    def most_together(self, batch: int, most: float) -> int:
+        """Plans that advance together: at least one batch, and at most `most`."""
 
 
 class Still:
@@ -61,11 +82,11 @@ class Still:
     def devices(self) -> Mapping[int, torch.device]:
         return {}
 
-    def bytes_from(self, first: int) -> int:
-        return 0
-
     def present(self, layer: int) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def passes(self, architecture: Architecture, text: Any) -> None:
+        return None
 
 
 @dataclass

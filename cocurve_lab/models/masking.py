@@ -21,27 +21,34 @@ from .architectures import UNIT_KINDS, Architecture, describe, is_packed
 from .identity import embedding_weight, require_source
 from .layers import weights_of
 from .runtime import exclusive
-from .unit import Kind
+from .unit import Kind, Scales
 from .units import Unit, UnitSet, enumerate_units, units_like
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-Scales = dict[tuple[int, Kind], Tensor]  # (layer, kind) -> factors of the input columns
 
 
 class Plan(Protocol):
     """The part of a `Selection` that a mask needs; the class itself is in `solver/`, above."""
 
     @property
-    def units(self) -> UnitSet: ...
+    def units(self) -> UnitSet:
+        """All units, removed or not."""
+
     @property
-    def pruned(self) -> tuple[int, ...]: ...
+    def pruned(self) -> tuple[int, ...]:
+        """The numbers of those that are removed."""
+
     @property
-    def gains(self) -> Mapping[int, float]: ...
+    def gains(self) -> Mapping[int, float]:
+        """Factors of kept units."""
+
     @property
-    def origin(self) -> Mapping[str, Any] | None: ...
-    def require_units(self, units: UnitSet) -> None: ...
+    def origin(self) -> Mapping[str, Any] | None:
+        """Which weights it was made for; None if it was made by hand."""
+
+    def require_units(self, units: UnitSet) -> None:
+        """Raise MismatchError unless these are its units."""
 
 
 @contextmanager

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Kind = str  # the name of a kind of units: "attention", "ffn"
+Scales = dict[tuple[int, Kind], "Tensor"]  # (layer, kind) -> factors of the input columns
 
 
 @dataclass(frozen=True, slots=True)

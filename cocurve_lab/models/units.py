@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 _MOST_LAYERS = 100_000  # a bound against files that make arrays without end
-_NUMBERS = ("layer", "index", "start", "stop", "cost")
 _FACTS = ("ffn_groups", "total_parameters", "model_layers")
 _LEAST = "experts_per_token"  # in files: the only kind so far whose layers must keep some units
 
@@ -56,11 +55,12 @@ class UnitSet(Sequence[Unit]):
     least: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        # integers of any type: those of numpy would wrap, and no JSON holds them
-        for name in (*_FACTS, "least"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, as_int(getattr(self, name), name))
-        object.__setattr__(self, "units", tuple(map(_checked, self.units)))
+        for unit in self.units:
+            if unit.cost <= 0 or unit.stop <= unit.start:
+                raise InputError(
+                    f"unit {unit} has the columns {unit.start}:{unit.stop} and cost {unit.cost}. "
+                    "Give it a column or more, and a positive number of parameters."
+                )
         keys = [(unit.layer, kind_number(unit.kind), unit.index) for unit in self.units]
         if keys != sorted(set(keys)):
             raise InputError(
@@ -191,23 +191,6 @@ class UnitSet(Sequence[Unit]):
         )
 
 
-def _checked(unit: Unit) -> Unit:
-    """The unit with Python integers; InputError unless its kind, cost and columns are possible."""
-    if unit.kind not in tuple(UNIT_KINDS):
-        raise InputError(f"unit {unit} is of kind {unit.kind!r}. Use one of {tuple(UNIT_KINDS)}.")
-    numbers = [getattr(unit, name) for name in _NUMBERS]
-    if not all(type(number) is int and 0 <= number < EXACT for number in numbers):
-        pairs = zip(_NUMBERS, numbers, strict=True)
-        unit = Unit(unit.kind, *(as_int(number, f"{name} of a unit") for name, number in pairs))
-    if unit.cost <= 0:
-        raise InputError(f"unit {unit} has cost {unit.cost}. Give a positive number of parameters.")
-    if unit.stop <= unit.start:
-        raise InputError(
-            f"unit {unit} has the columns {unit.start}:{unit.stop}, which are none. Correct them."
-        )
-    return unit
-
-
 def _is_row(value: Any) -> bool:
     """Whether a value is a row of `UnitSet.to_plain`: a kind, and the five numbers of a unit."""
     if not isinstance(value, list) or len(value) != 6 or not isinstance(value[0], str):
@@ -251,7 +234,8 @@ def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
 def list_units(architecture: Architecture, ffn_groups: int = 16) -> UnitSet:
     """List the removable units of a model that is described already; see `enumerate_units`."""
     widest = max(architecture.width(layer, "ffn") for layer in range(len(architecture.layers)))
-    if widest and not (isinstance(ffn_groups, (int, np.integer)) and 1 <= ffn_groups <= widest):
+    ffn_groups = as_int(ffn_groups, "ffn_groups")
+    if widest and not 1 <= ffn_groups <= widest:
         raise InputError(
             f"ffn_groups is {ffn_groups}, but the widest FFN has {widest} channels. "
             f"Choose between 1 and {widest} (the paper uses 16)."

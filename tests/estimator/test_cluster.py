@@ -19,7 +19,7 @@ import pytest
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.base import progress, storage
+from cocurve_lab.base import storage
 from cocurve_lab.base.errors import WorkerError
 from cocurve_lab.curvature.matrix import merge_shards
 from cocurve_lab.curvature.merging import shard_sequences
@@ -422,23 +422,6 @@ def test_ray_is_started_quietly_and_what_it_raises_is_a_worker_error(
     wanted = {"address": address, "object_store_memory": 5} | ({} if address else own)
     assert fake.settings.items() >= wanted.items()
     assert ("num_cpus" in fake.settings) is (address is None)
-
-
-def test_lines_for_a_log_say_how_far_and_how_long(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    with progress.open_bar("lines", total=400, initial=100, desc="H", unit="ablation") as bar:
-        for _ in range(4):
-            clock[0] += 20
-            bar.update(50)
-    said = capsys.readouterr().err.splitlines()
-    assert said == [
-        "H: 200 of 400 ablations (50%), 40 s in this run, about 80 s left",
-        "H: 300 of 400 ablations (75%), 80 s in this run, about 40 s left",
-        "H: 300 of 400 ablations (75%), 80 s in this run, about 40 s left",
-    ]
 
 
 # Ray --------------------------------------------------------------------------------------------

@@ -17,7 +17,14 @@ from cocurve_lab.estimator.replay import Replay
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.layers import weights_of
 from helpers import builds
-from helpers.tiny_models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text, word_tokenizer
+from helpers.tiny_models import (
+    EVERY_FAMILY,
+    GROUPS,
+    layer_bytes,
+    tiny_model,
+    tiny_text,
+    word_tokenizer,
+)
 
 TEXT = tiny_text(2, 20, 6)
 
@@ -151,8 +158,8 @@ def test_a_block_reads_each_layer_once(tmp_path: Path, monkeypatch: pytest.Monke
     model = streamed(tmp_path, tiny_model())
     stream = weights_of(model)
     assert stream is not None
-    layer = stream.bytes_from(2)
-    assert stream.bytes_from(0) == 3 * layer
+    layer = layer_bytes(stream, 2)
+    assert layer_bytes(stream, 0) == 3 * layer
     build(model)  # what is checked once is checked now
     # blocks that start in layers 0, 1 and 2 read 3, 2 and 1; the first rides along in the teacher's
     # pass

@@ -16,7 +16,14 @@ from cocurve_lab.extensions.big_models.layerwise import LayerwisePasses
 from cocurve_lab.extensions.big_models.streaming import Stream
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.layers import weights_of
-from helpers.tiny_models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text, word_tokenizer
+from helpers.tiny_models import (
+    EVERY_FAMILY,
+    GROUPS,
+    layer_bytes,
+    tiny_model,
+    tiny_text,
+    word_tokenizer,
+)
 
 pytest.importorskip("accelerate")
 TEXT = tiny_text(2, 20, 6)
@@ -62,7 +69,7 @@ def test_all_plans_of_a_row_take_one_reading_and_keep_their_bits(
     cl.pruning_risk(own, plans[0], TEXT)  # what is checked once is checked now
     before = stream.bytes_read
     found = cl.measure_plans(own, plans, TEXT, plans_per_batch=3, progress=False)
-    assert stream.bytes_read - before == len(TEXT) * stream.bytes_from(0)
+    assert stream.bytes_read - before == len(TEXT) * layer_bytes(stream, 0)
     assert expected.nll is not None
     assert found.nll is not None
     assert np.array_equal(found.kl, expected.kl)
@@ -124,7 +131,7 @@ def test_the_split_of_a_risk_keeps_its_bits_in_two_readings(tmp_path: Path) -> N
     before = stream.bytes_read
     found = cl.split_risk(own, plan, TEXT, progress=False)
     # the units, along with the dense model; then the plan as a whole
-    assert stream.bytes_read - before == len(TEXT) * 2 * stream.bytes_from(0)
+    assert stream.bytes_read - before == len(TEXT) * 2 * layer_bytes(stream, 0)
     expected = cl.split_risk(model, plan, TEXT, progress=False)
     for name in ("quadratic_of_sum", "kl_of_joint", "units_measured"):
         assert np.array_equal(getattr(found, name), getattr(expected, name))

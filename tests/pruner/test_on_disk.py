@@ -27,7 +27,14 @@ from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.loading import keep_score_cap, shapes_only
 from cocurve_lab.pruner.saving import open_pruned
-from helpers.tiny_models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text, word_tokenizer
+from helpers.tiny_models import (
+    EVERY_FAMILY,
+    GROUPS,
+    layer_bytes,
+    tiny_model,
+    tiny_text,
+    word_tokenizer,
+)
 
 
 def dense(folder: Path, family: str = "llama", heads: str = "gqa", **changes: Any) -> Any:
@@ -187,7 +194,7 @@ def test_half_precision_and_the_reads_of_a_refit(tmp_path: Path) -> None:
     assert stream is not None
     own(text.input_ids[:1])
     cl.measure_plans(own, [plan], text, progress=False)  # what is checked once is checked now
-    before, layer = stream.bytes_read, stream.bytes_from(2)
+    before, layer = stream.bytes_read, layer_bytes(stream, 2)
     found = cl.repair(own, plan, text, options=quiet, out=tmp_path / "disk")
     assert differing(found, expected) == []
     # the calls, the norms and the refit take a sweep each; what enters needs layer 0, and layer 1

@@ -5,7 +5,6 @@ The files are imported when such a model is opened.
 
 from __future__ import annotations
 
-from ...measuring.passes import PASSES, MakePasses
 from ...models.layers import STORE, WeightStore
 from ...pruner.plugs import FOLDERS, PruneToFolder
 
@@ -16,12 +15,6 @@ def _store() -> WeightStore:
     return streaming
 
 
-def _passes() -> MakePasses:
-    from .layerwise import LayerwisePasses
-
-    return LayerwisePasses
-
-
 def _folders() -> PruneToFolder:
     from .on_disk import prune_to_folder
 
@@ -29,5 +22,4 @@ def _folders() -> PruneToFolder:
 
 
 STORE.put(_store)
-PASSES.put(_passes)
 FOLDERS.put(_folders)

@@ -24,10 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from ...base.errors import InputError, one_line, shown
+from ...calibration import CalibrationSet
 from ...models.architectures import Architecture, describe
 from ...models.layers import attach, bytes_of
 from ...models.loading import auto_class, require_accelerate
 from ..opening.files import open_weights, require_floats
+from .layerwise import LayerwisePasses
 from .stored import Watch, folder
 
 if TYPE_CHECKING:
@@ -108,14 +110,14 @@ class Stream:
         """The device of each layer, by number."""
         return {number: layer.device for number, layer in self.layers.items()}
 
-    def bytes_from(self, first: int) -> int:
-        """Bytes of weights that a pass from layer `first` to the end reads."""
-        return sum(layer.bytes for number, layer in self.layers.items() if number >= first)
-
     @property
     def bytes_present(self) -> int:
         """The most bytes of them that are in memory at a time."""
         return 2 * max(layer.bytes for layer in self.layers.values())
+
+    def passes(self, architecture: Architecture, text: CalibrationSet) -> LayerwisePasses | None:
+        """Return passes that read each layer once for many plans; None if it brings no layers."""
+        return LayerwisePasses(architecture, self, text) if self.devices else None
 
     @contextmanager
     def present(self, layer: int) -> Iterator[None]:

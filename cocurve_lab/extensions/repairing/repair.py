@@ -41,13 +41,13 @@ import torch
 from torch import Tensor
 
 from ...base.arguments import as_float, as_list, require_type
-from ...base.errors import InputError
+from ...base.errors import ArchitectureError, InputError
 from ...base.progress import Progress, open_bar
 from ...base.storage import fingerprint
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...measuring.risk import model_risk
-from ...models.architectures import describe
+from ...models.architectures import Architecture, describe
 from ...models.identity import require_source, weight_marks
 from ...models.kinds import KINDS
 from ...models.runtime import measuring, require_measurable, require_one_device
@@ -153,7 +153,7 @@ def repair(
     """
     require_type(options, RepairOptions, "options")
     describe(model).require_columns("a refit")
-    describe(model).require_attention("a refit")
+    _require_attention(describe(model))
     if out is None:
         require_one_device(model)  # before the check of the text, which runs the model
     _require_rows(model, calibration)
@@ -313,3 +313,14 @@ class _PlanRefit:
             "ridge": float(self.options.ridge),
             **text_record(self.calibration),
         }
+
+
+def _require_attention(architecture: Architecture) -> None:
+    """Raise ArchitectureError if a layer has no attention, whose write a refit reads."""
+    without = set(range(len(architecture.layers))) - set(architecture.attention_layers)
+    if without:
+        raise ArchitectureError(
+            f"a refit is not for hybrids: layer {min(without)} has "
+            f"{', '.join(architecture.family.mixers)} in place of attention, whose write it does "
+            "not know. Prune without it."
+        )

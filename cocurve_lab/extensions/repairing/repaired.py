@@ -84,7 +84,7 @@ class RepairedMeter(Meter):
         require_one_vocabulary(self.engine.architecture, architecture)
         with measuring(student, torch.get_num_threads()):
             for number in rows:
-                found = self.engine.measure_student(number, architecture)
+                found = self.engine.measure_student(number, architecture)[:2]
                 if self.memory.absent([mark], number):
                     self.memory.add([mark], number, found[None])
                 else:
