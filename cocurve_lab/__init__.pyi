@@ -9,7 +9,7 @@ from .models.families import register_family as register_family
 from .models.units import enumerate_units as enumerate_units
 from .models.masking import ablate as ablate
 from .calibration import CalibrationSet as CalibrationSet
-from .calibration import default_calibration as default_calibration
+from .extensions.texts.default import default_calibration as default_calibration
 from .estimator.estimate import estimate_curvature as estimate_curvature
 from .estimator.estimate import load_or_estimate as load_or_estimate
 from .curvature.settings import BuildOptions as BuildOptions
@@ -41,10 +41,10 @@ from .extensions.judging.agreement import agreement as agreement
 from .extensions.choosing.racing import ChoiceOptions as ChoiceOptions
 from .extensions.choosing.settings import choose_interaction_strength as choose_interaction_strength
 from .extensions.choosing.search import search_plan as search_plan
-from .measuring.perplexity import perplexity as perplexity
-from .measuring.generation import continue_text as continue_text
-from .measuring.generation import demo_questions as demo_questions
-from .measuring.generation import example_prompts as example_prompts
+from .extensions.judging.perplexity import perplexity as perplexity
+from .extensions.judging.generation import continue_text as continue_text
+from .extensions.judging.generation import demo_questions as demo_questions
+from .extensions.judging.generation import example_prompts as example_prompts
 from .extensions.judging.lockstep import compare_text as compare_text
 from .extensions.judging.answers import answer_accuracy as answer_accuracy
 from .extensions.judging.gap import split_risk as split_risk

@@ -8,27 +8,21 @@ one. No label is used: position t scores the distribution of token t + 1, so pos
 
 from __future__ import annotations
 
-import math
-import os
 import random
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from .base.arguments import as_float, as_int, require_choice
+from .base.arguments import as_int, require_choice
 from .base.errors import InputError, MismatchError, one_line, shown
-from .base.records import TABLES, kind_of, read_records, read_text
 from .base.storage import fingerprint
 from .base.text_windows import WINDOW, record, share_seen, windows
 from .curvature.release import ROWS
-from .models.identity import demo_folder, is_demo
-from .models.sources import Part, source_named
+from .models.sources import TEXTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,7 +30,6 @@ if TYPE_CHECKING:
 # 10 million characters cost the demo model's tokenizer 15 s and about 2 GB
 LONGEST_TEXT = 10_000_000
 Recipe = Literal["plain", "release"]  # the latter is in extensions/release
-Files = str | os.PathLike[str] | Mapping[Any, float]  # a file, or files with their shares
 LONGEST_ROW = 2048  # the paper's row length; a row of 128k tokens would only waste memory
 
 
@@ -157,17 +150,14 @@ class CalibrationSet:
 
     @classmethod
     def from_file(
-        cls, path: Files, tokenizer: PreTrainedTokenizerBase, **options: Any
+        cls, path: Any, tokenizer: PreTrainedTokenizerBase, **options: Any
     ) -> CalibrationSet:
-        """Read documents from a file (`read_documents`); `options` are those of `from_texts`.
+        """Read documents from a file (extensions/texts); `options` are those of `from_texts`.
 
         Several files with their shares of the text, {"a.jsonl": 0.5, "b.txt": 0.5}, are mixed.
         """
-        if isinstance(path, Mapping):
-            documents, source = _documents_of(path, tokenizer, options.get("seed", 0))
-            return cls.from_texts(documents, tokenizer, **{"source": source} | options)
-        texts = read_documents(path, tokenizer)
-        return cls.from_texts(texts, tokenizer, **{"source": Path(path).name} | options)
+        texts, source = TEXTS().texts_of(path, tokenizer, options.get("seed", 0))
+        return cls.from_texts(texts, tokenizer, **{"source": source} | options)
 
     # Parts ----------------------------------------------------------------------------------------
 
@@ -281,145 +271,6 @@ class CalibrationSet:
             f"CalibrationSet({len(self)} rows x {self.seq_len} tokens, {scored} scored "
             f"per row{every}, from {self.source})"
         )
-
-
-# Default text -------------------------------------------------------------------------------------
-
-
-def default_calibration(
-    model_id: str,
-    tokenizer: PreTrainedTokenizerBase,
-    num_sequences: int = 128,
-    held_out: int = 16,
-    text_file: Files | None = None,
-    **options: Any,
-) -> tuple[CalibrationSet, CalibrationSet]:
-    """Choose calibration and held-out rows for a model.
-
-    The embedded model has its own texts for both, and so has a model of a source (`cocurve fetch`),
-    in rows of its own length. Any other model gets C4 (allenai/c4, en, streamed), or the documents
-    of `text_file`.
-
-    Args:
-        model_id, tokenizer: as from `load_model`.
-        num_sequences, held_out: rows of the two sets.
-        text_file: a file, or files with shares, as for `CalibrationSet.from_file`, for example
-            where there is no network.
-        **options: as for `CalibrationSet.from_texts`.
-
-    Returns:
-        (calibration, held-out): sets that share no document.
-    """
-    options = row_options(model_id, options)
-    text = _default_text(model_id, tokenizer, text_file, options)
-    built = _next_rows(*text("calibration"), tokenizer, num_sequences, options)
-    try:
-        judge = _next_rows(*text("held_out"), tokenizer, held_out, options)
-    except TooLittle as error:
-        raise InputError(
-            f"{built.source} has enough text for the {num_sequences} rows to build on, but not for "
-            f"{held_out} held-out rows, which share no document with them (in plain text, blank "
-            f"lines separate documents). In the rest, {error}"
-        ) from None
-    judge.require_disjoint(built)
-    return built, judge
-
-
-def default_rows(
-    model_id: str,
-    tokenizer: PreTrainedTokenizerBase,
-    num_sequences: int = 128,
-    text_file: Files | None = None,
-    **options: Any,
-) -> CalibrationSet:
-    """Choose the calibration rows of `default_calibration` alone, with nothing held out."""
-    options = row_options(model_id, options)
-    text = _default_text(model_id, tokenizer, text_file, options)
-    return _next_rows(*text("calibration"), tokenizer, num_sequences, options)
-
-
-def own_text(model_id: str) -> Callable[[Part], tuple[list[str], str]] | None:
-    """Return what reads a part of a model's own documents and their source, or None."""
-    if is_demo(model_id):
-        return _demo_text
-    source = source_named(model_id)
-    return None if source is None else source.text
-
-
-def row_options(model_id: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return options of `from_texts`: those given, else what the source of the model knows."""
-    source = source_named(model_id)
-    known = {} if source is None else dict(source.row_options)
-    return known | {name: value for name, value in options.items() if value is not None}
-
-
-def _demo_text(part: Part) -> tuple[list[str], str]:
-    """Read one of the embedded model's texts."""
-    file = demo_folder().parent / "texts" / f"{part}.jsonl"
-    return read_documents(file), f"{part.replace('_', '-')} text of the demo model"
-
-
-def _default_text(
-    model_id: str,
-    tokenizer: PreTrainedTokenizerBase,
-    text_file: Files | None,
-    options: dict[str, Any],
-) -> Callable[[Part], tuple[Iterable[str], str]]:
-    """Return what gives the documents of a part and their source; no document is in both parts."""
-    own, seed = own_text(model_id), options.get("seed", 0)
-    if text_file is None and own is not None:
-        return own
-    if text_file is not None:
-        stream, source = _documents_of(text_file, tokenizer, seed)
-    else:
-        shuffled = seed if options.get("recipe") == "release" else None
-        where = {"name": "en", "split": "train", "field_name": "text"}
-        stream, source = stream_hub("allenai/c4", **where, shuffled=shuffled), "allenai/c4 en"
-    return lambda _: (stream, source)  # one stream: the second part reads on where the first ended
-
-
-def _documents_of(
-    files: Files, tokenizer: PreTrainedTokenizerBase, seed: int
-) -> tuple[Iterator[str], str]:
-    """Return the documents of a file or a mix of files, shuffled by the seed, and their source."""
-    if not isinstance(files, Mapping):
-        documents = read_documents(files, tokenizer)
-        random.Random(seed).shuffle(documents)
-        return iter(documents), Path(files).name
-    shares = {path: as_float(share, f"the share of {path}") for path, share in files.items()}
-    if not shares or not all(0 < share < math.inf for share in shares.values()):
-        given = ", ".join(f"{path} {share:g}" for path, share in shares.items()) or "none"
-        raise InputError(f"the shares of the files are {given}. Give each a number above 0.")
-    whole = sum(shares.values())
-    source = " + ".join(f"{share / whole:.4g} {Path(f).name}" for f, share in shares.items())
-    streams = {path: _documents_of(path, tokenizer, seed)[0] for path in shares}
-    return _mixed(streams, shares), source
-
-
-def _mixed(streams: dict[Any, Iterator[str]], shares: dict[Any, float]) -> Iterator[str]:
-    """Yield the next document of whichever source has the fewest characters for its share."""
-    taken = dict.fromkeys(streams, 0)
-    while True:
-        behind = min(streams, key=lambda path: taken[path] / shares[path])
-        text = next(streams[behind], None)
-        if text is None:
-            raise TooLittle(
-                f"{behind} has no more text after {taken[behind]:,} characters of it, and the "
-                f"other files cannot have its share. Give more of it, or fewer or shorter rows."
-            )
-        taken[behind] += len(text)
-        yield text
-
-
-def _next_rows(
-    stream: Iterable[str],
-    source: str,
-    tokenizer: PreTrainedTokenizerBase,
-    count: int,
-    options: dict[str, Any],
-) -> CalibrationSet:
-    named = {"source": source} | options | {"num_sequences": count}
-    return CalibrationSet.from_texts(stream, tokenizer, **named)
 
 
 # Packing ------------------------------------------------------------------------------------------
@@ -557,87 +408,3 @@ def _integers(values: Any, name: str, *, floats: bool = False) -> Tensor:
             f"{name} is {found.dtype} of shape {tuple(found.shape)}. Give a matrix of integers."
         )
     return found.long().cpu().contiguous()
-
-
-# Documents ----------------------------------------------------------------------------------------
-
-
-def read_documents(
-    path: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase | None = None
-) -> list[str]:
-    """Read the documents of a file: records of a table, else text between blank lines.
-
-    A record of a table (`base/records.py`: JSON lines, JSON, CSV, TSV, Parquet, also as .gz) is a
-    text, or has a field "text", "messages" (a chat), or "prompt" and "completion". Chats are
-    written by the tokenizer's chat template; without one their contents stand between blank lines.
-    """
-    if kind_of(path) not in TABLES:
-        content = read_text(path)
-        return [part.strip() for part in re.split(r"\n\s*\n", content) if part.strip()]
-    records = enumerate(read_records(path), start=1)
-    return [_document(record, f"record {n} of {path}", tokenizer) for n, record in records]
-
-
-def _document(record: Any, where: str, tokenizer: PreTrainedTokenizerBase | None) -> str:
-    """Return the text of a record."""
-    found = record
-    if isinstance(record, dict):
-        found = record.get("text", record.get("messages"))
-        pair: list[Any] = [record.get("prompt"), record.get("completion")]
-        if found is None and {type(each) for each in pair} in ({str}, {list}):
-            found = pair[0] + pair[1]
-    if isinstance(found, list) and found and all(map(_is_message, found)):
-        if tokenizer is not None and tokenizer.chat_template is not None:
-            written = written_chat(tokenizer, found, "Give its text in a field text")
-            # a row begins so already
-            return written.removeprefix(str(tokenizer.decode(text_start(tokenizer))))
-        found = "\n\n".join(message["content"] for message in found)
-    if not isinstance(found, str):
-        fields = isinstance(record, dict) and f"has the fields {', '.join(map(str, record))}"
-        raise InputError(
-            f"{where} is no text; it {fields or f'is {shown(record)}'}. Give a string in a field "
-            "text, messages with role and content, or prompt and completion."
-        )
-    return found
-
-
-def written_chat(
-    tokenizer: PreTrainedTokenizerBase, messages: list[Any], remedy: str, *, answer: bool = False
-) -> str:
-    """Write messages by the tokenizer's chat template, up to where an `answer` would begin."""
-    try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
-    except Exception as error:  # a template is a program of the model's maker
-        raise InputError(
-            f"the tokenizer's chat template fails ({one_line(error)}). {remedy}."
-        ) from error
-    return str(text)
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(value.get(k), str) for k in ("role", "content")
-    )
-
-
-def stream_hub(
-    dataset: str, *, name: str | None, split: str, field_name: str, shuffled: int | None = None
-) -> Iterator[str]:
-    """Yield the texts of a hub dataset, streamed, or `shuffled` by a seed in a buffer of 10,000."""
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise InputError(
-            f"reading {dataset} needs the package datasets. Run `pip install 'cocurve-lab[hub]'`, "
-            "or give a text file: CalibrationSet.from_file(path, tokenizer)."
-        ) from None
-    try:
-        rows = load_dataset(dataset, name, split=split, streaming=True)
-        if shuffled is not None:
-            rows = rows.shuffle(seed=shuffled, buffer_size=10_000)
-        yield from (row[field_name] for row in rows)
-    except Exception as error:  # each hub client release raises its own network errors
-        raise InputError(
-            f"{dataset} cannot be read ({type(error).__name__}: {error}). Check the name and the "
-            "network, or give a text file: CalibrationSet.from_file(path, tokenizer)."
-        ) from None

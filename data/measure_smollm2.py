@@ -30,7 +30,6 @@ import torch
 
 import cocurve_lab as cl
 from cocurve_lab.base.schema import read_json
-from cocurve_lab.calibration import default_rows, read_documents
 from cocurve_lab.cli.demo import random_plan
 from cocurve_lab.curvature.groups import Groups
 from cocurve_lab.extensions.choosing.racing import ChoiceOptions
@@ -38,6 +37,7 @@ from cocurve_lab.extensions.choosing.search import SearchOptions
 from cocurve_lab.extensions.choosing.settings import choose_guards
 from cocurve_lab.extensions.interactions.measured import Interactions
 from cocurve_lab.extensions.judging.answers import AnswerOptions
+from cocurve_lab.extensions.judging.generation import own_questions
 from cocurve_lab.extensions.pretrained.kept import (
     GUARDED,
     KEPT_TEXTS,
@@ -48,7 +48,8 @@ from cocurve_lab.extensions.pretrained.kept import (
     write_plans,
 )
 from cocurve_lab.extensions.pretrained.smollm2 import END, NAME
-from cocurve_lab.measuring.generation import own_questions
+from cocurve_lab.extensions.texts.default import default_rows
+from cocurve_lab.extensions.texts.documents import read_documents
 from cocurve_lab.measuring.risk import Meter, model_risk, standard_error
 from cocurve_lab.solver.guards import Guards
 from cocurve_studies.trust import reach

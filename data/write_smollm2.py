@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.judging.generation import encode_prompt
 from cocurve_lab.extensions.pretrained.kept import kept_folder
 from cocurve_lab.extensions.pretrained.smollm2 import NAME
-from cocurve_lab.measuring.generation import encode_prompt
 
 TOKENS, TEMPERATURE, SEED = 255, 0.7, 0
 TOPICS = """

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 import cocurve_lab as cl
 from cocurve_lab.base.files import read_regular
-from cocurve_lab.base.records import read_objects
 from cocurve_lab.base.schema import parse_json
-from cocurve_lab.calibration import read_documents
 from cocurve_lab.cli.common import read_plan
 from cocurve_lab.evaluation.task_files import local_tasks
 from cocurve_lab.extensions.big_models.on_disk import open_model, prune_to_folder
+from cocurve_lab.extensions.texts.documents import read_documents
+from cocurve_lab.extensions.texts.records import read_objects
 from cocurve_lab.models.loading import load_tokenizer
 from cocurve_studies.paper.published import reference_metrics
 from cocurve_studies.tables import kept_rows

@@ -13,7 +13,7 @@ from cocurve_lab.base.arguments import MOST_THREADS
 from cocurve_lab.evaluation.code_execution import Limits
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions
 from cocurve_lab.evaluation.tasks import TaskOptions
-from cocurve_lab.measuring.perplexity import PerplexityOptions
+from cocurve_lab.extensions.judging.perplexity import PerplexityOptions
 from cocurve_lab.methods.base import Evidence
 from cocurve_lab.models.runtime import measuring
 from helpers.problems import random_curvature

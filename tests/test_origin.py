@@ -24,11 +24,12 @@ from cocurve_lab import cli
 from cocurve_lab.base.origin import ALLOWED, EXACT, record_in
 from cocurve_lab.cli.options import Verb
 from cocurve_lab.extensions.choosing.gains import choose_gains
+from cocurve_lab.extensions.judging.generation import Question
 from cocurve_lab.extensions.repairing.recovery import RecoverOptions
 from cocurve_lab.extensions.repairing.repair import RepairOptions
-from cocurve_lab.measuring.generation import Question
-from cocurve_lab.models.identity import known_record, tokenizer_mark
+from cocurve_lab.models.identity import known_record
 from cocurve_lab.pruner.manifest import require_dense
+from cocurve_studies.paper.reproduction import tokenizer_mark
 from helpers.seals import sealed
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 

@@ -16,9 +16,9 @@ import cocurve_lab as cl
 from cocurve_lab.calibration import bare_ids, text_start
 from cocurve_lab.evaluation.tasks import TaskOptions, evaluate_tasks
 from cocurve_lab.extensions.judging.answers import AnswerOptions
+from cocurve_lab.extensions.judging.generation import Question, encode_prompt
 from cocurve_lab.extensions.judging.lockstep import Sampling, compare_text, next_token_probabilities
-from cocurve_lab.measuring.generation import Question, encode_prompt
-from cocurve_lab.measuring.perplexity import PerplexityOptions
+from cocurve_lab.extensions.judging.perplexity import PerplexityOptions
 from helpers.tiny_models import CHAT, opening_tokenizer, tiny_model, word_tokenizer
 
 TEXT = " ".join(f"w{n % 80}" for n in range(3, 200))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import cocurve_lab as cl
 from cocurve_lab.base.text_windows import MOST, is_record, joined, read, record, windows
-from cocurve_lab.calibration import read_documents
+from cocurve_lab.extensions.texts.documents import read_documents
 from cocurve_lab.models.identity import demo_folder
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text

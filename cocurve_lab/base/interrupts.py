@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 @contextmanager
@@ -33,27 +31,3 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
     if came:
         raise KeyboardInterrupt
-
-
-def run_child(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end and return what it wrote; whatever ends the wait ends it, too."""
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        errors="replace",
-        start_new_session=True,  # a group of its own, which is ended with its children
-    ) as child:
-        try:
-            out, error = child.communicate()
-        except BaseException:
-            with suppress(ProcessLookupError):
-                if hasattr(os, "killpg"):
-                    os.killpg(child.pid, signal.SIGKILL)
-                else:  # Windows
-                    child.kill()
-            child.wait()
-            raise
-    return subprocess.CompletedProcess(command, child.returncode, out, error)

@@ -14,18 +14,12 @@ from ..base.atomic import scratch, write_atomically
 from ..base.errors import FileFormatError, InputError
 from ..base.files import MOST_BYTES, read_regular, require_regular
 from ..base.progress import Progress
-from ..calibration import (
-    CalibrationSet,
-    Recipe,
-    default_calibration,
-    default_rows,
-    own_text,
-    row_options,
-)
+from ..calibration import CalibrationSet, Recipe
 from ..curvature.matrix import Curvature
 from ..estimator.files import files_in
 from ..extensions.release.reading import MASK, REGISTRY
 from ..extensions.release.rows import AUTHORS_SEED
+from ..extensions.texts.default import default_calibration, default_rows, own_text, row_options
 from ..models.identity import allow_other_weights, is_pruned
 from ..models.loading import load_model, load_tokenizer, place_of
 from ..pruner.saving import load_pruned

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..base.errors import InputError
 from ..base.files import require_regular
 from ..extensions.choosing.best_plan import best_plan
-from ..measuring.generation import read_questions
+from ..extensions.judging.generation import read_questions
 from ..pruner.card import CardFacts
 from ..pruner.saving import save_pruned
 from ..solver.targets import Target, require_ratio

@@ -17,11 +17,11 @@ import numpy as np
 import transformers
 
 from ..base.errors import CocurveError
-from ..calibration import default_calibration
 from ..estimator.estimate import estimate_curvature
 from ..extensions.analysis.gate import redundancy_gate
 from ..extensions.judging.agreement import random_set
-from ..measuring.generation import continue_text, example_prompts
+from ..extensions.judging.generation import continue_text, example_prompts
+from ..extensions.texts.default import default_calibration
 from ..measuring.risk import measure_plans
 from ..models.identity import DEMO
 from ..models.loading import load_model, report_device

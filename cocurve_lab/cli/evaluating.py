@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError
 from ..base.schema import parse_json
-from ..calibration import own_text, read_documents
 from ..evaluation.tasks import TaskOptions, evaluate_tasks
-from ..measuring.perplexity import PerplexityOptions, perplexity
+from ..extensions.judging.perplexity import PerplexityOptions, perplexity
+from ..extensions.texts.default import own_text
+from ..extensions.texts.documents import read_documents
 from ..measuring.risk import mean_and_error, model_risk
 from ..pruner.manifest import require_dense
 from .common import (

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ..base.errors import InputError
 from ..calibration import CalibrationSet
 from ..extensions.choosing.search import SearchOptions, search_plan
+from ..extensions.judging.kept import plans_file
 from ..extensions.repairing.repair import RepairOptions, repair
-from ..measuring.plan_memory import plans_file
 from ..solver.selection import Selection
 from ..solver.solve import solve_greedy
 from .common import (

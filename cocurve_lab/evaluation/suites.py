@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import InputError
-from ..base.records import read_objects
-from ..calibration import read_documents
+from ..extensions.texts.documents import read_documents
+from ..extensions.texts.records import read_objects
 from ..models.identity import demo_folder
 from .task_files import (
     HarnessTask,

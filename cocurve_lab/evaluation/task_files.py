@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ..base.atomic import write_atomically
 from ..base.errors import InputError
 from ..base.files import read_regular
-from ..base.records import read_objects
+from ..extensions.texts.records import read_objects
 from ..models.identity import demo_folder
 
 Record = dict[str, Any]

@@ -19,8 +19,8 @@ from ..base.arguments import as_int, as_list
 from ..base.atomic import scratch
 from ..base.errors import InputError
 from ..calibration import bare_ids, text_start
-from ..measuring.generation import uses_chat
-from ..measuring.perplexity import PerplexityOptions, Starts, perplexity
+from ..extensions.judging.generation import uses_chat
+from ..extensions.judging.perplexity import PerplexityOptions, Starts, perplexity
 from ..models.runtime import measuring
 from .code_execution import (
     WORTH,

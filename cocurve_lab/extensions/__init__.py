@@ -11,7 +11,8 @@ figures.py    plotly figures of an H
 experts/      the experts of a mixture as units
 opening/      checks of models that anybody made, and words for what fails
 publishing/   the model card of a pruned model
-release/      the authors' published matrices and masks
+release/      the authors' published matrices, masks and rows of text
+texts/        text from files, mixes and the hub; the rows of a model by default
 gguf/         one file for llama.cpp, and one as input
 pretrained/   a real language model under a short name, fetched by one command
 """
@@ -22,6 +23,7 @@ from . import experts as _experts  # noqa: F401, registers its kind and its fami
 from . import opening as _opening  # noqa: F401
 from . import publishing as _publishing  # noqa: F401
 from . import release as _release  # noqa: F401
+from . import texts as _texts  # noqa: F401
 from .gguf.source import Gguf
 from .pretrained.source import Smollm2
 

@@ -18,16 +18,13 @@ import numpy as np
 from ..base.atomic import write_atomically
 from ..base.errors import MismatchError
 from ..base.schema import COUNT, OBJECT, TEXT, Field, dict_of, reading, require_fields
-from ..base.storage import dump_plain, fingerprint, load_plain
+from ..base.storage import dump_plain, load_plain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ..calibration import CalibrationSet
-    from .generation import Question
 
 log = logging.getLogger(__name__)
-Folder = str | os.PathLike[str] | None  # where results are kept; None keeps nothing
 _FIELDS = {"format": TEXT, "version": COUNT, "settings": OBJECT, "values": OBJECT}
 
 
@@ -127,32 +124,3 @@ def model_settings(model: PreTrainedModel) -> dict[str, Any]:
     from ..models.identity import fingerprint_model, model_dtype
 
     return {"model_fingerprint": fingerprint_model(model), "model_dtype": model_dtype(model)}
-
-
-def plans_file(folder: Folder, model: PreTrainedModel, text: CalibrationSet) -> Path | None:
-    """Return the file of measured plans of a model on a text, for `measure_plans(checkpoint=...)`.
-
-    All studies in a folder share it, so a plan measured in one is not measured again in another.
-    """
-    return _file(folder, "plans", model, text.fingerprint)
-
-
-def answers_file(
-    folder: Folder, model: PreTrainedModel, questions: Sequence[Question]
-) -> Path | None:
-    """Return the file of answers of a model's plans, for `AnswerOptions(checkpoint=...)`.
-
-    Args:
-        folder: of the tables; None keeps nothing.
-        model: the dense model.
-        questions: all of them, in the order in which they are given to be asked.
-    """
-    asked = [[q.capability, q.prompt, q.answer] for q in questions]
-    return _file(folder, "answers", model, fingerprint(asked))
-
-
-def _file(folder: Folder, name: str, model: PreTrainedModel, text_mark: str) -> Path | None:
-    if folder is None:
-        return None
-    mark = fingerprint(*model_settings(model).values(), text_mark)
-    return Path(folder) / f"{name}_{mark[:10]}.ckpt"

@@ -244,12 +244,3 @@ def allow_other_weights(thing: T, model: PreTrainedModel) -> T:
     if hasattr(own, "allowed"):  # an H
         return replace(own, allowed=(*own.allowed, mark))
     return own.with_made(origin={**own.origin, ALLOWED: (*own.origin.get(ALLOWED, ()), mark)})
-
-
-def tokenizer_mark(tokenizer: Any) -> str:
-    """Return the SHA-256 of a tokenizer: its rules, or its words, and its chat template."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    rules = tokenizer.get_vocab() if backend is None else json.loads(backend.to_str())
-    for passing in ("truncation", "padding"):  # set by whoever used it last
-        rules.pop(passing, None)
-    return fingerprint(rules, getattr(tokenizer, "chat_template", None))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -102,26 +102,6 @@ def run_from(
     for layer, call in zip(architecture.layers[first:], calls[first:], strict=True):
         hidden = call.run(layer, hidden)
     return hidden
-
-
-class _Stop(Exception):
-    """Ends a pass before its first layer runs."""
-
-
-def entering(architecture: Architecture, input_ids: Tensor) -> LayerCall:
-    """Return how the first layer is called, with what enters it [B, T, d]; no layer runs.
-
-    Args: as `run_decoder`.
-    """
-    seen: list[LayerCall] = []
-
-    def stop(_: int, call: LayerCall) -> AbstractContextManager[None]:
-        seen.append(call)
-        raise _Stop
-
-    with suppress(_Stop):
-        run_decoder(architecture, input_ids, stop)
-    return seen[0]
 
 
 def first_output(output: Any) -> Tensor:

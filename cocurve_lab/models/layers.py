@@ -7,7 +7,7 @@ imported for annotations only, so that an extension can plug itself in without i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,8 +195,3 @@ def attach(model: PreTrainedModel, source: WeightSource) -> None:
 def present(architecture: Architecture, layer: int) -> AbstractContextManager[None]:
     """Keep the weights of a layer in memory inside the block, wherever they come from."""
     return weights_of(architecture.model).present(layer)
-
-
-def bytes_of(weights: Iterable[Tensor]) -> int:
-    """Return the size of weights in bytes."""
-    return sum(weight.numel() * weight.element_size() for weight in weights)

@@ -8,11 +8,12 @@ do the objects until they are used.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..base.errors import InputError
+from ..base.plugs import Plug, missing
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +42,15 @@ class ModelSource(Protocol):
         """Return a file of questions that it answers, as `read_questions` reads them."""
 
 
+class Texts(Protocol):
+    """Reads text from files."""
+
+    def texts_of(
+        self, files: Any, tokenizer: PreTrainedTokenizerBase, seed: int = 0
+    ) -> tuple[Iterable[str], str]:
+        """Return the documents of a file, or of {file: share}, and what they are called."""
+
+
 class FileSource(Protocol):
     """A form of files that hold a whole model each."""
 
@@ -56,6 +66,13 @@ class FileSource(Protocol):
 
 SOURCES: dict[str, ModelSource] = {}  # by the name of the model
 FILES: dict[str, FileSource] = {}  # by the ending of the files, such as ".gguf"
+
+
+def _missing() -> Any:
+    raise missing("a text in a file")
+
+
+TEXTS: Plug[Texts] = Plug(_missing)
 
 
 def source_named(model_id: str | os.PathLike[str]) -> ModelSource | None:

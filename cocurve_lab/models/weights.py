@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..base.errors import FileFormatError, InputError
+from ..base.errors import FileFormatError
 from ..base.storage import fingerprint
 from .layers import is_attached, weights_of
 
@@ -46,13 +46,6 @@ def settle_ties(model: PreTrainedModel) -> None:
         model.config.tie_word_embeddings = False
 
 
-def loaded_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy a model with its weights; InputError if they are on disk."""
-    if any(weight.is_meta for weight in model.parameters()):
-        raise InputError("the weights are on disk. Load the model: cl.load_pruned(folder).")
-    return copy.deepcopy(model)
-
-
 def without_weights(model: PreTrainedModel) -> PreTrainedModel:
     """Copy a model to the meta device."""
     memo: dict[int, Any] = {
@@ -83,23 +76,6 @@ def reader_of(model: PreTrainedModel) -> Callable[[str], Tensor]:
         return weight.detach().cpu()
 
     return read
-
-
-def numbers_of(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-    """Return a function from a weight of the model, or a view of one, to its numbers.
-
-    The tensor is for reading only; it is on the CPU if it was on the meta device.
-    """
-    names, read = {id(weight): name for name, weight in model.named_parameters()}, reader_of(model)
-
-    def numbers(view: Tensor) -> Tensor:
-        if not view.is_meta:
-            return view.detach()
-        # a view on the meta device knows its weight, and which numbers of it it has
-        whole = read(names[id(view if view._base is None else view._base)])
-        return whole.as_strided(view.shape, view.stride(), view.storage_offset())
-
-    return numbers
 
 
 def require_finite(weight: Tensor, name: str, place: Any) -> None:

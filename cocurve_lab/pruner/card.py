@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..base.errors import InputError, MismatchError
-
-if TYPE_CHECKING:
-    from ..measuring.perplexity import Perplexity
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,7 @@ class CardFacts:
             (`pruning_risk`, or `measure_plans(...).mean`).
         kl_error: the standard error of `kl`, in nats per token.
         kl_text: a description of that text: source, sequences, length, scored positions.
-        dense_perplexity, pruned_perplexity: results of `perplexity` on one text with one protocol.
+        dense_perplexity, pruned_perplexity: a `Perplexity` each, on one text with one protocol.
     """
 
     base_model: str | None = None
@@ -31,8 +28,8 @@ class CardFacts:
     kl: float | None = None
     kl_error: float | None = None
     kl_text: str | None = None
-    dense_perplexity: Perplexity | None = None
-    pruned_perplexity: Perplexity | None = None
+    dense_perplexity: Any = None
+    pruned_perplexity: Any = None
 
     def __post_init__(self) -> None:
         if self.kl is None and (self.kl_error is not None or self.kl_text is not None):

@@ -17,8 +17,8 @@ from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.judging.answers import ALL, AnswerOptions, AnswerTable, answer_accuracy
-from cocurve_lab.measuring.generation import Question
-from cocurve_lab.measuring.plan_memory import answers_file
+from cocurve_lab.extensions.judging.generation import Question
+from cocurve_lab.extensions.judging.kept import answers_file
 from cocurve_lab.measuring.results import standard_error
 from cocurve_lab.solver.guards import FREE, Guards
 from cocurve_lab.solver.selection import Selection

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.measuring.plan_memory import plans_file
+from cocurve_lab.extensions.judging.kept import plans_file
 from cocurve_lab.measuring.risk import PlanTable, measure_plans
 from cocurve_lab.solver.selection import Selection
 

@@ -30,7 +30,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
-from cocurve_lab.measuring.generation import Question
+from cocurve_lab.extensions.judging.generation import Question
 from cocurve_lab.models.identity import demo_folder
 from cocurve_widgets import LambdaExplorer, Session
 from helpers.benchmarks import arguments, flag, seconds

@@ -22,12 +22,12 @@ from safetensors.torch import load_file, save_file
 
 import cocurve_lab as cl
 from cocurve_lab.base import progress
-from cocurve_lab.calibration import default_rows
 from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, USAGE, _parser, _told, main, opening
 from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.estimator import build as build_module
 from cocurve_lab.estimator.files import build_path
 from cocurve_lab.extensions.repairing.repair import RepairOptions
+from cocurve_lab.extensions.texts.default import default_rows
 from cocurve_lab.measuring import risk
 from cocurve_lab.measuring.risk import compare_models
 from cocurve_lab.models.identity import MANIFEST

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.base.interrupts import run_child
+from cocurve_lab.extensions.pretrained.smollm2 import run_child
 from helpers import verbs
 from helpers.problems import make_units, random_curvature
 from helpers.waiting import eventually

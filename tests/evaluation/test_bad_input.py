@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.base.records import read_objects
 from cocurve_lab.evaluation.code_execution import Limits, run_programs
 from cocurve_lab.evaluation.confinement import refusals
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency
@@ -21,6 +20,7 @@ from cocurve_lab.evaluation.report import EvaluationReport
 from cocurve_lab.evaluation.suites import demo_tasks
 from cocurve_lab.evaluation.task_files import LocalTask, code, local_tasks, mbpp
 from cocurve_lab.evaluation.tasks import TaskOptions, evaluate_tasks
+from cocurve_lab.extensions.texts.records import read_objects
 from helpers.tiny_models import tiny_model, word_tokenizer
 
 CHOICE = {"query": "q", "choices": ["a", "b"], "gold": 0}

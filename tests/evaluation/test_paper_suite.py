@@ -14,7 +14,7 @@ from cocurve_lab.evaluation import suites
 from cocurve_lab.evaluation.suites import Source
 from cocurve_lab.evaluation.task_files import gsm8k, mmlu, mmlu_letters
 from cocurve_lab.evaluation.tasks import BOS_WINDOWS, TaskOptions, evaluate_tasks
-from cocurve_lab.measuring.perplexity import PerplexityOptions
+from cocurve_lab.extensions.judging.perplexity import PerplexityOptions
 from cocurve_studies.paper.published import published
 from cocurve_studies.paper.reproduction import Reproduction, ReproductionOptions
 from helpers.hub_copies import write_copies

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.base.records import read_objects
 from cocurve_lab.evaluation import suites, tasks
 from cocurve_lab.evaluation.code_execution import (
     WORTH,
@@ -28,6 +27,7 @@ from cocurve_lab.evaluation.task_files import (
     write_task_files,
 )
 from cocurve_lab.evaluation.tasks import Scores, TaskOptions, evaluate_tasks
+from cocurve_lab.extensions.texts.records import read_objects
 from helpers.tiny_models import full_logits, tiny_model, word_tokenizer
 
 WHY_NOT = why_not_confined()

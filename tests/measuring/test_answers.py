@@ -20,7 +20,7 @@ from cocurve_lab.extensions.judging.answers import (
     judge,
     wilson,
 )
-from cocurve_lab.measuring.generation import Question
+from cocurve_lab.extensions.judging.generation import Question
 from helpers.problems import make_units
 from helpers.tiny_models import GROUPS, full_logits, masked_by_hand, tiny_double, tiny_model
 

@@ -14,6 +14,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.judging.answers import AnswerOptions
+from cocurve_lab.extensions.judging.generation import (
+    GrowingText,
+    Question,
+    demo_questions,
+    encode_prompt,
+    read_questions,
+    token_pieces,
+)
 from cocurve_lab.extensions.judging.lockstep import (
     Sampling,
     TokenPair,
@@ -24,14 +32,6 @@ from cocurve_lab.extensions.judging.lockstep import (
     next_token_probabilities,
 )
 from cocurve_lab.measuring import logits
-from cocurve_lab.measuring.generation import (
-    GrowingText,
-    Question,
-    demo_questions,
-    encode_prompt,
-    read_questions,
-    token_pieces,
-)
 from cocurve_lab.models.runtime import exclusive
 from helpers.tiny_models import (
     CHAT,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cocurve_lab import InputError, MismatchError, NumericalError
-from cocurve_lab.measuring.perplexity import PerplexityOptions, perplexity
+from cocurve_lab.extensions.judging.perplexity import PerplexityOptions, perplexity
 from helpers.tiny_models import CONTEXT, full_logits, opening_tokenizer, tiny_model, word_tokenizer
 
 QUIET = PerplexityOptions(progress=False)

@@ -14,12 +14,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.evaluation.efficiency import measure_efficiency
+from cocurve_lab.extensions.big_models.streaming import bytes_of
 from cocurve_lab.extensions.judging.lockstep import Sampling, compare_text, forced_kl
 from cocurve_lab.extensions.repairing.repair import refit
 from cocurve_lab.methods.slimgpt import SlimGpt
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import fingerprint_model
-from cocurve_lab.models.layers import bytes_of, weights_of
+from cocurve_lab.models.layers import weights_of
 from cocurve_lab.pruner.cutting import cut
 from cocurve_studies import CompareOptions, Judges, compare
 from cocurve_studies.bake_off.contenders import Contender

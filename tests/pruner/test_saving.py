@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.base import atomic
+from cocurve_lab.extensions.judging.perplexity import Perplexity
 from cocurve_lab.extensions.publishing import modeling_cocurve
 from cocurve_lab.extensions.publishing.card import model_card
 from cocurve_lab.extensions.publishing.configuration import MODELING_FILE
-from cocurve_lab.measuring.perplexity import Perplexity
 from cocurve_lab.models.identity import MANIFEST, fingerprint_model
 from cocurve_lab.pruner.card import CardFacts
 from cocurve_lab.pruner.saving import load_pruned, save_pruned

@@ -18,11 +18,11 @@ ALLOWED = {
     "cocurve_lab/base/atomic.py": {"os.open"},  # locks, and files to sync
     "cocurve_lab/base/schema.py": {"json.loads"},  # the parser
     "cocurve_lab/base/storage.py": {"json.loads"},  # of what it dumped just before
-    "cocurve_lab/base/records.py": {"gzip.open"},  # of a file that the guard opened
     "cocurve_lab/__main__.py": {"os.open"},  # /dev/null, to write
     "cocurve_lab/evaluation/runner.py": {"os.open"},  # /dev/null
     "cocurve_lab/extensions/big_models/on_disk.py": {"load_file"},  # what it wrote just before
     "cocurve_lab/extensions/opening/files.py": {"safe_open"},  # after the guard
+    "cocurve_lab/extensions/texts/records.py": {"gzip.open"},  # of a file that the guard opened
     "cocurve_lab/models/identity.py": {"json.loads"},  # of what it dumped just before
     "cocurve_lab/models/layers.py": {"load_file"},  # after the guard
 }

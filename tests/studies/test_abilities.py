@@ -11,7 +11,7 @@ from scipy.stats import binom
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.judging.answers import AnswerTable
-from cocurve_lab.measuring.generation import Question
+from cocurve_lab.extensions.judging.generation import Question
 from cocurve_studies import abilities
 from cocurve_studies.abilities import ALL, CODE, DENSE, FULL
 from cocurve_studies.tables import Table, pick, shown

@@ -21,7 +21,7 @@ import cocurve_lab as cl
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.curvature.groups import Groups
 from cocurve_lab.extensions.choosing.settings import guards_grid
-from cocurve_lab.measuring.generation import Question
+from cocurve_lab.extensions.judging.generation import Question
 from cocurve_lab.models.identity import fingerprint_model, model_dtype
 from cocurve_studies import abilities
 from cocurve_studies.certainty import coverage, precision, purposes, sensitivity

@@ -12,8 +12,8 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.curvature.graph import bridge_units
 from cocurve_lab.extensions.judging.answers import AnswerTable
+from cocurve_lab.extensions.judging.generation import Question
 from cocurve_lab.extensions.pretrained.kept import kept_curvature
-from cocurve_lab.measuring.generation import Question
 from cocurve_studies import sentences
 from cocurve_studies.certainty import coverage, precision
 from cocurve_studies.tables import Table, pick

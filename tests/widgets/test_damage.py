@@ -11,8 +11,8 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.judging.answers import AnswerOptions
-from cocurve_lab.measuring.generation import Question
-from cocurve_lab.measuring.plan_memory import answers_file
+from cocurve_lab.extensions.judging.generation import Question
+from cocurve_lab.extensions.judging.kept import answers_file
 from cocurve_widgets import LambdaExplorer, Measured, Session
 from cocurve_widgets.damage import STAGES, plain_record
 from cocurve_widgets.packing import plan_mark

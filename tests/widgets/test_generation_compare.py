@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.judging.generation import Question
 from cocurve_lab.extensions.judging.lockstep import Sampling, compare_text, forced_kl, generate_rows
-from cocurve_lab.measuring.generation import Question
 from cocurve_lab.models.runtime import exclusive
 from cocurve_widgets import GenerationCompare, Session, generation_compare
 from cocurve_widgets.session import Cancelled

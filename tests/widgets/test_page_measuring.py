@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.measuring.generation import Question
+from cocurve_lab.extensions.judging.generation import Question
 from cocurve_widgets import Session, export_html
 from cocurve_widgets.packing import plan_mark
 from cocurve_widgets.page_measuring import RATIOS, STRENGTHS

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import cocurve_lab as cl
-from cocurve_lab.measuring.plan_memory import answers_file, plans_file
+from cocurve_lab.extensions.judging.kept import answers_file, plans_file
 from cocurve_lab.measuring.results import mean_and_error
 from cocurve_lab.models.architectures import describe
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from cocurve_lab.extensions.judging.answers import Asker
-    from cocurve_lab.measuring.generation import Question
+    from cocurve_lab.extensions.judging.generation import Question
     from cocurve_lab.measuring.risk import Meter
 
 REST = 0.15  # seconds without a move before anything is measured

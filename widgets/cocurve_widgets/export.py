@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from cocurve_lab.extensions.interactions.measured import Interactions
-    from cocurve_lab.measuring.generation import Question
+    from cocurve_lab.extensions.judging.generation import Question
 
 STYLES = ("instrument.css", "page.css")
 

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 from traitlets import Bool, Dict, Enum, Float, Int, List, Unicode, observe
 
 import cocurve_lab as cl
-from cocurve_lab.extensions.judging.lockstep import (
-    Sampling,
-    first_divergence,
-    forced_kl,
-    generate_rows,
-)
-from cocurve_lab.measuring.generation import (
+from cocurve_lab.extensions.judging.generation import (
     GrowingText,
     Question,
     encode_prompt,
     own_questions,
     token_pieces,
     uses_chat,
+)
+from cocurve_lab.extensions.judging.lockstep import (
+    Sampling,
+    first_divergence,
+    forced_kl,
+    generate_rows,
 )
 
 from .instrument import Instrument, counted, front, guarded, plan_code

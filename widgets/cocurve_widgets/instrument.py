@@ -17,7 +17,7 @@ from traitlets import Bool, Unicode, default
 
 import cocurve_lab as cl
 from cocurve_lab.base.atomic import write_atomically
-from cocurve_lab.base.records import read_text
+from cocurve_lab.extensions.texts.records import read_text
 from cocurve_lab.extensions.writing import as_csv
 
 from .session import Session

@@ -28,7 +28,7 @@ from .traits import Some, Within
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from cocurve_lab.measuring.generation import Question
+    from cocurve_lab.extensions.judging.generation import Question
 
 MOST_RATIO = 0.6  # curves and the ratio slider end here
 PLAIN_TEXT = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}

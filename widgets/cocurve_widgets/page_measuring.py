@@ -16,12 +16,12 @@ import cocurve_lab as cl
 from cocurve_lab.base.atomic import write_atomically
 from cocurve_lab.base.progress import duration
 from cocurve_lab.base.schema import read_json
-from cocurve_lab.measuring.plan_memory import answers_file, plans_file
+from cocurve_lab.extensions.judging.kept import answers_file, plans_file
 
 from .session import MeasuredPlan, Session, count_right, edge_of
 
 if TYPE_CHECKING:
-    from cocurve_lab.measuring.generation import Question
+    from cocurve_lab.extensions.judging.generation import Question
 
 STRENGTHS = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0)
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4)

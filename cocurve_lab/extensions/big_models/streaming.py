@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ...base.errors import InputError, one_line, shown
 from ...calibration import CalibrationSet
 from ...models.architectures import Architecture, describe
-from ...models.layers import attach, bytes_of
+from ...models.layers import attach
 from ...models.loading import auto_class, require_accelerate
 from ..opening.files import open_weights, require_floats
 from .layerwise import LayerwisePasses
@@ -419,3 +419,8 @@ def _source(hook: Any, key: str, name: str, dtype: torch.dtype, files: dict[str,
             return tensor
 
     return lambda: watch.passed(stored, opened).to(dtype)
+
+
+def bytes_of(weights: Iterable[Tensor]) -> int:
+    """Return the size of weights in bytes."""
+    return sum(weight.numel() * weight.element_size() for weight in weights)

@@ -23,13 +23,11 @@ import numpy as np
 from ...base.arguments import as_float
 from ...base.errors import InfeasibleError, InputError
 from ...base.progress import Progress, duration
-from ...calibration import CalibrationSet, default_calibration
+from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...curvature.settings import BuildOptions
 from ...estimator.build import Build
 from ...estimator.estimate import estimate_curvature
-from ...measuring.generation import Question, own_questions
-from ...measuring.plan_memory import plans_file
 from ...measuring.risk import Side, compare_models, measure_plans
 from ...models.identity import model_name
 from ...models.runtime import require_one_device
@@ -42,7 +40,10 @@ from ...solver.targets import Target
 from ..analysis.variants import measured_diagonal
 from ..interactions.measured import Interactions, measure_interactions
 from ..judging.answers import ALL, AnswerTable, answer_accuracy
+from ..judging.generation import Question, own_questions
+from ..judging.kept import plans_file
 from ..repairing.repair import RepairOptions, repair
+from ..texts.default import default_calibration
 from .search import PlanSearch, search_plan
 
 if TYPE_CHECKING:

@@ -7,19 +7,20 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from ...base.arguments import require_choice
 from ...base.atomic import replacing
 from ...base.errors import InputError
 from ...models.architectures import Architecture, describe
 from ...models.identity import model_name
-from ...models.weights import numbers_of
+from ...models.weights import reader_of
 from .tensors import (
     BLOCK,
     FAMILIES,
@@ -269,3 +270,20 @@ def _describe_origin(
             writer.add_string(f"cocurve.{key}", manifest[key])
     if notes:
         writer.add_array("cocurve.notes", list(notes))
+
+
+def numbers_of(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+    """Return a function from a weight of the model, or a view of one, to its numbers.
+
+    The tensor is for reading only; it is on the CPU if it was on the meta device.
+    """
+    names, read = {id(weight): name for name, weight in model.named_parameters()}, reader_of(model)
+
+    def numbers(view: Tensor) -> Tensor:
+        if not view.is_meta:
+            return view.detach()
+        # a view on the meta device knows its weight, and which numbers of it it has
+        whole = read(names[id(view if view._base is None else view._base)])
+        return whole.as_strided(view.shape, view.stride(), view.storage_offset())
+
+    return numbers

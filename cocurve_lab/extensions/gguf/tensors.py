@@ -183,7 +183,7 @@ class FileTensor:
     ) -> np.ndarray:
         """Its numbers in the stored type; NumericalError if one does not fit.
 
-        `numbers` gives the numbers of a weight that may be on disk (`models.weights.numbers_of`).
+        `numbers` gives the numbers of a weight that may be on disk (`gguf.numbers_of`).
         """
         from gguf.quants import quantize
 

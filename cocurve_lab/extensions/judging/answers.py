@@ -26,7 +26,6 @@ from ...base.progress import Bar
 from ...base.storage import fingerprint
 from ...calibration import bare_ids
 from ...estimator.support import widen
-from ...measuring.generation import Question, encode_prompt, token_pieces, uses_chat
 from ...measuring.logits import (
     last_logits,
     log_likelihood,
@@ -42,6 +41,7 @@ from ...models.identity import model_device, require_source
 from ...models.masking import Scales, column_scales, resolve, scaled, stack_rows
 from ...models.runtime import measuring
 from ...solver.selection import Selection
+from .generation import Question, encode_prompt, token_pieces, uses_chat
 from .lockstep import end_tokens
 
 if TYPE_CHECKING:

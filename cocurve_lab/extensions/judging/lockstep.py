@@ -20,7 +20,6 @@ from ...base.errors import InputError
 from ...calibration import CalibrationSet
 from ...estimator.fisher import kl_divergence
 from ...estimator.support import widen
-from ...measuring.generation import GrowingText, context_of, encode_prompt, uses_chat
 from ...measuring.logits import last_logits, pieces, require_numbers
 from ...models.architectures import Architecture, describe
 from ...models.identity import embedding_weight, model_device
@@ -28,6 +27,7 @@ from ...models.masking import Scales, column_scales, resolve, scaled, stack_rows
 from ...models.runtime import in_double, measuring, require_measurable
 from ...models.units import Unit, UnitSet
 from ...solver.selection import Selection
+from .generation import GrowingText, context_of, encode_prompt, uses_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

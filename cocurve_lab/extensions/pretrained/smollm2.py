@@ -10,8 +10,12 @@ import hashlib
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +23,6 @@ from pathlib import Path
 from ...base.atomic import clean, replacing, replacing_folder, room_for, scratch
 from ...base.errors import FileFormatError, InputError
 from ...base.files import open_regular
-from ...base.interrupts import run_child
 from ...base.schema import read_json
 from ..gguf.reading import gguf_model, gguf_tokenizer
 
@@ -176,3 +179,27 @@ def _convert(package: Path, folder: Path) -> None:
         "files": {file.name: _sha256(file) for file in sorted(folder.iterdir())},
     }
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def run_child(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end and return what it wrote; whatever ends the wait ends it, too."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,  # a group of its own, which is ended with its children
+    ) as child:
+        try:
+            out, error = child.communicate()
+        except BaseException:
+            with suppress(ProcessLookupError):
+                if hasattr(os, "killpg"):
+                    os.killpg(child.pid, signal.SIGKILL)
+                else:  # Windows
+                    child.kill()
+            child.wait()
+            raise
+    return subprocess.CompletedProcess(command, child.returncode, out, error)

@@ -6,7 +6,7 @@ The formula and the targets are in repair.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from ...estimator.support import widen
 from ...models.architectures import Architecture, weight_of
 from ...models.identity import model_device
 from ...models.kinds import KINDS
-from ...models.layer_calls import LayerCall, capture_calls, entering
+from ...models.layer_calls import LayerCall, capture_calls, run_decoder
 from ...models.layers import present
 from ...models.unit import Kind
 from ...pruner.equivalence import float32_layer, upcast
@@ -62,7 +62,7 @@ class Pair:
         step = max(1, TOKENS_PER_BATCH // input_ids.shape[1])
         with present(dense, 0):  # it is called for each batch, though it does not run
             entered = [
-                entering(dense, ids.to(device)).hidden.cpu() for ids in input_ids.split(step)
+                _entering(dense, ids.to(device)).hidden.cpu() for ids in input_ids.split(step)
             ]
         needed = {"stream": ("dense", "pruned"), "write": ("pruned",), "dense": ("dense",)}[target]
         return cls(dense, pruned, calls, target, dict.fromkeys(needed, entered))
@@ -222,3 +222,23 @@ class Sums:
 
 def _add_rounded(weight: Tensor, update: Tensor) -> None:
     weight.copy_(weight.double() + update)
+
+
+class _Stop(Exception):
+    """Ends a pass before its first layer runs."""
+
+
+def _entering(architecture: Architecture, input_ids: Tensor) -> LayerCall:
+    """Return how the first layer is called, with what enters it [B, T, d]; no layer runs.
+
+    Args: as `run_decoder`.
+    """
+    seen: list[LayerCall] = []
+
+    def stop(_: int, call: LayerCall) -> AbstractContextManager[None]:
+        seen.append(call)
+        raise _Stop
+
+    with suppress(_Stop):
+        run_decoder(architecture, input_ids, stop)
+    return seen[0]

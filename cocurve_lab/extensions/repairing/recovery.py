@@ -7,6 +7,7 @@ KL(dense || pruned) over every position, which needs no labels; PEFT then adds t
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import shutil
@@ -32,7 +33,6 @@ from ...measuring.risk import require_one_vocabulary
 from ...models.architectures import describe, is_transposed
 from ...models.identity import fingerprint_model, model_device, weight_marks
 from ...models.runtime import measuring, require_measurable, require_one_device
-from ...models.weights import loaded_copy
 from ...pruner.manifest import require_dense
 from .projection_inputs import TOKENS_PER_BATCH, text_record
 
@@ -88,7 +88,7 @@ def recover(
     describe(pruned).require_unpacked()
     require_one_vocabulary(describe(model), describe(pruned))
     require_dense(model, pruned)
-    student = loaded_copy(pruned)
+    student = _loaded_copy(pruned)
     settings = {k: v for k, v in asdict(options).items() if k != "progress"}
     marks = [fingerprint_model(model), fingerprint_model(pruned)]
     run = fingerprint([settings, marks, [text.fingerprint for text in texts]])
@@ -200,3 +200,10 @@ def _train(teacher: Any, student: Any, texts: Any, options: RecoverOptions, fold
     vars(student).pop("peft_config", None)
     share = (state.best_global_step or 0) / state.max_steps if others else 1
     return round(share * options.epochs) if improved else 0
+
+
+def _loaded_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """Copy a model with its weights; InputError if they are on disk."""
+    if any(weight.is_meta for weight in model.parameters()):
+        raise InputError("the weights are on disk. Load the model: cl.load_pruned(folder).")
+    return copy.deepcopy(model)

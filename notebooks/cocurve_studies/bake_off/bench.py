@@ -22,9 +22,9 @@ from cocurve_lab.extensions.choosing.racing import Contender as Runner
 from cocurve_lab.extensions.choosing.search import SearchOptions, search_plan
 from cocurve_lab.extensions.choosing.settings import loosest_first
 from cocurve_lab.extensions.judging.answers import answer_accuracy
+from cocurve_lab.extensions.judging.kept import plans_file
 from cocurve_lab.extensions.repairing.recovery import RecoverOptions, recover
 from cocurve_lab.extensions.repairing.repair import RepairOptions, repair
-from cocurve_lab.measuring.plan_memory import plans_file
 from cocurve_lab.measuring.risk import compare_models, measure_plans, model_risk, standard_error
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.cocurve import CoCurve, curvature_of

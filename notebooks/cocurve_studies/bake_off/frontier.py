@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from cocurve_lab.base.errors import InfeasibleError, InputError
 from cocurve_lab.calibration import CalibrationSet
+from cocurve_lab.extensions.judging.kept import plans_file
 from cocurve_lab.extensions.judging.lockstep import Sampling, compare_text
-from cocurve_lab.measuring.plan_memory import plans_file
 from cocurve_lab.measuring.risk import measure_plans, standard_error
 from cocurve_lab.models.units import enumerate_units
 from cocurve_lab.solver.selection import Selection

@@ -11,7 +11,7 @@ from cocurve_lab.base.arguments import as_int
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.extensions.choosing.settings import guards_grid
-from cocurve_lab.measuring.generation import Question
+from cocurve_lab.extensions.judging.generation import Question
 from cocurve_lab.solver.guards import Guards
 
 

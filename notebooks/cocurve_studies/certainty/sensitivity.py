@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from cocurve_lab.base.errors import InputError
-from cocurve_lab.base.records import read_objects
-from cocurve_lab.calibration import CalibrationSet, read_documents, stream_hub
+from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.extensions.texts.documents import read_documents, stream_hub
+from cocurve_lab.extensions.texts.records import read_objects
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import demo_folder, is_demo
 from cocurve_lab.models.units import enumerate_units

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from cocurve_lab.base.errors import InputError
-from cocurve_lab.base.records import read_text
 from cocurve_lab.cli.common import (
     Rows,
     StreamedModel,
@@ -20,6 +19,7 @@ from cocurve_lab.cli.common import (
     rows_of,
 )
 from cocurve_lab.cli.options import Verb, flag, part
+from cocurve_lab.extensions.texts.records import read_text
 from cocurve_lab.models.identity import is_demo
 
 from ..tables import pick
@@ -256,8 +256,9 @@ def _rows(options: Paper, tokenizer: Any) -> tuple[CalibrationSet, CalibrationSe
     By default they are those of the release, of any text but a model's own. Where its recipe leaves
     too little of a file, all of it is taken, and that is said.
     """
-    from cocurve_lab.calibration import CalibrationSet, own_text, row_options
+    from cocurve_lab.calibration import CalibrationSet
     from cocurve_lab.evaluation.suites import Source
+    from cocurve_lab.extensions.texts.default import own_text, row_options
 
     text, place, held_out = options.text, options.model.place, options.held_out
     if options.wikitext:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cocurve_lab.base.atomic import write_atomically
 from cocurve_lab.base.errors import InfeasibleError
 from cocurve_lab.base.files import read_regular
+from cocurve_lab.base.schema import parse_json
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency
 from cocurve_lab.evaluation.suites import PAPER_CODE, PAPER_HARNESS, PAPER_METRICS
@@ -31,7 +32,7 @@ from cocurve_lab.evaluation.tasks import (
     require_harness,
     suite_tasks,
 )
-from cocurve_lab.models.identity import model_device, tokenizer_mark
+from cocurve_lab.models.identity import model_device
 from cocurve_lab.models.layers import weights_of
 from cocurve_lab.pruner.cutting import cut, prune
 from cocurve_lab.pruner.manifest import require_dense
@@ -388,3 +389,12 @@ def _shown_metric(name: str, rows: Rows) -> str:
     averaged = [row["metric"] for row in rows if row["averaged"]]
     known = [metric for metric in metrics if metric == PAPER_METRICS.get(name)]
     return (known or averaged or metrics)[0]
+
+
+def tokenizer_mark(tokenizer: Any) -> str:
+    """Return the SHA-256 of a tokenizer: its rules, or its words, and its chat template."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = tokenizer.get_vocab() if backend is None else parse_json(backend.to_str())
+    for passing in ("truncation", "padding"):  # set by whoever used it last
+        rules.pop(passing, None)
+    return fingerprint(rules, getattr(tokenizer, "chat_template", None))

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cocurve_lab.base.errors import InputError
-from cocurve_lab.base.records import read_objects
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.figures import GUIDE, finish, graph_objects, look
 from cocurve_lab.extensions.judging.answers import ALL, AnswerOptions, AnswerTable, answer_accuracy
-from cocurve_lab.measuring.generation import Question
+from cocurve_lab.extensions.judging.generation import Question
+from cocurve_lab.extensions.texts.records import read_objects
 from cocurve_lab.measuring.risk import PlanTable, measure_plans, standard_error
 from cocurve_lab.models.identity import demo_folder
 from cocurve_lab.solver.selection import Selection

@@ -24,7 +24,7 @@ from cocurve_lab.extensions.choosing.settings import (
     guards_grid,
 )
 from cocurve_lab.extensions.figures import look
-from cocurve_lab.measuring.plan_memory import plans_file
+from cocurve_lab.extensions.judging.kept import plans_file
 from cocurve_lab.solver.selection import Selection
 
 from ..chart import add, chart, empty, log_scale

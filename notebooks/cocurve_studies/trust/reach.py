@@ -19,7 +19,7 @@ from cocurve_lab.base.errors import InputError
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.interactions.measured import Interactions, measure_interactions
 from cocurve_lab.extensions.judging.gap import RiskSplit, split_risk
-from cocurve_lab.measuring.plan_memory import plans_file
+from cocurve_lab.extensions.judging.kept import plans_file
 from cocurve_lab.measuring.risk import Meter, standard_error
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.selection import Selection

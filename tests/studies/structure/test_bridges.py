@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 import cocurve_lab as cl
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.judging.answers import ALL, answer_accuracy
-from cocurve_lab.measuring.generation import Question
+from cocurve_lab.extensions.judging.generation import Question
 from cocurve_studies.structure import causal
 from cocurve_studies.structure.arms import CausalOptions
 from cocurve_studies.structure.bridges import (

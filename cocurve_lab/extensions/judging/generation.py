@@ -13,20 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..base.arguments import as_int, require_type
-from ..base.errors import InputError
-from ..base.records import read_objects
-from ..calibration import (
-    CalibrationSet,
-    bare_ids,
-    require_tokenizable,
-    text_start,
-    written_chat,
-)
-from ..models.identity import demo_folder, is_demo
-from ..models.runtime import measuring
-from ..models.sources import source_named
-from .logits import require_known_ids
+from ...base.arguments import as_int, require_type
+from ...base.errors import InputError
+from ...calibration import CalibrationSet, bare_ids, require_tokenizable, text_start
+from ...measuring.logits import require_known_ids
+from ...models.identity import demo_folder, is_demo
+from ...models.runtime import measuring
+from ...models.sources import source_named
+from ..texts.documents import written_chat
+from ..texts.records import read_objects
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -10,9 +10,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from .errors import FileFormatError, InputError, one_line
-from .files import MOST_BYTES, open_regular, read_regular
-from .schema import parse_json
+from ...base.errors import FileFormatError, InputError, one_line
+from ...base.files import MOST_BYTES, open_regular, read_regular
+from ...base.schema import parse_json
 
 TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 _OTHERS = (  # known not to be text, or to hold more than text

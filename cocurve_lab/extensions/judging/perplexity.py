@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..base.arguments import as_int, as_list, require_choice
-from ..base.errors import InputError, MismatchError
-from ..base.progress import Progress, open_bar
-from ..calibration import bare_ids, require_tokenizable, text_start
-from ..models.identity import embedding_weight, model_device
-from ..models.runtime import in_double, measuring
-from .logits import (
+from ...base.arguments import as_int, as_list, require_choice
+from ...base.errors import InputError, MismatchError
+from ...base.progress import Progress, open_bar
+from ...calibration import bare_ids, require_tokenizable, text_start
+from ...measuring.logits import (
     log_likelihood,
     require_known_ids,
     require_numbers,
     too_large,
     unless_too_large,
 )
+from ...models.identity import embedding_weight, model_device
+from ...models.runtime import in_double, measuring
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

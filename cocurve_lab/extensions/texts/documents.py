@@ -1,0 +1,144 @@
+"""Documents of files, of mixes of files, and of the hub; chats in a tokenizer's words."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...base.arguments import as_float
+from ...base.errors import InputError, one_line, shown
+from ...calibration import TooLittle, text_start
+from .records import TABLES, kind_of, read_records, read_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Files = str | os.PathLike[str] | Mapping[Any, float]  # a file, or files with their shares
+
+
+def texts_of(
+    files: Files, tokenizer: PreTrainedTokenizerBase, seed: int = 0
+) -> tuple[Iterable[str], str]:
+    """Return the documents of a file as they stand, or of a mix of files, and their source."""
+    if isinstance(files, Mapping):
+        return shuffled(files, tokenizer, seed)
+    return read_documents(files, tokenizer), Path(files).name
+
+
+def shuffled(
+    files: Files, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> tuple[Iterator[str], str]:
+    """Return the documents of a file or a mix of files, shuffled by the seed, and their source."""
+    if not isinstance(files, Mapping):
+        documents = read_documents(files, tokenizer)
+        random.Random(seed).shuffle(documents)
+        return iter(documents), Path(files).name
+    shares = {path: as_float(share, f"the share of {path}") for path, share in files.items()}
+    if not shares or not all(0 < share < math.inf for share in shares.values()):
+        given = ", ".join(f"{path} {share:g}" for path, share in shares.items()) or "none"
+        raise InputError(f"the shares of the files are {given}. Give each a number above 0.")
+    whole = sum(shares.values())
+    source = " + ".join(f"{share / whole:.4g} {Path(f).name}" for f, share in shares.items())
+    streams = {path: shuffled(path, tokenizer, seed)[0] for path in shares}
+    return _mixed(streams, shares), source
+
+
+def _mixed(streams: dict[Any, Iterator[str]], shares: dict[Any, float]) -> Iterator[str]:
+    """Yield the next document of whichever source has the fewest characters for its share."""
+    taken = dict.fromkeys(streams, 0)
+    while True:
+        behind = min(streams, key=lambda path: taken[path] / shares[path])
+        text = next(streams[behind], None)
+        if text is None:
+            raise TooLittle(
+                f"{behind} has no more text after {taken[behind]:,} characters of it, and the "
+                f"other files cannot have its share. Give more of it, or fewer or shorter rows."
+            )
+        taken[behind] += len(text)
+        yield text
+
+
+def read_documents(
+    path: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase | None = None
+) -> list[str]:
+    """Read the documents of a file: records of a table, else text between blank lines.
+
+    A record of a table (`base/records.py`: JSON lines, JSON, CSV, TSV, Parquet, also as .gz) is a
+    text, or has a field "text", "messages" (a chat), or "prompt" and "completion". Chats are
+    written by the tokenizer's chat template; without one their contents stand between blank lines.
+    """
+    if kind_of(path) not in TABLES:
+        content = read_text(path)
+        return [part.strip() for part in re.split(r"\n\s*\n", content) if part.strip()]
+    records = enumerate(read_records(path), start=1)
+    return [_document(record, f"record {n} of {path}", tokenizer) for n, record in records]
+
+
+def _document(record: Any, where: str, tokenizer: PreTrainedTokenizerBase | None) -> str:
+    """Return the text of a record."""
+    found = record
+    if isinstance(record, dict):
+        found = record.get("text", record.get("messages"))
+        pair: list[Any] = [record.get("prompt"), record.get("completion")]
+        if found is None and {type(each) for each in pair} in ({str}, {list}):
+            found = pair[0] + pair[1]
+    if isinstance(found, list) and found and all(map(_is_message, found)):
+        if tokenizer is not None and tokenizer.chat_template is not None:
+            written = written_chat(tokenizer, found, "Give its text in a field text")
+            # a row begins so already
+            return written.removeprefix(str(tokenizer.decode(text_start(tokenizer))))
+        found = "\n\n".join(message["content"] for message in found)
+    if not isinstance(found, str):
+        fields = isinstance(record, dict) and f"has the fields {', '.join(map(str, record))}"
+        raise InputError(
+            f"{where} is no text; it {fields or f'is {shown(record)}'}. Give a string in a field "
+            "text, messages with role and content, or prompt and completion."
+        )
+    return found
+
+
+def written_chat(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Any], remedy: str, *, answer: bool = False
+) -> str:
+    """Write messages by the tokenizer's chat template, up to where an `answer` would begin."""
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
+    except Exception as error:  # a template is a program of the model's maker
+        raise InputError(
+            f"the tokenizer's chat template fails ({one_line(error)}). {remedy}."
+        ) from error
+    return str(text)
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(value.get(k), str) for k in ("role", "content")
+    )
+
+
+def stream_hub(
+    dataset: str, *, name: str | None, split: str, field_name: str, shuffled: int | None = None
+) -> Iterator[str]:
+    """Yield the texts of a hub dataset, streamed, or `shuffled` by a seed in a buffer of 10,000."""
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise InputError(
+            f"reading {dataset} needs the package datasets. Run `pip install 'cocurve-lab[hub]'`, "
+            "or give a text file: CalibrationSet.from_file(path, tokenizer)."
+        ) from None
+    try:
+        rows = load_dataset(dataset, name, split=split, streaming=True)
+        if shuffled is not None:
+            rows = rows.shuffle(seed=shuffled, buffer_size=10_000)
+        yield from (row[field_name] for row in rows)
+    except Exception as error:  # each hub client release raises its own network errors
+        raise InputError(
+            f"{dataset} cannot be read ({type(error).__name__}: {error}). Check the name and the "
+            "network, or give a text file: CalibrationSet.from_file(path, tokenizer)."
+        ) from None
