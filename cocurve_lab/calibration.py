@@ -384,13 +384,6 @@ def require_tokenizable(text: Any) -> str:
             "whole, and its memory may end the process. Split it into documents of at most "
             f"{LONGEST_TEXT:,} characters."
         )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"the text {text[:40]!r} cannot be written as UTF-8 ({error.reason} at character "
-            f"{error.start}). Remove that character."
-        ) from None
     return text
 
 

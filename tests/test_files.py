@@ -191,7 +191,6 @@ def test_a_wrong_type_is_named_by_the_public_function(wrong: str, tmp_path: Path
     units = cl.enumerate_units(model, 4)
     plan = cl.Selection.from_pruned(units, [1])
     calls: list[tuple[str, Callable[[], Any]]] = [
-        ("held_out", lambda: cl.measure_plans(model, [plan], value)),
         ("model", lambda: cl.pruning_risk(value, plan, tiny_text())),
         ("curvature", lambda: cl.solve_greedy(value, 0.2)),
         ("model", lambda: cl.enumerate_units(value)),

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from ..base.errors import InputError, NumericalError
 from ..estimator.batches import LOGIT_BYTES
-from ..models.identity import embedding_weight
 from ..models.runtime import is_out_of_memory
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    pass
 
 T = TypeVar("T")
 
@@ -39,16 +38,6 @@ def require_numbers(finite: bool | np.bool_, place: str) -> None:
         raise NumericalError(
             f"{place} gives NaN or infinite logits. Half precision may overflow: try bfloat16 or "
             "float32."
-        )
-
-
-def require_known_ids(model: PreTrainedModel, largest: int, text: str = "text") -> None:
-    """Raise InputError if the largest token id of a text is not in the model's embedding."""
-    rows = embedding_weight(model).shape[0]
-    if largest >= rows:
-        raise InputError(
-            f"the {text} has token id {largest}, the model's embedding has {rows} rows. Use the "
-            "tokenizer that belongs to the model."
         )
 
 

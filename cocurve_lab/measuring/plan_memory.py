@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..base.atomic import write_atomically
-from ..base.errors import MismatchError
 from ..base.schema import COUNT, OBJECT, TEXT, Field, dict_of, reading, require_fields
-from ..base.storage import dump_plain, load_plain
+from ..base.storage import dump_plain, load_plain, require_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -74,12 +73,7 @@ class PlanMemory:
             remedy = "Delete it and measure again, or use a copy."
             with reading(path, remedy):
                 require_fields(content, _FIELDS)
-            for key, value in memory.settings.items():
-                if content["settings"].get(key) != value:
-                    raise MismatchError(
-                        f"{path} holds {kind.what} with another {key}: "
-                        f"{content['settings'].get(key)!r}, now {value!r}. Use another file."
-                    )
+            require_settings(content["settings"], memory.settings, f"{path} ({kind.what})")
             fitting = Field(f"float64 of shape {list(shape)} by plan", dict_of(memory._fits))
             with reading(path, remedy):  # another text has another shape: the settings come first
                 require_fields(content, _FIELDS | {"values": fitting})

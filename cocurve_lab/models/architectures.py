@@ -252,27 +252,18 @@ class Architecture:
 
 def describe(model: Any) -> Architecture:
     """Find a model's family, and check that its layers are as the family declares them."""
-    if not hasattr(model, "named_modules"):
-        raise ArchitectureError(
-            f"a {type(model).__name__} is no model. Load one: model, _ = cl.load_model(...)."
-        )
     architecture = Architecture(model, find_family(model))
     family = architecture.family
-    stack = find(model, family.decoder)
     head = getattr(model, "get_output_embeddings", lambda: getattr(model, "lm_head", None))
     if head() is None:
         raise ArchitectureError(
             f"{type(model).__name__} has no lm_head. Load it with AutoModelForCausalLM."
         )
-    if find(stack, family.layers) is None:
+    if not architecture.layers:
         raise ArchitectureError(
-            f"{type(model).__name__} has no layers at model.{family.decoder}.{family.layers}; it "
-            "may be wrapped, by an adapter or a trainer. Merge adapters, unwrap the model, and try "
-            "again."
-        )
-    if not len(architecture.layers):
-        raise ArchitectureError(
-            f"{type(model).__name__} has no layers, so nothing to prune. Check config.json."
+            f"{type(model).__name__} has no layers at {architecture.stack}; it may be wrapped, by "
+            "an adapter or a trainer. Merge adapters, unwrap the model, and try again, or check "
+            "config.json."
         )
     for layer in range(len(architecture.layers)):
         kinds = architecture.kinds(layer)

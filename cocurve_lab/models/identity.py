@@ -44,25 +44,16 @@ _KNOWN: WeakKeyDictionary[torch.nn.Module, tuple[Any, dict[str, Any]]] = WeakKey
 
 def demo_folder() -> Path:
     """Return the folder of the embedded model: in an installed wheel, else beside the package."""
-    here = Path(__file__).resolve().parents[1]
-    for folder in (here / "data" / "demo", here.parent / "data" / "demo"):
-        if (folder / "config.json").exists():
-            return folder
-    raise InputError(
-        f"the embedded model is not at {here.parent / 'data' / 'demo'}. Clone the whole "
-        "repository, or train the model again with `python data/train_demo.py`."
-    )
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "data" / "demo"
+    return installed if installed.exists() else package.parent / "data" / "demo"
 
 
 def is_demo(model_id: str | os.PathLike[str]) -> bool:
     """Whether a model id means an embedded model, by name or by folder."""
-    if str(model_id) in EMBEDDED:
-        return True
-    try:
-        places = [demo_folder().with_name(name).resolve() for name in EMBEDDED]
-        return Path(model_id).is_dir() and Path(model_id).resolve() in places
-    except InputError:  # no embedded model here, so this is another one
-        return False
+    places = [demo_folder().with_name(name) for name in EMBEDDED]
+    here = Path(model_id)
+    return str(model_id) in EMBEDDED or (here.is_dir() and here.resolve() in places)
 
 
 def is_pruned(place: str | os.PathLike[str]) -> bool:

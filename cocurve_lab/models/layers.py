@@ -182,11 +182,6 @@ def weights_of(model: PreTrainedModel) -> WeightSource:
     return _SOURCES[model]
 
 
-def is_attached(model: PreTrainedModel) -> bool:
-    """Return whether a source brings weights of a model that are not in memory."""
-    return not isinstance(weights_of(model), Resident)
-
-
 def attach(model: PreTrainedModel, source: WeightSource) -> None:
     """Let a source bring the weights of a model from here on."""
     _SOURCES[model] = source

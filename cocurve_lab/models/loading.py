@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from ..base.errors import ArchitectureError, InputError, shown
+from ..base.errors import ArchitectureError, InputError
 from ..base.files import require_regular_files
 from ..base.schema import reading
 from .architectures import describe
@@ -37,11 +37,6 @@ _HUB_OPTIONS = (*_PLACE_OPTIONS, "trust_remote_code")
 
 def place_of(model_id: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """Resolve a model id: the name of an embedded model or a source is a folder; ~ the home."""
-    if not isinstance(model_id, (str, os.PathLike)):
-        raise InputError(
-            f"the model is {shown(model_id)}. Give its name as text: a hub id, a folder, or "
-            f"{DEMO!r}."
-        )
     if str(model_id) in EMBEDDED:
         return demo_folder().with_name(str(model_id))
     source = SOURCES.get(model_id) if isinstance(model_id, str) else None
@@ -158,9 +153,6 @@ def load_model(
         InputError: the model cannot be found, downloaded, trusted or used; with the next step.
     """
     target, place = pick_device(device), place_of(model_id)
-    if "gguf_file" in options:
-        place = gguf_at(place, options.pop("gguf_file"), **_picked(options, _PLACE_OPTIONS))
-        options = {name: value for name, value in options.items() if name not in _HUB_OPTIONS}
     source = str(place)
     chosen = pick_dtype(target, dtype, is_demo(source))
     if is_pruned(source):
@@ -227,16 +219,6 @@ def _load_checkpoint(
         torch.nn.Module.to(model, target)
     weights_of(model)  # what is wrong with offloaded weights is said now
     return model.eval().requires_grad_(False), tokenizer
-
-
-def gguf_at(place: str | os.PathLike[str], name: str, **options: Any) -> Path:
-    """Return a GGUF file of a folder, or of the hub; `options` say where the hub is asked."""
-    from transformers.utils import cached_file
-
-    if Path(place).is_dir():
-        return Path(place, name)
-    with OPENING().explaining(place, cache=options.get("cache_dir"), part=f"{name} of "):
-        return Path(str(cached_file(place, name, **options)))
 
 
 def require_accelerate(what: str) -> None:

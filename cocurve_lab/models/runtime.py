@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Iterator
@@ -113,19 +114,29 @@ def require_measurable(model: PreTrainedModel, text: CalibrationSet) -> None:
             "the model's weights are on the meta device: they were never loaded. Load the model "
             "with load_model; stream=True reads each layer when it runs."
         )
-    largest, rows = int(input_ids.max()), embedding_weight(model).shape[0]
-    if largest >= rows:
-        raise InputError(
-            f"the text holds token id {largest}, but the model's embedding has {rows} rows. "
-            "Use the tokenizer that belongs to the model."
-        )
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if context is not None and input_ids.shape[1] > context:
+    require_known_ids(model, int(input_ids.max()))
+    context = context_of(model)
+    if input_ids.shape[1] > context:
         raise InputError(
             f"rows have {input_ids.shape[1]} tokens, but the model's context is {context}. Cut "
             f"rows of at most {context} tokens."
         )
     require_known_head(model, input_ids[:1, :8])
+
+
+def require_known_ids(model: PreTrainedModel, largest: int, text: str = "text") -> None:
+    """Raise InputError if the largest token id of a text is not in the model's embedding."""
+    rows = embedding_weight(model).shape[0]
+    if largest >= rows:
+        raise InputError(
+            f"the {text} has token id {largest}, the model's embedding has {rows} rows. Use the "
+            "tokenizer that belongs to the model."
+        )
+
+
+def context_of(model: PreTrainedModel) -> float:
+    """Return the longest text that the model reads, in tokens; inf if its config names none."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
 def require_known_head(model: PreTrainedModel, ids: Tensor) -> None:

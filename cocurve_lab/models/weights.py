@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..base.errors import FileFormatError
 from ..base.storage import fingerprint
-from .layers import is_attached, weights_of
+from .layers import Resident, weights_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -59,7 +59,8 @@ def without_weights(model: PreTrainedModel) -> PreTrainedModel:
 
 def is_readable(model: PreTrainedModel) -> bool:
     """Return whether `reader_of` can read all weights, also those on the meta device."""
-    return is_attached(model) or not any(weight.is_meta for weight in model.parameters())
+    attached = not isinstance(weights_of(model), Resident)
+    return attached or not any(weight.is_meta for weight in model.parameters())
 
 
 def reader_of(model: PreTrainedModel) -> Callable[[str], Tensor]:

@@ -31,12 +31,9 @@ def file(tmp_path: Path) -> Path:
     return folder / "a.gguf"
 
 
-@pytest.mark.parametrize("place", ["the file", "its folder", "by its option"])
+@pytest.mark.parametrize("place", ["the file", "its folder"])
 def test_it_loads_as_transformers_reads_it(file: Path, place: str) -> None:
-    options: dict[str, Any] = {"gguf_file": file.name} if place == "by its option" else {}
-    model, tokenizer = cl.load_model(
-        file if place == "the file" else file.parent, device="cpu", **options
-    )
+    model, tokenizer = cl.load_model(file if place == "the file" else file.parent, device="cpu")
     read = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32
     )

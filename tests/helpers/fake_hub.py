@@ -155,7 +155,6 @@ def main(folder: Path, cache: Path) -> None:
         found["left"] = sorted(p.name for p in cache.rglob("*") if p.is_file())  # type: ignore[assignment]
         file_download.http_get = get
         found["good"] = attempt("org/good")
-        found["gguf"] = attempt("org/good", gguf_file="a.gguf", revision="main")
         found |= {name: attempt(f"org/{name}") for name in OWN}
         names = ("org/gated", "org/missing", "org/go od!", "./good", "org/good")
         found["tokenizers"] = {name: attempt_tokenizer(name) for name in names}

@@ -16,7 +16,6 @@ import cocurve_lab as cl
 from cocurve_lab.estimator.fisher import kl_divergence, whiten
 from cocurve_lab.extensions.judging.lockstep import forced_kl
 from cocurve_lab.measuring import plan_memory, risk
-from cocurve_lab.measuring.risk import PlanTable
 from helpers.tiny_models import FAMILIES, GROUPS, naive_risk, tiny_model, tiny_text
 
 PLANS = [[0], [2, 9], [], [1, 4, 5, 12, 17], list(range(18))]
@@ -318,7 +317,6 @@ def seen(rows: cl.CalibrationSet, built: bool) -> Any:
         (lambda: cl.pruning_risk(MODEL, PLAN[0], tiny_text(1, 65)), cl.InputError),
         (lambda: cl.measure_plans(MODEL, PLAN, tiny_text(2, 20, vocab=500)), cl.InputError),
         (lambda: cl.pruning_risk(broken(), PLAN[0], TEXT), cl.NumericalError),
-        (lambda: PlanTable((), np.zeros((0, 2))).perplexity, cl.InputError),
         (lambda: risk.model_risk(MODEL, tiny_model(vocab_size=98), TEXT), cl.MismatchError),
         *(
             (

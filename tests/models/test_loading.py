@@ -23,7 +23,6 @@ from cocurve_lab.models import loading
 from cocurve_lab.models.identity import fingerprint_model
 from cocurve_lab.models.loading import report_device
 from helpers.bpe import SIZE, byte_level
-from helpers.gguf_files import write_gguf
 from helpers.problems import random_curvature
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
@@ -119,8 +118,6 @@ def test_a_tokenizer_that_disagrees_with_its_file_is_named(tmp_path: Path) -> No
 
 def test_every_way_a_hub_can_fail_is_a_sentence(folder: Path, tmp_path: Path) -> None:
     """A hub of our own serves one model and refuses others; see fake_hub.py."""
-    pytest.importorskip("gguf")
-    write_gguf(folder / "a.gguf")
     script = Path(__file__).parents[1] / "helpers" / "fake_hub.py"
     command = [sys.executable, str(script), str(folder), str(tmp_path / "cache")]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
@@ -139,8 +136,7 @@ def test_every_way_a_hub_can_fail_is_a_sentence(folder: Path, tmp_path: Path) ->
     }.items():
         assert re.match(f"InputError: .*{said}", found[name]["outcome"]), found[name]
     assert found["full"]["weights"] == 0  # the stand-in for the full disk took their place
-    assert not any(found[name]["weights"] for name in ("modelopt", "unknown", "tuned", "gguf"))
-    assert found["gguf"]["outcome"] == "LlamaForCausalLM"
+    assert not any(found[name]["weights"] for name in ("modelopt", "unknown", "tuned"))
     assert "config.json" in found["left"]  # of both caches, and nothing half there in either
     assert not [name for name in found["left"] if "incomplete" in name]
     assert found["good"] == {"outcome": "LlamaForCausalLM", "weights": 1}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections import Counter
@@ -16,9 +15,8 @@ import torch
 from ...base.arguments import as_int, require_type
 from ...base.errors import InputError
 from ...calibration import CalibrationSet, bare_ids, require_tokenizable, text_start
-from ...measuring.logits import require_known_ids
 from ...models.identity import demo_folder, is_demo
-from ...models.runtime import measuring
+from ...models.runtime import context_of, measuring, require_known_ids
 from ...models.sources import source_named
 from ..texts.documents import written_chat
 from ..texts.records import read_objects
@@ -163,11 +161,6 @@ def uses_chat(tokenizer: PreTrainedTokenizerBase, chat: bool | None = None) -> b
     return known if chat is None else chat
 
 
-def context_of(model: PreTrainedModel) -> float:
-    """Return the longest text that the model reads, in tokens; inf if its config names none."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
-
-
 @dataclass(frozen=True)
 class Question:
     """A prompt with its right continuation, if it has one.
@@ -198,13 +191,7 @@ class Question:
 
 def demo_questions(per_capability: int = 8) -> list[Question]:
     """Read test prompts of the embedded model, the same number for each capability."""
-    folder = demo_folder().parent / "prompts"
-    if not list(folder.glob("*.jsonl")):
-        raise InputError(
-            f"there are no prompts in {folder}. Clone the whole repository, or write them again "
-            "with `python data/world.py`."
-        )
-    return read_questions(folder, per_capability)
+    return read_questions(demo_folder().parent / "prompts", per_capability)
 
 
 def own_questions(model_id: str | os.PathLike[str], per_capability: int = 8) -> list[Question]:
@@ -226,8 +213,6 @@ def read_questions(
         place: a file of records, such as .jsonl (`base/records.py`), or a folder of .jsonl files.
         per_capability: the most questions of each family, the first ones; None takes all.
     """
-    if per_capability is not None and per_capability < 1:
-        raise InputError(f"per_capability is {per_capability}. Ask for at least 1 prompt.")
     path = Path(place)
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     found: list[Question] = []

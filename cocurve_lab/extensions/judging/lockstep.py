@@ -24,10 +24,10 @@ from ...measuring.logits import last_logits, pieces, require_numbers
 from ...models.architectures import Architecture, describe
 from ...models.identity import embedding_weight, model_device
 from ...models.masking import Scales, column_scales, resolve, scaled, stack_rows
-from ...models.runtime import in_double, measuring, require_measurable
+from ...models.runtime import context_of, in_double, measuring, require_measurable
 from ...models.units import Unit, UnitSet
 from ...solver.selection import Selection
-from .generation import GrowingText, context_of, encode_prompt, uses_chat
+from .generation import GrowingText, encode_prompt, uses_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

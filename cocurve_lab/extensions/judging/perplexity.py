@@ -13,23 +13,21 @@ import torch
 from torch import Tensor
 
 from ...base.arguments import as_int, as_list, require_choice
-from ...base.errors import InputError, MismatchError
+from ...base.errors import InputError
 from ...base.progress import Progress, open_bar
 from ...calibration import bare_ids, require_tokenizable, text_start
 from ...measuring.logits import (
     log_likelihood,
-    require_known_ids,
     require_numbers,
     too_large,
     unless_too_large,
 )
 from ...models.identity import embedding_weight, model_device
-from ...models.runtime import in_double, measuring
+from ...models.runtime import context_of, in_double, measuring, require_known_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Join = Literal["blank line", "end token"]
 Starts = Literal["every window", "first window"]
 _LOGIT_BYTES = 256e6  # bytes of logits in a batch of windows; a single window may need more
 _BATCH_TOKENS = 8192  # with more tokens a forward pass gets no faster, and on a CPU slower
@@ -37,30 +35,19 @@ _BATCH_TOKENS = 8192  # with more tokens a forward pass gets no faster, and on a
 
 @dataclass(frozen=True)
 class PerplexityOptions:
-    """Options of joining and running the text.
+    """Options of running the text.
 
     Attributes:
-        join: how documents are joined into one text: "blank line" (as SparseGPT, Wanda and the
-            harness recipes join WikiText-2) or "end token" (the tokenizer's end token follows each
-            document, as in `CalibrationSet.from_texts`).
         starts: the windows that begin with `<bos>`, or what else begins a text: every one, or the
             first alone, as in the authors' release.
-        batch_size: windows per forward pass; None takes at most 8,192 tokens and 256 MB of logits.
         progress: show a bar; "lines" writes lines for a log file instead.
     """
 
-    join: Join = "blank line"
-    batch_size: int | None = None
     progress: Progress = True
     starts: Starts = "every window"
 
     def __post_init__(self) -> None:
         require_choice(self.starts, Starts, "starts")
-        if self.join not in ("blank line", "end token"):
-            raise InputError(f'join is {self.join!r}. Join documents by "blank line" or '
-                             '"end token".')  # fmt: skip
-        if self.batch_size is not None:
-            object.__setattr__(self, "batch_size", as_int(self.batch_size, "batch_size", 1))
 
 
 @dataclass(frozen=True)
@@ -92,19 +79,6 @@ class Perplexity:
         None with fewer than two windows.
         """
         return _ratio_error(np.array(self.window_nll), np.array(self.window_tokens))
-
-    def minus(self, other: Perplexity) -> tuple[float, float | None]:
-        """Return the difference in nll to another model, and its paired standard error.
-
-        Both are in nats per token; the error is None with fewer than two windows.
-        """
-        if (self.window_tokens, self.protocol) != (other.window_tokens, other.protocol):
-            raise MismatchError(
-                f"{self.protocol} Against: {other.protocol} Compare two models on one text, with "
-                "one protocol and one tokenizer."
-            )
-        sums = np.array(self.window_nll) - np.array(other.window_nll)
-        return self.nll - other.nll, _ratio_error(sums, np.array(self.window_tokens))
 
     def __repr__(self) -> str:
         error = self.standard_error
@@ -143,11 +117,12 @@ def perplexity(
     Args:
         model: a dense, ablated or pruned model.
         tokenizer: its tokenizer; the text is tokenized as a whole.
-        text: a text, or documents, which are joined as `options.join` says.
+        text: a text, or documents, which are joined by blank lines (as SparseGPT, Wanda and the
+            harness recipes join WikiText-2).
         context: tokens per window, `<bos>` included. A model with a shorter context uses its own,
             with the stride shortened in proportion; the protocol then states that.
         stride: tokens between the starts of windows, at most `context`; 512 in the paper's tables.
-        options: joining of documents, batch size, progress.
+        options: windows that begin a text, progress.
         bos: the token that begins a window; None begins windows as the tokenizer begins a text
             (many add nothing), and "" with nothing.
     """
@@ -159,7 +134,7 @@ def perplexity(
             "a stride from 1 to the context."
         )
     used, step = _fitting(model, context, stride)
-    ids, joined = _tokens(tokenizer, text, options.join)
+    ids, joined = _tokens(tokenizer, text)
     start = text_start(tokenizer, bos)
     if start:
         joined += f", {options.starts} after {tokenizer.decode(start)}"
@@ -183,30 +158,21 @@ def perplexity(
 
 def _fitting(model: PreTrainedModel, context: int, stride: int) -> tuple[int, int]:
     """Context and stride that the model can run, with the asked share of new tokens per window."""
-    own = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if own is None or own >= context:
+    own = context_of(model)
+    if own >= context:
         return context, stride
     return int(own), max(1, round(stride * own / context))
 
 
-def _tokens(
-    tokenizer: PreTrainedTokenizerBase, text: str | Iterable[str], join: Join
-) -> tuple[list[int], str]:
+def _tokens(tokenizer: PreTrainedTokenizerBase, text: str | Iterable[str]) -> tuple[list[int], str]:
     """Ids of the whole text, and the joining of documents in words."""
     documents = [text] if isinstance(text, str) else as_list(text, "text")
     for document in documents:
         require_tokenizable(document)
-    if len(documents) > 1 and join == "end token":
-        end = tokenizer.eos_token_id
-        if end is None:
-            raise InputError('the tokenizer has no end token. Use join="blank line".')
-        ids = [token for part in documents for token in (*bare_ids(tokenizer, part), end)]
-    else:
-        ids = bare_ids(tokenizer, require_tokenizable("\n\n".join(documents)))
-    joined = "one text" if len(documents) == 1 else f"{len(documents):,} documents joined by "
-    if len(documents) > 1:
-        joined += "a blank line" if join == "blank line" else "the end token"
-    return ids, joined
+    ids = bare_ids(tokenizer, require_tokenizable("\n\n".join(documents)))
+    if len(documents) == 1:
+        return ids, "one text"
+    return ids, f"{len(documents):,} documents joined by a blank line"
 
 
 def _windows(tokens: int, room: int, stride: int, begun: bool) -> Iterator[Window]:
@@ -245,7 +211,7 @@ def _measure(
         for (length, scored), same in groupby(windows, lambda w: (w.stop - w.start, w.scored)):
             group = list(same)
             fits = int(_LOGIT_BYTES // (4 * (scored + 1) * embedding_weight(model).shape[0]))
-            batch = options.batch_size or max(1, min(fits, _BATCH_TOKENS // (len(start) + length)))
+            batch = max(1, min(fits, _BATCH_TOKENS // (len(start) + length)))
             while group:
                 found = unless_too_large(_batch, model, start, ids, group[:batch])
                 if found is None and batch == 1:
