@@ -24,7 +24,7 @@ __version__ = "0.1.0"
 _HOMES = {
     # A model and what can be removed from it
     "load_model": "models.loading",
-    "report_device": "models.loading",
+    "report_device": "extensions.device",
     "Unit": "models.unit",
     "UnitSet": "models.units",
     "KINDS": "models.kinds",

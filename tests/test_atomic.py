@@ -58,7 +58,6 @@ def test_a_full_disk_leaves_the_old_file(
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs RLIMIT_FSIZE")
 def test_a_write_that_really_fails_half_way(tmp_path: Path) -> None:
     """The kernel refuses the 4097th byte, as a full disk would."""
     path = tmp_path / "file"
@@ -180,7 +179,6 @@ def held(folder: Path, kind: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs flock")
 @pytest.mark.parametrize("kind", ["replacing", "replacing_folder"])
 def test_what_a_running_process_writes_stays_and_what_a_dead_one_left_goes(
     kind: str, tmp_path: Path

@@ -55,7 +55,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "risk of a number": (lambda: H.risk(3), "the list of units is 3"),
     "masked number": (lambda: cl.pruning_risk(MODEL, 3, ROWS), "the list of units is 3"),
     "masked float": (lambda: cl.pruning_risk(MODEL, [1.5], ROWS), "no unit 1.5"),
-    "rows as a tensor": (lambda: cl.pruning_risk(MODEL, PLAN, ROWS.input_ids), "is a Tensor"),
     "gains as a list": (lambda: PLAN.with_gains([1]), "gains is"),
     "a gain as text": (lambda: PLAN.with_gains({KEPT: "2"}), "a gain is '2'"),
     "thousands of digits": (lambda: cl.Target(parameters="9" * 5000), "parameters is '9+\\.\\.\\."),

@@ -1,1 +1,1 @@
-"""What every room uses: errors, arguments, files that survive a crash, tables, progress bars."""
+"""What every room uses: errors, arguments, files that survive a crash, progress bars, plugs."""

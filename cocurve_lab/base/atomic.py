@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -17,20 +18,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from .errors import NoRoomError
 
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # Windows: nothing is locked there, so nothing is removed
-    fcntl = None
-
 PARTIAL = ".cocurve-*.partial"
 _LOCK, _NEW, _OLD = "lock", "new", "old"  # inside a partial folder
-# a full disk, or a user's quota where the system knows one
-_NO_ROOM = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # a full disk, or a user's quota
 
 
 # Files --------------------------------------------------------------------------------------------
@@ -151,7 +144,7 @@ def _put_in_place(temporary: Path, folder: Path, aside: Path) -> None:
 
 def _exchange(one: Path, other: Path) -> bool:
     """Swap two names in one step; False where the system or the file system cannot."""
-    swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if fcntl else None
+    swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if swap is None:
         return False
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
@@ -185,8 +178,7 @@ def _partial(parent: Path, size: int) -> Iterator[Path]:
             yield partial
         finally:  # also after Ctrl-C; with the old folder, if it was replaced
             _remove(partial)
-            if lock is not None:
-                os.close(lock)
+            os.close(lock)
 
 
 def clean(folder: str | os.PathLike[str]) -> None:
@@ -224,25 +216,21 @@ def _remove(partial: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def _locked_folder(parent: Path) -> tuple[Path, int | None]:
-    """Make a partial folder; return it and its lock, or None where nothing can be locked."""
+def _locked_folder(parent: Path) -> tuple[Path, int]:
+    """Make a partial folder; return it and its lock, which holds where files can be locked."""
     while True:
         path = parent / PARTIAL.replace("*", secrets.token_hex(4))
         path.mkdir()
         # before it is locked, another process may take it for a leftover and remove it
         with suppress(FileNotFoundError):
             handle = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-            locked = _lock(handle, wait=True)
-            if not locked:
-                os.close(handle)
+            _lock(handle, wait=True)
             if (path / _LOCK).exists():
-                return path, handle if locked else None
+                return path, handle
 
 
 def _lock(handle: int, *, wait: bool) -> bool:
     """Lock an open file until it is closed or the process ends; False if that cannot be done."""
-    if fcntl is None:
-        return False
     try:
         fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # held by another process, or a file system without locks
@@ -260,6 +248,6 @@ def _sync_file(path: Path, flags: int = os.O_RDWR) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut, if the system can sync a folder; Windows opens none."""
+    """Make a rename survive a power cut, if the system can sync a folder."""
     with suppress(OSError):
         _sync_file(folder, os.O_RDONLY)

@@ -14,7 +14,6 @@ from typing import BinaryIO
 from .errors import FileFormatError, shown
 
 MOST_BYTES = 4 << 30  # of a file that is read as a whole
-_NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 def open_regular(path: str | os.PathLike[str], at_most: int = MOST_BYTES) -> BinaryIO:
@@ -22,7 +21,7 @@ def open_regular(path: str | os.PathLike[str], at_most: int = MOST_BYTES) -> Bin
     path = os.fspath(path)
     if "\0" in path:
         raise FileFormatError(f"{shown(path)} is no path: it holds a zero byte. Check the path.")
-    handle = os.open(path, os.O_RDONLY | _NO_WAIT)
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         found = os.fstat(handle)
         if stat.S_ISDIR(found.st_mode):

@@ -19,12 +19,13 @@ import transformers
 from ..base.errors import CocurveError
 from ..estimator.estimate import estimate_curvature
 from ..extensions.analysis.gate import redundancy_gate
+from ..extensions.device import report_device
 from ..extensions.judging.agreement import random_set
 from ..extensions.judging.generation import continue_text, example_prompts
 from ..extensions.texts.default import default_calibration
 from ..measuring.risk import measure_plans
 from ..models.identity import DEMO
-from ..models.loading import load_model, report_device
+from ..models.loading import load_model
 from ..models.units import UnitSet, enumerate_units
 from ..pruner.cutting import prune
 from ..pruner.equivalence import check_equivalence

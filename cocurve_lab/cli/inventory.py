@@ -17,7 +17,7 @@ from ..models.architectures import UNIT_KINDS, describe
 from ..models.identity import demo_folder, is_pruned
 from ..models.kinds import KINDS
 from ..models.loading import place_of
-from ..models.opening import OPENING
+from ..models.sources import OPENING
 from ..models.units import enumerate_units
 from ..pruner.saving import empty_pruned
 from .options import Verb, argument, flag

@@ -8,6 +8,7 @@ machine/      plans whose widths suit the machine: tensor parallelism, alignment
 analysis/     what else H says: gate, gains, variants of the edges, stability, bounds, refinement
 judging/      text, answers, agreement of H with measured KL, the three causes of a gap
 figures.py    plotly figures of an H
+device.py     where a model would run, in one line
 experts/      the experts of a mixture as units
 opening/      checks of models that anybody made, and words for what fails
 publishing/   the model card of a pruned model

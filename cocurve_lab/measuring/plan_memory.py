@@ -71,11 +71,10 @@ class PlanMemory:
         if Path(path).exists():
             content = load_plain(path, format_name=kind.format_name, version=kind.version)
             remedy = "Delete it and measure again, or use a copy."
-            with reading(path, remedy):
-                require_fields(content, _FIELDS)
-            require_settings(content["settings"], memory.settings, f"{path} ({kind.what})")
             fitting = Field(f"float64 of shape {list(shape)} by plan", dict_of(memory._fits))
             with reading(path, remedy):  # another text has another shape: the settings come first
+                require_fields(content, _FIELDS)
+                require_settings(content["settings"], memory.settings, f"{path} ({kind.what})")
                 require_fields(content, _FIELDS | {"values": fitting})
             memory.values = content["values"]
         return memory

@@ -35,11 +35,12 @@ from ..base.storage import fingerprint
 from ..curvature.matrix import Curvature
 from ..estimator.support import widen
 from ..extensions.analysis.refinement import refine
+from ..extensions.choosing.marginals import differentiable
 from ..measuring.logits import require_numbers
 from ..models.architectures import Architecture
 from ..models.identity import model_device
 from ..models.masking import scaled
-from ..models.runtime import differentiable, measuring
+from ..models.runtime import measuring
 from ..models.units import Unit, UnitSet
 from ..solver.guards import FREE, Guards
 from ..solver.selection import Selection

@@ -13,8 +13,7 @@ In reading order:
     identity.py       name, device, dtype and fingerprint of a model
     runtime.py        the state a model is measured in: lock, precision, interrupts
     weights.py        the weights of a model by name, wherever they are
-    sources.py        the plug for models under a short name, or in one file
-    opening.py        the plug for checks of models that anybody made
+    sources.py        the plugs for where models and texts come from, and what is checked of them
     loading.py        loading a model and its tokenizer
 
 This room imports only `base`. README.md lists the families and how to add one.

@@ -236,13 +236,12 @@ class Architecture:
         why: str = "which are no columns of an output projection",
     ) -> None:
         """Raise ArchitectureError, naming what was asked for, if there are units of other kinds."""
-        for layer in range(len(self.layers)):
-            others = set(self.kinds(layer)) - set(self.column_kinds(layer))
-            for kind in others:
-                plural = UNIT_KINDS[kind].plural
-                raise ArchitectureError(
-                    f"{what} is not for models with {plural}, {why}: layer {layer} has some. {step}"
-                )
+        kinds = {kind for layer in range(len(self.layers)) for kind in self.kinds(layer)}
+        others = [UNIT_KINDS[kind].plural for kind in kinds if not UNIT_KINDS[kind].columns]
+        if others:
+            raise ArchitectureError(
+                f"{what} is not for models with {', '.join(others)}, {why}. {step}"
+            )
 
     def require_unpacked(self) -> None:
         """Raise ArchitectureError if any projection is packed, because it could not be cut."""

@@ -26,13 +26,7 @@ if TYPE_CHECKING:
 
 
 class WeightSource(Protocol):
-    """Brings weights when they are needed, and takes them away again.
-
-    Attributes:
-        bytes_read: bytes of weights that were read for layers so far.
-    """
-
-    bytes_read: int
+    """Brings weights when they are needed, and takes them away again."""
 
     @property
     def devices(self) -> Mapping[int, torch.device]:
@@ -75,7 +69,6 @@ class Passes(Protocol):
 class Still:
     """A source that brings no layers: all weights stay where they are."""
 
-    bytes_read = 0
     bytes_present = 0
 
     @property

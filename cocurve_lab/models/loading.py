@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import warnings
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,9 +17,8 @@ from .architectures import describe
 from .families import MULTIMODAL
 from .identity import DEMO, EMBEDDED, MANIFEST, demo_folder, is_demo, is_pruned, require_sealed
 from .layers import STORE, weights_of
-from .opening import OPENING
-from .runtime import device_name, sums_on, transient_bars
-from .sources import SOURCES, file_in, source_of_file
+from .runtime import transient_bars
+from .sources import OPENING, SOURCES, file_in, source_of_file
 from .weights import require_finite
 
 if TYPE_CHECKING:
@@ -42,11 +39,6 @@ def place_of(model_id: str | os.PathLike[str]) -> str | os.PathLike[str]:
     source = SOURCES.get(model_id) if isinstance(model_id, str) else None
     if source is None:
         return os.path.expanduser(model_id)
-    if os.path.isdir(model_id):
-        raise InputError(
-            f"{model_id!r} is the name of a model of the lab and of a folder here. Give "
-            f"'./{model_id}' for the folder, or move it away."
-        )
     return source.require()
 
 
@@ -74,10 +66,7 @@ def pick_dtype(
     # the embedded model is small enough for float32 anywhere
     if dtype is None:
         return torch.float32 if demo or device.type == "cpu" else "auto"
-    found = read_dtype(dtype)
-    if found == torch.float64 and sums_on(device) != device:
-        raise InputError(f"device {str(device)!r} has no float64. Use float32, or device 'cpu'.")
-    return found
+    return read_dtype(dtype)
 
 
 def read_dtype(dtype: torch.dtype | str) -> torch.dtype:
@@ -86,37 +75,6 @@ def read_dtype(dtype: torch.dtype | str) -> torch.dtype:
     if found not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         raise InputError(f"dtype is {dtype!r}; use float32, bfloat16, float16 or float64.")
     return found
-
-
-def report_device(
-    device: str | torch.device | None = None, dtype: torch.dtype | str | None = None
-) -> str:
-    """Describe in one line where a model would run: device, dtype, free memory, torch version.
-
-    Warns:
-        RuntimeWarning: the machine has an NVIDIA GPU that this torch cannot use. Everything still
-            works then, but about a hundred times slower.
-    """
-    import psutil
-
-    target = pick_device(device)
-    name, chosen = device_name(target), pick_dtype(target, dtype, demo=False)
-    used = str(chosen).removeprefix("torch.")
-    if chosen == "auto":
-        used = "float32 for the demo model, else the checkpoint's dtype"
-    free = psutil.virtual_memory().available
-    if target.type == "cuda":
-        free = torch.cuda.mem_get_info(target)[0]
-    elif target.type == "cpu":
-        name = f"CPU, {torch.get_num_threads()} threads"
-        if Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi"):
-            warnings.warn(
-                f"THIS MACHINE HAS AN NVIDIA DRIVER, BUT TORCH {torch.__version__} CANNOT USE A "
-                "GPU: the CPU will be used. Install a CUDA build of torch, or check `nvidia-smi`.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-    return f"{name}; {used}; {free / 1e9:.1f} GB free; torch {torch.__version__}"
 
 
 # Models and tokenizers ----------------------------------------------------------------------------

@@ -88,20 +88,6 @@ def full_precision() -> Iterator[None]:
             matmul.fp32_precision = value
 
 
-@contextmanager
-def differentiable(model: PreTrainedModel) -> Iterator[None]:
-    """Allow gradients inside `measuring`, of activations but not of weights."""
-    asking = [weight for weight in model.parameters() if weight.requires_grad]
-    try:
-        for weight in asking:
-            weight.requires_grad_(False)
-        with torch.inference_mode(False), torch.enable_grad():
-            yield
-    finally:
-        for weight in asking:
-            weight.requires_grad_(True)
-
-
 # Requirements -------------------------------------------------------------------------------------
 
 

@@ -1,14 +1,17 @@
-"""The plug for models that are neither a folder of transformers nor on the hub.
+"""The plugs for where models and texts come from, and for what is checked of them.
 
-An extension registers an object for each: a `ModelSource` under a short name, a `FileSource` under
-the ending of the files that it reads. This file imports neither torch nor transformers, and neither
-do the objects until they are used.
+For a model that is neither a folder of transformers nor on the hub, an extension registers an
+object: a `ModelSource` under a short name, a `FileSource` under the ending of the files that it
+reads. Of files that anybody made the core checks nothing, and transformers' own errors come
+through; an `Opening` knows what has gone wrong with them. This file imports neither torch nor
+transformers, and neither do the objects until they are used.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 Part = Literal["calibration", "held_out"]
+Place = str | os.PathLike[str]  # a folder or hub id
 
 
 class ModelSource(Protocol):
@@ -51,6 +55,56 @@ class Texts(Protocol):
         """Return the documents of a file, or of {file: share}, and what they are called."""
 
 
+class Opening(Protocol):
+    """The checks of one load, in their order; `options` say where the hub is asked."""
+
+    def require_place(self, place: Place) -> None:
+        """Raise InputError if a place is clearly a path, and no model is there."""
+
+    def require_no_adapter(self, place: Place, **options: Any) -> None:
+        """Raise InputError if an adapter, alone or beside its base, is in a folder or model."""
+
+    def require_settings(self, content: Any, place: Place, *, attention: bool = True) -> None:
+        """Check the content of a config.json before anything in it is followed.
+
+        `attention` says whether its choice of an attention implementation will be followed.
+        """
+
+    def require_files(self, place: str, shapes: PreTrainedModel, **options: Any) -> None:
+        """Check the weight files against the model on the meta device; no weight is read."""
+
+    def require_loaded(
+        self,
+        model: PreTrainedModel,
+        report: Mapping[str, Any],
+        place: str,
+        shapes: PreTrainedModel,
+        **options: Any,
+    ) -> None:
+        """Check what was loaded; `report` is what `from_pretrained` says of missing weights."""
+
+    def require_generation(self, config: Any, place: Place) -> None:
+        """Raise FileFormatError unless a model's generation settings have types and ranges."""
+
+    def require_tokenizer(
+        self, tokenizer: PreTrainedTokenizerBase, name: Place, place: str, **options: Any
+    ) -> None:
+        """Warn of a tokenizer that splits text otherwise than its own file says."""
+
+    def explaining(
+        self, place: Place, *, cache: Place | None = None, part: str = ""
+    ) -> AbstractContextManager[None]:
+        """Turn errors of transformers inside the block into an InputError with the next step.
+
+        `cache` is the cache_dir= of the load; `part` is what is read, such as "the tokenizer of ".
+        """
+        return nullcontext()
+
+
+class Unchecked(Opening):
+    """The core's own: everything passes."""
+
+
 class FileSource(Protocol):
     """A form of files that hold a whole model each."""
 
@@ -73,6 +127,7 @@ def _missing() -> Any:
 
 
 TEXTS: Plug[Texts] = Plug(_missing)
+OPENING: Plug[Opening] = Plug(Unchecked)
 
 
 def source_named(model_id: str | os.PathLike[str]) -> ModelSource | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import FileFormatError, InputError, one_line
 from ..base.schema import read_json
-from ..models.opening import OPENING
+from ..models.sources import OPENING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

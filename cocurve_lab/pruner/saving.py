@@ -30,8 +30,8 @@ from ..models.identity import (
 )
 from ..models.layers import STORE, WeightSource, attach
 from ..models.loading import auto_class, keep_score_cap, pick_device, read_dtype
-from ..models.opening import OPENING
 from ..models.runtime import transient_bars
+from ..models.sources import OPENING
 from ..models.weights import tied_names, without_weights
 from .card import CardFacts
 from .folder import dense_configuration, rejecting

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.device import report_device
 from cocurve_lab.models.identity import model_device
 from cocurve_lab.models.layers import weights_of
-from cocurve_lab.models.loading import pick_device, pick_dtype, report_device
+from cocurve_lab.models.loading import pick_device, pick_dtype
 from helpers.devices import FIRST, SECOND, WITHOUT_DOUBLE, pretended_devices
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 

@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, T5Config
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.device import report_device
 from cocurve_lab.extensions.opening.errors import explain
 from cocurve_lab.models import loading
 from cocurve_lab.models.identity import fingerprint_model
-from cocurve_lab.models.loading import report_device
 from helpers.bpe import SIZE, byte_level
 from helpers.problems import random_curvature
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer

@@ -6,7 +6,8 @@ units that the plan could still lose, and those that it should not have lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,7 @@ from ...models.architectures import Architecture, describe
 from ...models.identity import model_device
 from ...models.kinds import KINDS
 from ...models.masking import Scales, column_scales, resolve, scaled
-from ...models.runtime import differentiable, measuring, require_one_device
+from ...models.runtime import measuring, require_one_device
 from ...solver.selection import Selection
 
 if TYPE_CHECKING:
@@ -88,3 +89,17 @@ def _direction(architecture: Architecture, teacher: Tensor, hidden: Tensor) -> T
         require_numbers(bool(kl.isfinite()), "a row")
         found += torch.autograd.grad(kl, hidden)[0]
     return found
+
+
+@contextmanager
+def differentiable(model: PreTrainedModel) -> Iterator[None]:
+    """Allow gradients inside `measuring`, of activations but not of weights."""
+    asking = [weight for weight in model.parameters() if weight.requires_grad]
+    try:
+        for weight in asking:
+            weight.requires_grad_(False)
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        for weight in asking:
+            weight.requires_grad_(True)

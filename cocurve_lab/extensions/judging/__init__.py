@@ -1,1 +1,1 @@
-"""What a plan does to text and answers, and why its KL is not what H predicts."""
+"""What a plan does to perplexity, text and answers, and why its KL is not what H predicts."""

@@ -10,7 +10,7 @@ The files are imported when a model is loaded.
 
 from __future__ import annotations
 
-from ...models.opening import OPENING, Opening
+from ...models.sources import OPENING, Opening
 
 
 def _checks() -> Opening:

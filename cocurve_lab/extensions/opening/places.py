@@ -31,8 +31,7 @@ from ...base.schema import (
     reading,
     require_fields,
 )
-from ...models.opening import Place
-from ...models.sources import file_in
+from ...models.sources import Place, file_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

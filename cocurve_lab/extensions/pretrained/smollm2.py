@@ -196,10 +196,7 @@ def run_child(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
             out, error = child.communicate()
         except BaseException:
             with suppress(ProcessLookupError):
-                if hasattr(os, "killpg"):
-                    os.killpg(child.pid, signal.SIGKILL)
-                else:  # Windows
-                    child.kill()
+                os.killpg(child.pid, signal.SIGKILL)
             child.wait()
             raise
     return subprocess.CompletedProcess(command, child.returncode, out, error)

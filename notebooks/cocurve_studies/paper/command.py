@@ -110,7 +110,7 @@ def run(options: Paper) -> int:
     """Run `cocurve paper`."""
     from cocurve_lab.curvature.merging import progress_of
     from cocurve_lab.estimator.estimate import load_or_estimate
-    from cocurve_lab.models.loading import report_device
+    from cocurve_lab.extensions.device import report_device
     from cocurve_lab.models.units import enumerate_units
     from cocurve_lab.solver.targets import flop_costs
 
