@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .base.arguments import as_int, require_choice
-from .base.errors import InputError, MismatchError, one_line, shown
+from .base.errors import InputError, MismatchError, shown
 from .base.storage import fingerprint
 from .base.text_windows import WINDOW, record, share_seen, windows
 from .curvature.release import ROWS
@@ -67,7 +67,7 @@ class CalibrationSet:
         positions = self.positions
         if isinstance(positions, str) and positions == "all":
             positions = torch.arange(length - 1).expand(rows, -1)
-        positions = _integers(positions, "positions", floats=True)
+        positions = _integers(positions, "positions")
         if positions.shape[0] != rows or positions.shape[1] < 1:
             raise InputError(
                 f"positions has shape {tuple(positions.shape)}. Give [{rows}, P] with P >= 1."
@@ -387,16 +387,11 @@ def require_tokenizable(text: Any) -> str:
     return text
 
 
-def _integers(values: Any, name: str, *, floats: bool = False) -> Tensor:
-    """Return a matrix as int64 on the CPU; `floats` may stand for integers if they are whole."""
-    try:
-        found = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{name} is no tensor ({one_line(error)}). Give one.") from None
-    fits = found.dim() == 2 and not (found.is_complex() or found.dtype == torch.bool)
-    if fits and found.is_floating_point():
-        fits = floats and bool((found == found.floor()).all())
-    if not fits:
+def _integers(values: Any, name: str) -> Tensor:
+    """Return a matrix of integers as int64 on the CPU."""
+    found = torch.as_tensor(values)
+    integers = not (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool)
+    if found.dim() != 2 or not integers:
         raise InputError(
             f"{name} is {found.dtype} of shape {tuple(found.shape)}. Give a matrix of integers."
         )

@@ -83,10 +83,3 @@ def open_bar(progress: Progress, **settings: Any) -> Bar:
     """
     hidden = not (progress and settings["total"])
     return Bar(**settings, lines=progress == "lines", disable=hidden)
-
-
-def duration(seconds: float) -> str:
-    """Write seconds in a readable unit: "45 s", "12 min", "3.4 h"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

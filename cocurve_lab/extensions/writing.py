@@ -66,3 +66,10 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _no_formula(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
+
+
+def duration(seconds: float) -> str:
+    """Write seconds in a readable unit: "45 s", "12 min", "3.4 h"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -382,7 +382,9 @@ class _Engine:
         changed = [at for at, scales in enumerate(plans) if scales]
         if self.replay:  # a batch starts at the first layer of all its plans
             changed.sort(key=lambda at: -_first_layer(plans[at]))
-        size, done = self._together(), list[Tensor]()
+        size, done = self.batch, list[Tensor]()
+        if self.passes is not None:  # more where weights come from elsewhere
+            size = self.passes.most_together(self.batch, self.most)
         # where weights come from elsewhere, the dense model runs along with the plans
         teacher = self.teacher(number) if self.passes is None else None
         while teacher is None or len(done) < len(changed):
@@ -446,12 +448,6 @@ class _Engine:
         device = model_device(self.architecture.model)
         ids = self.text.input_ids[number : number + 1].to(device)
         return ids, self.text.scored[number].to(device)
-
-    def _together(self) -> int:
-        """Plans that advance together: a batch, or more where weights come from elsewhere."""
-        if self.passes is None:
-            return self.batch
-        return self.passes.most_together(self.batch, self.most)
 
     def _run(
         self, ids: Tensor, positions: Tensor, teacher: Tensor | None, rows: list[Scales]

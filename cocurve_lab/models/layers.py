@@ -26,24 +26,31 @@ if TYPE_CHECKING:
 
 
 class WeightSource(Protocol):
-    """Brings weights when they are needed, and takes them away again."""
+    """Brings weights when they are needed, and takes them away again.
+
+    What is given here is for a source that brings no layers: all weights stay where they are.
+    """
 
     @property
     def devices(self) -> Mapping[int, torch.device]:
-        """The device of each layer that it brings, by number; none if all stay where they are."""
+        """The device of each layer that it brings, by number."""
+        return {}
 
     @property
     def bytes_present(self) -> int:
         """The most bytes of weights that it has in memory at a time."""
+        return 0
 
     def present(self, layer: int) -> AbstractContextManager[None]:
         """Keep the weights of a layer in memory inside the block."""
-
-    def tensor(self, name: str) -> Tensor:
-        """Read one weight that is not in memory by its name in the model, to the CPU."""
+        return nullcontext()
 
     def passes(self, architecture: Architecture, text: Any) -> Passes | None:
         """Return what runs many plans over a `CalibrationSet`, if it brings layers."""
+        return None
+
+    def tensor(self, name: str) -> Tensor:
+        """Read one weight that is not in memory by its name in the model, to the CPU."""
 
 
 class Passes(Protocol):
@@ -66,24 +73,8 @@ class Passes(Protocol):
         """Plans that advance together: at least one batch, and at most `most`."""
 
 
-class Still:
-    """A source that brings no layers: all weights stay where they are."""
-
-    bytes_present = 0
-
-    @property
-    def devices(self) -> Mapping[int, torch.device]:
-        return {}
-
-    def present(self, layer: int) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def passes(self, architecture: Architecture, text: Any) -> None:
-        return None
-
-
 @dataclass
-class Resident(Still):
+class Resident(WeightSource):
     """The source of a model whose weights are all in memory."""
 
     weights: Callable[[], Mapping[str, Tensor]]  # by name in the model

@@ -14,9 +14,9 @@ import numpy as np
 
 import cocurve_lab as cl
 from cocurve_lab.base.atomic import write_atomically
-from cocurve_lab.base.progress import duration
 from cocurve_lab.base.schema import read_json
 from cocurve_lab.extensions.judging.kept import answers_file, plans_file
+from cocurve_lab.extensions.writing import duration
 
 from .session import MeasuredPlan, Session, count_right, edge_of
 

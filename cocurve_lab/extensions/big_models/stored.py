@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...base.errors import FileFormatError, InputError
-from ...models.layers import Still, attach
+from ...models.layers import WeightSource, attach
 from ...models.weights import DTYPES, fingerprint_tensor, require_finite, settle_ties, tied_names
 from ..opening.files import (
     INDEX,
@@ -69,7 +69,7 @@ class Watch:
         return tensor
 
 
-class StoredWeights(Still):
+class StoredWeights(WeightSource):
     """The weights of a model in safetensors files, read when they are asked for, and not kept.
 
     Args:

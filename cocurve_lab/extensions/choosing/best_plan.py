@@ -22,7 +22,7 @@ import numpy as np
 
 from ...base.arguments import as_float
 from ...base.errors import InfeasibleError, InputError
-from ...base.progress import Progress, duration
+from ...base.progress import Progress
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...curvature.settings import BuildOptions
@@ -44,6 +44,7 @@ from ..judging.generation import Question, own_questions
 from ..judging.kept import plans_file
 from ..repairing.repair import RepairOptions, repair
 from ..texts.default import default_calibration
+from ..writing import duration
 from .search import PlanSearch, search_plan
 
 if TYPE_CHECKING:
