@@ -147,7 +147,7 @@ def test_a_table_holds_each_plans_risk_on_each_sequence() -> None:
     assert rows["measured_risk"].tolist() == table.mean.tolist()
     assert rows["measured_risk_error"].tolist() == table.standard_error.tolist()
     assert rows["realized_ratio"].tolist() == [plan.realized_ratio for plan in plans]
-    assert str(rows) in repr(table)
+    assert rows.to_string(float_format="{:.4g}".format) in repr(table)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 50])
