@@ -33,7 +33,7 @@ _HOMES = {
     "ablate": "models.masking",
     # H, from text
     "CalibrationSet": "calibration",
-    "default_calibration": "extensions.texts.default",
+    "default_calibration": "extensions.texts.documents",
     "estimate_curvature": "estimator.estimate",
     "load_or_estimate": "estimator.estimate",
     "BuildOptions": "curvature.settings",

@@ -9,7 +9,7 @@ from .models.families import register_family as register_family
 from .models.units import enumerate_units as enumerate_units
 from .models.masking import ablate as ablate
 from .calibration import CalibrationSet as CalibrationSet
-from .extensions.texts.default import default_calibration as default_calibration
+from .extensions.texts.documents import default_calibration as default_calibration
 from .estimator.estimate import estimate_curvature as estimate_curvature
 from .estimator.estimate import load_or_estimate as load_or_estimate
 from .curvature.settings import BuildOptions as BuildOptions

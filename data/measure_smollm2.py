@@ -48,8 +48,7 @@ from cocurve_lab.extensions.pretrained.kept import (
     write_plans,
 )
 from cocurve_lab.extensions.pretrained.smollm2 import END, NAME
-from cocurve_lab.extensions.texts.default import default_rows
-from cocurve_lab.extensions.texts.documents import read_documents
+from cocurve_lab.extensions.texts.documents import default_rows, read_documents
 from cocurve_lab.measuring.risk import Meter, model_risk, standard_error
 from cocurve_lab.solver.guards import Guards
 from cocurve_studies.trust import reach

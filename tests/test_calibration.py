@@ -16,8 +16,7 @@ import pytest
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.extensions.texts.default import default_rows
-from cocurve_lab.extensions.texts.documents import read_documents
+from cocurve_lab.extensions.texts.documents import default_rows, read_documents
 from cocurve_lab.models.identity import demo_folder
 from helpers.tiny_models import GROUPS, opening_tokenizer, tiny_model, tiny_text, word_tokenizer
 

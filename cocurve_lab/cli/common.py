@@ -19,7 +19,7 @@ from ..curvature.matrix import Curvature
 from ..estimator.files import files_in
 from ..extensions.release.reading import MASK, REGISTRY
 from ..extensions.release.rows import AUTHORS_SEED
-from ..extensions.texts.default import default_calibration, default_rows, own_text, row_options
+from ..extensions.texts.documents import default_calibration, default_rows, own_text, row_options
 from ..models.identity import allow_other_weights, is_pruned
 from ..models.loading import load_model, load_tokenizer, place_of
 from ..pruner.saving import load_pruned

@@ -22,7 +22,7 @@ from ..extensions.analysis.gate import redundancy_gate
 from ..extensions.device import report_device
 from ..extensions.judging.agreement import random_set
 from ..extensions.judging.generation import continue_text, example_prompts
-from ..extensions.texts.default import default_calibration
+from ..extensions.texts.documents import default_calibration
 from ..measuring.risk import measure_plans
 from ..models.identity import DEMO
 from ..models.loading import load_model

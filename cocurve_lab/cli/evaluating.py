@@ -11,8 +11,7 @@ from ..base.errors import InputError
 from ..base.schema import parse_json
 from ..evaluation.tasks import TaskOptions, evaluate_tasks
 from ..extensions.judging.perplexity import PerplexityOptions, perplexity
-from ..extensions.texts.default import own_text
-from ..extensions.texts.documents import read_documents
+from ..extensions.texts.documents import own_text, read_documents
 from ..measuring.risk import mean_and_error, model_risk
 from ..pruner.manifest import require_dense
 from .common import (

@@ -25,7 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..base.arguments import as_int
 from ..base.errors import InputError, MismatchError
 from ..base.progress import Bar
-from ..measuring.logits import last_logits
+from ..extensions.judging.generation import last_logits
 from ..models.identity import embedding_weight, model_device
 from ..models.runtime import device_name, measuring, require_one_device
 

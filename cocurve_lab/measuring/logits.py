@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -57,20 +57,3 @@ def too_large(what: str) -> InputError:
         f"memory runs out with {what} per forward pass. Use shorter texts, bfloat16 weights, or a "
         "larger device."
     )
-
-
-def last_logits(model: Any, ids: Tensor, cache: Mapping[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-    """Run a model on ids [B, T] that follow a cache, and return what the next step needs.
-
-    Args:
-        model: of transformers.
-        ids: the new tokens of each text.
-        cache: the second value of the step before; empty at the start.
-
-    Returns:
-        The logits [B, vocabulary] behind the last id, and the new cache under the name that this
-        transformers has for it (`cache` from 5.24 on, `past_key_values` before).
-    """
-    output = model(input_ids=ids, use_cache=True, logits_to_keep=1, **cache)
-    name = "cache" if "cache" in output else "past_key_values"
-    return output.logits[:, -1], {name: output[name]}

@@ -27,7 +27,7 @@ from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.estimator import build as build_module
 from cocurve_lab.estimator.files import build_path
 from cocurve_lab.extensions.repairing.repair import RepairOptions
-from cocurve_lab.extensions.texts.default import default_rows
+from cocurve_lab.extensions.texts.documents import default_rows
 from cocurve_lab.measuring import risk
 from cocurve_lab.measuring.risk import compare_models
 from cocurve_lab.models.identity import MANIFEST

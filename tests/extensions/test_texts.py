@@ -13,7 +13,7 @@ import cocurve_lab as cl
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.extensions.judging.generation import own_questions
 from cocurve_lab.extensions.pretrained.smollm2 import smollm2_folder
-from cocurve_lab.extensions.texts.default import default_rows, own_text
+from cocurve_lab.extensions.texts.documents import default_rows, own_text
 from helpers.bpe import byte_level
 
 

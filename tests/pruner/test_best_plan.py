@@ -14,7 +14,7 @@ import cocurve_lab as cl
 from cocurve_lab.cli import DONE, FAILED, main
 from cocurve_lab.extensions.choosing import best_plan
 from cocurve_lab.extensions.judging.generation import Question
-from cocurve_lab.extensions.texts.default import default_calibration
+from cocurve_lab.extensions.texts.documents import default_calibration
 from cocurve_lab.measuring.risk import compare_models
 from cocurve_lab.models.identity import model_name
 from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import cocurve_lab as cl
 from cocurve_lab.base.errors import InfeasibleError
-from cocurve_lab.measuring.logits import last_logits
+from cocurve_lab.extensions.judging.generation import last_logits
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection

@@ -43,7 +43,7 @@ from ..judging.answers import ALL, AnswerTable, answer_accuracy
 from ..judging.generation import Question, own_questions
 from ..judging.kept import plans_file
 from ..repairing.repair import RepairOptions, repair
-from ..texts.default import default_calibration
+from ..texts.documents import default_calibration
 from ..writing import duration
 from .search import PlanSearch, search_plan
 

@@ -26,14 +26,7 @@ from ...base.progress import Bar
 from ...base.storage import fingerprint
 from ...calibration import bare_ids
 from ...estimator.support import widen
-from ...measuring.logits import (
-    last_logits,
-    log_likelihood,
-    pieces,
-    require_numbers,
-    too_large,
-    unless_too_large,
-)
+from ...measuring.logits import log_likelihood, pieces, require_numbers, too_large, unless_too_large
 from ...measuring.plan_memory import FileKind, PlanMemory, model_settings
 from ...measuring.results import Tabular, mean_and_error
 from ...models.architectures import Architecture, describe
@@ -41,7 +34,7 @@ from ...models.identity import model_device, require_source
 from ...models.masking import Scales, column_scales, resolve, scaled, stack_rows
 from ...models.runtime import measuring
 from ...solver.selection import Selection
-from .generation import Question, encode_prompt, token_pieces, uses_chat
+from .generation import Question, encode_prompt, last_logits, token_pieces, uses_chat
 from .lockstep import end_tokens
 
 if TYPE_CHECKING:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ...base.arguments import as_int, require_type
 from ...base.errors import InputError
@@ -114,6 +115,23 @@ class GrowingText:
         )
         # an unfinished character decodes to U+FFFD; it appears with its last token
         return str(text).rstrip("\ufffd")
+
+
+def last_logits(model: Any, ids: Tensor, cache: Mapping[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    """Run a model on ids [B, T] that follow a cache, and return what the next step needs.
+
+    Args:
+        model: of transformers.
+        ids: the new tokens of each text.
+        cache: the second value of the step before; empty at the start.
+
+    Returns:
+        The logits [B, vocabulary] behind the last id, and the new cache under the name that this
+        transformers has for it (`cache` from 5.24 on, `past_key_values` before).
+    """
+    output = model(input_ids=ids, use_cache=True, logits_to_keep=1, **cache)
+    name = "cache" if "cache" in output else "past_key_values"
+    return output.logits[:, -1], {name: output[name]}
 
 
 # Prompts ----------------------------------------------------------------------------------------

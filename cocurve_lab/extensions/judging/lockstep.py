@@ -20,14 +20,14 @@ from ...base.errors import InputError
 from ...calibration import CalibrationSet
 from ...estimator.fisher import kl_divergence
 from ...estimator.support import widen
-from ...measuring.logits import last_logits, pieces, require_numbers
+from ...measuring.logits import pieces, require_numbers
 from ...models.architectures import Architecture, describe
 from ...models.identity import embedding_weight, model_device
 from ...models.masking import Scales, column_scales, resolve, scaled, stack_rows
 from ...models.runtime import context_of, in_double, measuring, require_measurable
 from ...models.units import Unit, UnitSet
 from ...solver.selection import Selection
-from .generation import GrowingText, encode_prompt, uses_chat
+from .generation import GrowingText, encode_prompt, last_logits, uses_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

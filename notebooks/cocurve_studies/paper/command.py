@@ -258,7 +258,7 @@ def _rows(options: Paper, tokenizer: Any) -> tuple[CalibrationSet, CalibrationSe
     """
     from cocurve_lab.calibration import CalibrationSet
     from cocurve_lab.evaluation.suites import Source
-    from cocurve_lab.extensions.texts.default import own_text, row_options
+    from cocurve_lab.extensions.texts.documents import own_text, row_options
 
     text, place, held_out = options.text, options.model.place, options.held_out
     if options.wikitext:
