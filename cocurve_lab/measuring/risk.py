@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from ..curvature.matrix import Curvature
 
 log = logging.getLogger(__name__)
-KIND = FileKind("cocurve-plans", 2, "plans measured")  # columns: KL and nll of a sequence
 DENSE = "dense"  # the key under which the memory keeps the teacher's own nll
 _BATCH_TOKENS = 16_384  # tokens per forward pass, which bounds the activations of long rows
 _REPLAY_TOKENS = 1024  # on a CPU small batches, which begin at nearly one layer, are faster
@@ -267,7 +266,7 @@ class Meter:
         engine: measures one sequence.
     """
 
-    kind = KIND
+    kind = FileKind("cocurve-plans", 2, "plans measured")  # columns: KL and nll of a sequence
 
     def __init__(
         self,
