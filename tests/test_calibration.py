@@ -167,7 +167,6 @@ IDS = torch.zeros(2, 4, dtype=torch.long)
         (IDS, torch.zeros(2, 0)),
         (IDS, torch.tensor([[0, 0], [0, 1]])),
         (IDS, torch.tensor([[0.5], [1.0]])),
-        (IDS, "some"),
     ],
 )
 def test_bad_explicit_rows_are_refused(ids: torch.Tensor, positions: Any) -> None:
