@@ -380,7 +380,7 @@ class _Engine:
         # a plan that changes nothing is the dense model: KL 0 and its nll, without its own pass
         changed = [at for at, scales in enumerate(plans) if scales]
         if self.replay:  # a batch starts at the first layer of all its plans
-            changed.sort(key=lambda at: -_first_layer(plans[at]))
+            changed.sort(key=lambda at: -min(layer for layer, _ in plans[at]))
         size, done = self.batch, list[Tensor]()
         if self.passes is not None:  # more where weights come from elsewhere
             size = self.passes.most_together(self.batch, self.most)
@@ -469,12 +469,9 @@ class _Engine:
             repeated = ids.expand(len(rows), -1)
             return _scored_hidden(self.architecture, repeated, positions, masks)
         with scaled(self.architecture, masks):
-            hidden = run_from(self.architecture, self.calls, _first_layer(masks), len(rows))
+            first = min(layer for layer, _ in masks)
+            hidden = run_from(self.architecture, self.calls, first, len(rows))
         return self.architecture.final(hidden)[:, positions]
-
-
-def _first_layer(scales: Scales) -> int:
-    return min(layer for layer, _ in scales)
 
 
 def _scored_hidden(

@@ -39,6 +39,11 @@ def place_of(model_id: str | os.PathLike[str]) -> str | os.PathLike[str]:
     source = SOURCES.get(model_id) if isinstance(model_id, str) else None
     if source is None:
         return os.path.expanduser(model_id)
+    if os.path.isdir(model_id):
+        raise InputError(
+            f"{model_id!r} is the name of a model of the lab and of a folder here. Give "
+            f"'./{model_id}' for the folder, or move it away."
+        )
     return source.require()
 
 
