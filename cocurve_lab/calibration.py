@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .base.arguments import as_int, require_choice
-from .base.errors import InputError, MismatchError, shown
+from .base.errors import InputError, MismatchError
 from .base.storage import fingerprint
 from .base.text_windows import WINDOW, record, share_seen, windows
 from .curvature.release import ROWS
@@ -132,8 +132,6 @@ class CalibrationSet:
         length = _row_length(tokenizer, seq_len, len(start))
         num_sequences, seed = as_int(num_sequences, "num_sequences", 1), as_int(seed, "seed")
         documents: Iterable[str] = [texts] if isinstance(texts, str) else texts
-        if not isinstance(documents, Iterable):
-            raise InputError(f"texts is {shown(texts)}. Give a list or stream of strings.")
         if isinstance(documents, (list, tuple)):
             documents = random.Random(seed).sample(documents, len(documents))
         end = tokenizer.eos_token_id if eos is None else _token(tokenizer, eos, "eos")

@@ -69,7 +69,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "half a position": (lambda: packed(positions_per_sequence=1.5), "positions_.* is 1.5"),
     "a seed as text": (lambda: packed(seed="a"), "seed is 'a'"),
     "a seed beyond 64 bits": (lambda: packed(seed=2**70), "seed is 1180591620717411303424"),
-    "no texts": (lambda: cl.CalibrationSet.from_texts(None, TOKENIZER), "texts is None"),
     "complex ids": (
         lambda: cl.CalibrationSet(torch.ones(2, 4, dtype=torch.complex64)),
         "input_ids is torch.complex64",
