@@ -228,7 +228,7 @@ def read_questions(
     With `"within": true`, a reply is also right that has the answer among other words.
 
     Args:
-        place: a file of records, such as .jsonl (`base/records.py`), or a folder of .jsonl files.
+        place: a file of records, such as .jsonl (extensions/texts), or a folder of .jsonl files.
         per_capability: the most questions of each family, the first ones; None takes all.
     """
     path = Path(place)

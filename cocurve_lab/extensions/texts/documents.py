@@ -73,9 +73,9 @@ def read_documents(
 ) -> list[str]:
     """Read the documents of a file: records of a table, else text between blank lines.
 
-    A record of a table (`base/records.py`: JSON lines, JSON, CSV, TSV, Parquet, also as .gz) is a
-    text, or has a field "text", "messages" (a chat), or "prompt" and "completion". Chats are
-    written by the tokenizer's chat template; without one their contents stand between blank lines.
+    A record of a table (records.py: JSON lines, JSON, CSV, TSV, Parquet, also as .gz) is a text,
+    or has a field "text", "messages" (a chat), or "prompt" and "completion". Chats are written by
+    the tokenizer's chat template; without one their contents stand between blank lines.
     """
     if kind_of(path) not in TABLES:
         content = read_text(path)
