@@ -594,7 +594,7 @@ def test_errors_name_options_not_python(
 # modules whose errors with a call are of arguments that a verb does not leave to the user
 IN_PYTHON_ALONE = {
     *("curvature/uncertainty", "evaluation/tasks", "big_models/streaming"),
-    *("models/architectures", "models/units", "models/weights", "pruner/cutting"),
+    *("models/architectures", "models/units", "pruner/cutting"),
 }
 
 

@@ -205,5 +205,5 @@ def _train(teacher: Any, student: Any, texts: Any, options: RecoverOptions, fold
 def _loaded_copy(model: PreTrainedModel) -> PreTrainedModel:
     """Copy a model with its weights; InputError if they are on disk."""
     if any(weight.is_meta for weight in model.parameters()):
-        raise InputError("the weights are on disk. Load the model: cl.load_pruned(folder).")
+        raise InputError("the weights are on disk. Load the model as a whole, with load_pruned.")
     return copy.deepcopy(model)
