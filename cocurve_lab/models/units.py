@@ -195,8 +195,7 @@ def _is_row(value: Any) -> bool:
     """Whether a value is a row of `UnitSet.to_plain`: a kind, and the five numbers of a unit."""
     if not isinstance(value, list) or len(value) != 6 or not isinstance(value[0], str):
         return False
-    # from 2^53 on the set itself says which number is too large
-    return value[0] in UNIT_KINDS and all(type(n) is int and 0 <= n < 2**63 for n in value[1:])
+    return value[0] in UNIT_KINDS and all(type(n) is int and 0 <= n < EXACT for n in value[1:])
 
 
 _FIELDS: Schema = {
