@@ -47,6 +47,10 @@ class Bar(tqdm):
         """Change the words before the counts; in lines, as of the next one."""
         super().set_description(desc, refresh=refresh and not self._lines)
 
+    def write(self, text: str) -> None:
+        """Write a line beside the bar: to stderr where the bar is lines, else to stdout."""
+        tqdm.write(text, file=sys.stderr if self._lines else sys.stdout)
+
     def display(self, msg: str | None = None, pos: int | None = None) -> Any:
         """Show the bar as it is."""
         if self._lines:
