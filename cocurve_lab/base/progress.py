@@ -34,8 +34,12 @@ class Bar(tqdm):
         if lines or cell:  # tqdm then calls display() and writes nothing itself
             settings |= {"gui": True, "file": io.StringIO(), "ncols": 100}
         if lines:
-            settings |= {"bar_format": _LINE, "smoothing": 0, "miniters": 1}
-            settings["mininterval"] = SECONDS_APART
+            settings |= {
+                "bar_format": _LINE,
+                "smoothing": 0,
+                "miniters": 1,
+                "mininterval": SECONDS_APART,
+            }
         super().__init__(*args, **settings)
 
     def __exit__(self, kind: Any, *more: Any) -> None:
