@@ -148,22 +148,6 @@ def test_only_parts_of_the_pool_move_as_a_whole() -> None:
     assert whole == {3}
 
 
-def test_a_plan_of_another_size_is_fitted() -> None:
-    small = solve_greedy(CURVATURE, 0.15, guards=Guards(layer_cap_factor=3.0, protect_first=3))
-    large = solve_greedy(CURVATURE, 0.5)
-    assert min(UNITS.layers[list(large.pruned)]) < 3  # units that the small plan may not have
-    rng = np.random.default_rng(0)
-    for start, other in ((small, large), (large, small)):
-        around = Neighbors(start, surrogate=CURVATURE)
-        for _ in range(10):
-            units = around.draw(other.pruned, rng, least=0)
-            assert units is not None
-            plan = around.selection(units)
-            assert broken(plan, start, UNITS.costs, start.requested_ratio) == ""
-            open_here = {u for u in other.pruned if around.rules.admissible[u]}
-            assert len(units & open_here) >= min(len(units), len(open_here)) - 4
-
-
 def test_the_marginals_of_guided_draws_are_those_of_the_surrogate() -> None:
     """Without noise the worst unit leaves and the best one enters, by the definition."""
     units = make_units(6, 2, 4, attention_cost=11)  # equal costs, so that one stands for one
