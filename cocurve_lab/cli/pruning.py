@@ -231,9 +231,6 @@ class Export(Verb):
     folder: Path = argument("FOLDER", "folder from `cocurve prune`")
     gguf: Path = flag("a new file", metavar="FILE")
     dtype: Literal["f32", "f16", "q8_0"] = flag("dtype of the matrices (f16)", "f16")
-    pretokenizer: str | None = flag(
-        "llama.cpp's name for rules that split text; default: the tokenizer's"
-    )
     tokenizer: str | None = flag(
         "tokenizer of a folder without one", metavar="MODEL", at_most_one_of="tokenizers"
     )
@@ -256,13 +253,5 @@ class Export(Verb):
                 )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the notes that are printed say the same
-            print(
-                export_gguf(
-                    pruned,
-                    tokenizer,
-                    self.gguf,
-                    dtype=self.dtype,
-                    pretokenizer=self.pretokenizer,
-                )
-            )
+            print(export_gguf(pruned, tokenizer, self.gguf, dtype=self.dtype))
         return 0

@@ -512,14 +512,11 @@ def with_rules(*rules: Any) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=copy, eos_token="<|end|>")
 
 
-def test_unknown_rules_are_refused_or_chosen(tmp_path: Path) -> None:
+def test_unknown_rules_are_left_out_with_a_note_or_refused(tmp_path: Path) -> None:
     model = tiny_model(vocab_size=SIZE)
     odd = with_rules(pre_tokenizers.Split(Regex("[aeiou]"), "isolated"))
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="cannot split text"):
         export_gguf(model, odd, tmp_path / "m.gguf")
-    with pytest.warns(UserWarning, match="'gpt-2', as requested"):
-        result = export_gguf(model, odd, tmp_path / "m.gguf", pretokenizer="gpt-2")
-    assert result.tokenizer == "gpt2/gpt-2"
     near = with_rules(
         pre_tokenizers.Split(Regex("[aeiou]"), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False),
@@ -529,7 +526,7 @@ def test_unknown_rules_are_refused_or_chosen(tmp_path: Path) -> None:
     assert "gpt-2" in result.notes[-1]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        own = export_gguf(model, byte_level("gpt-2"), tmp_path / "o.gguf", pretokenizer="gpt-2")
+        own = export_gguf(model, byte_level("gpt-2"), tmp_path / "o.gguf")
     assert own.notes == ()
 
 
@@ -542,10 +539,6 @@ def test_tokenizers_llama_cpp_does_not_have(tmp_path: Path) -> None:
             export_gguf(tiny_model(vocab_size=size), byte_level("gpt-2"), path)
     with pytest.raises(InputError):
         export_gguf(tiny_model(vocab_size=SIZE), spaced, path)
-    with pytest.raises(InputError):
-        export_gguf(
-            tiny_model(vocab_size=SIZE), sentencepiece("prefix"), path, pretokenizer="gpt-2"
-        )
     nameless = with_rules(pre_tokenizers.ByteLevel(add_prefix_space=False))
     nameless.eos_token = None
     with pytest.raises(InputError):
