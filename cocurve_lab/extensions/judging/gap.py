@@ -157,8 +157,6 @@ class RiskSplit(Tabular):
             standard error over sequences (measured_error), units_predicted, units_measured; and
             measured_over_predicted, NaN where nothing is predicted.
         """
-        if by not in _BINS:
-            raise InputError(f'by is {by!r}. Choose "p_max" or "shift".')
         from pandas import DataFrame
 
         field, edges = _BINS[by]
