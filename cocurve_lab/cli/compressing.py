@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..base.errors import InputError
-from ..base.files import require_regular
 from ..extensions.choosing.best_plan import best_plan
 from ..pruner.card import CardFacts
 from ..pruner.saving import save_pruned
 from ..solver.targets import Target, require_ratio
-from .common import Model, progress, require_counts, require_new
+from .common import Model, progress, require_counts, require_new, require_text
 from .options import Verb, flag, part
 
 
@@ -51,11 +49,9 @@ class Compress(Verb):
         if self.ratio is not None:
             require_ratio(self.ratio)
         if self.text is not None:
-            require_regular(self.text)
+            require_text(self.text)
         budget = Target(parameters=self.parameters) if self.ratio is None else self.ratio
-        model, tokenizer = self.model.load_any(self.model.place)
-        if tokenizer is None:
-            raise InputError(f"{self.model.place} holds no tokenizer. Give a folder that has one.")
+        model, tokenizer = self.model.load(self.model.place)
         found = best_plan(
             model,
             tokenizer,

@@ -96,20 +96,18 @@ class Evaluate(Verb):
         suite.require()
         if suite.data is not None and suite.name != "paper":
             raise InputError("--data is for the datasets of --suite paper. Give both, or neither.")
-        if suite.allow_code_execution and suite.name is None:
+        if suite.name is None and (suite.allow_code_execution or self.report is not None):
             raise InputError(
-                "--allow-code-execution is for programs of a --suite. Give --suite, or remove it."
+                "--allow-code-execution and --report go with a suite. Give --suite, or remove both."
             )
         if self.report is not None:
-            if suite.name is None:
-                raise InputError("--report keeps what --suite measures. Give both, or use --json.")
             require_new(self.report)
         self.text.require()
 
     def _documents(self, tokenizer: PreTrainedTokenizerBase) -> list[str] | None:
         """The text for the perplexity: --text, the model's own held-out text, or None."""
-        if self.text.files:
-            return [text for f, _ in self.text.files for text in read_documents(f, tokenizer)]
+        if self.text.file is not None:
+            return list(read_documents(self.text.file, tokenizer))
         own = own_text(self.model.place) or own_text(self.against or "")
         if own is not None:
             return own("held_out")[0]

@@ -279,7 +279,9 @@ def local_tasks(files: Iterable[str | os.PathLike[str]]) -> list[TaskFile]:
         raise InputError("there is no JSONL file to evaluate on. Give files, or a folder of them.")
     found = {path.name.removesuffix(".gz").removesuffix(".jsonl"): path for path in paths}
     if len(found) < len(paths):
-        raise InputError(f"two files have one name among {', '.join(found)}. Rename one of them.")
+        raise InputError(
+            f"two files have one name among {', '.join(found)}. Give one of them another name."
+        )
     return [_task(name, path) for name, path in found.items()]
 
 
