@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ import numpy as np
 
 from ...base.arguments import as_float
 from ...base.errors import InfeasibleError, InputError
-from ...base.progress import Progress, duration
+from ...base.progress import Progress
 from ...calibration import CalibrationSet, default_calibration
 from ...curvature.matrix import Curvature
 from ...curvature.settings import BuildOptions
@@ -63,8 +62,7 @@ class BestPlan:
         start: what made the start: "H, lambda 1", "KL of each unit alone", and so on.
         pruned, refitted: the plan as pruned and as refitted, on the test rows; `refitted` is None
             where no refit was asked for.
-        minutes: that were given.
-        seconds: that each step took, by name.
+        minutes: the minutes that it took.
     """
 
     selection: Selection
@@ -76,7 +74,6 @@ class BestPlan:
     pruned: Side
     refitted: Side | None
     minutes: float
-    seconds: dict[str, float]
 
     @property
     def side(self) -> Side:
@@ -102,7 +99,6 @@ class BestPlan:
             better = "taken" if self.repaired else "not taken: no better on the judging rows"
             refit = f"refit {better} (on the rows of this report {self.pruned.kl.mean():.4f} "
             refit += f"without, {self.refitted.kl.mean():.4f} with)"
-        took = ", ".join(f"{name} {duration(s)}" for name, s in self.seconds.items())
         return "\n".join(
             [
                 f"Removed {plan.pruned_cost:,} of {total:,} parameters "
@@ -116,7 +112,7 @@ class BestPlan:
                 f"from the start, whose KL on the judging rows was {search.held_out.mean[0]:.4f}, "
                 f"now {search.kl:.4f}.",
                 f"Repair: {refit}.",
-                f"Time: {took}; {self.minutes:g} minutes were given.",
+                f"It took {self.minutes:.1f} minutes.",
             ]
         )
 
@@ -183,46 +179,41 @@ def best_plan(
     units = enumerate_units(model)
     # before hours of work: whether the target can be reached at all
     solve_greedy(Curvature(np.eye(len(units)), units), target, 0.0, guards)
-    with clock.step("H"):
-        curvature = _build(model, units, calibration, clock, folder, progress)
+    curvature = _build(model, units, calibration, clock, folder, progress)
     done = curvature.provenance["sequences_done"]
     rows = calibration.rows(0, max(2, min(_SEARCH_ROWS, done)))
-    with clock.step("layers"):
-        layers = _layers(model, units, rows.rows(0, 2), clock, folder, progress)
-    with clock.step("plans"):
-        path = plans_file(folder, model, rows)
-        named = _candidates(curvature, layers, target, guards)
-        plans = list(named.values())
-        table = measure_plans(model, plans, rows, checkpoint=path, progress=progress)
-        best = int(table.mean.argmin())
-        begun, few = clock.gone, rows.rows(0, 2)
-        measure_plans(model, plans, few, progress=False)  # no file: it may know them
-        seconds = (clock.gone - begun) / (len(plans) * len(few))
-        # the row evaluations that fit; at least 1
-        evaluations = max(1, int((_SEARCH * clock.total - clock.gone) / seconds))
-    with clock.step("search"):
-        found = search_plan(
-            model,
-            plans[best],
-            rows,
-            held_out=judge,
-            evaluations=evaluations,
-            surrogate=curvature,
-            scales=() if layers is None else (layers,),
-            checkpoint=path,
-            progress=progress,
-        )
+    layers = _layers(model, units, rows.rows(0, 2), clock, folder, progress)
+    path = plans_file(folder, model, rows)
+    named = _candidates(curvature, layers, target, guards)
+    plans = list(named.values())
+    table = measure_plans(model, plans, rows, checkpoint=path, progress=progress)
+    best = int(table.mean.argmin())
+    begun, few = clock.gone, rows.rows(0, 2)
+    measure_plans(model, plans, few, progress=False)  # no file: it may know them
+    seconds = (clock.gone - begun) / (len(plans) * len(few))
+    # the row evaluations that fit; at least 1
+    evaluations = max(1, int((_SEARCH * clock.total - clock.gone) / seconds))
+    found = search_plan(
+        model,
+        plans[best],
+        rows,
+        held_out=judge,
+        evaluations=evaluations,
+        surrogate=curvature,
+        scales=() if layers is None else (layers,),
+        checkpoint=path,
+        progress=progress,
+    )
     plan = found.selection
-    with clock.step("repair and report"):
-        smaller = prune(model, plan)
-        pruned, refitted, take = compare_models(model, smaller, test), None, False
-        if refit:
-            options = RepairOptions(progress=progress)
-            other = repair(model, plan, calibration, options=options)
-            # chosen on the judging rows, told on the test rows
-            take = bool(compare_models(model, other, judge).kl.mean() < found.kl)
-            refitted = compare_models(model, other, test)
-            smaller = other if take else smaller
+    smaller = prune(model, plan)
+    pruned, refitted, take = compare_models(model, smaller, test), None, False
+    if refit:
+        options = RepairOptions(progress=progress)
+        other = repair(model, plan, calibration, options=options)
+        # chosen on the judging rows, told on the test rows
+        take = bool(compare_models(model, other, judge).kl.mean() < found.kl)
+        refitted = compare_models(model, other, test)
+        smaller = other if take else smaller
     return BestPlan(
         selection=plan,
         model=smaller,
@@ -232,8 +223,7 @@ def best_plan(
         start=list(named)[best],
         pruned=pruned,
         refitted=refitted,
-        minutes=minutes,
-        seconds=clock.seconds,
+        minutes=clock.gone / 60,
     )
 
 
@@ -241,22 +231,14 @@ def best_plan(
 
 
 class _Clock:
-    """The time there is, the time since the start, and the seconds of each step by name."""
+    """The seconds there are, and those since the start."""
 
     def __init__(self, seconds: float) -> None:
         self.total, self.begun = seconds, time.monotonic()
-        self.seconds: dict[str, float] = {}
 
     @property
     def gone(self) -> float:
         return time.monotonic() - self.begun
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        """Record how long the block takes."""
-        begun = self.gone
-        yield
-        self.seconds[name] = self.gone - begun
 
 
 def _build(
