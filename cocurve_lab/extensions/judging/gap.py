@@ -93,16 +93,6 @@ class RiskSplit(Tabular):
         return float(self.kl_of_joint.mean())
 
     @property
-    def other_text(self) -> float:
-        """`predicted` over the plan's own predicted risk; NaN if that is unknown or 0.
-
-        Above 1 where H was built on other rows, which the plan suits by its choice, or on a smaller
-        support. Times `expansion` and `adding_up` it is measured over what H predicted.
-        """
-        own = self.selection.predicted_risk
-        return self.predicted / own if own else float("nan")
-
-    @property
     def expansion(self) -> float:
         """The factor in measured / predicted that the expansion of the KL causes.
 
