@@ -100,7 +100,7 @@ class StreamedModel(Model):
 class PlannedModel(StreamedModel):
     """The model of a verb that uses a plan or an H on it."""
 
-    other_weights: bool = flag("allow a plan and an H of other weights than the model's")
+    other_weights: bool = flag("allow a plan, an H or a dense model of other weights")
 
     def allowing(self, thing: T, model: PreTrainedModel) -> T:
         """Return a plan or an H that --other-weights allows on a model, if it is given."""

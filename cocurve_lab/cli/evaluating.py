@@ -15,8 +15,8 @@ from ..measuring.perplexity import PerplexityOptions, perplexity
 from ..measuring.risk import mean_and_error, model_risk
 from ..pruner.manifest import require_dense
 from .common import (
+    PlannedModel,
     Rows,
-    StreamedModel,
     Suite,
     progress,
     require_new,
@@ -44,7 +44,7 @@ class Evaluate(Verb):
       cocurve evaluate demo --suite demo --limit 40 --report report.json
     """
 
-    model: StreamedModel = part()
+    model: PlannedModel = part()
     against: str | None = flag("the dense model, for the KL", metavar="DENSE")
     text: Rows = rows_of("text", 16, "text to measure on", "none")
     tokenizer: str | None = flag("tokenizer of a pruned folder without one", metavar="MODEL")
@@ -120,7 +120,7 @@ class Evaluate(Verb):
         dense, tokenizer = self.model.load_any(against)
         if tokenizer is None:
             raise InputError(f"{against} holds no tokenizer. Give --against a dense model.")
-        verdict = require_dense(dense, model)
+        told = "" if self.model.other_weights else require_dense(dense, model).note
         rows = self.text.held_out(against, tokenizer)
         values = model_risk(dense, model, rows, progress=progress())
         mean, error = mean_and_error(values)
@@ -131,7 +131,7 @@ class Evaluate(Verb):
             "rows": len(rows),
             "tokens_per_row": rows.seq_len,
             "source": rows.source,
-            "told": verdict.note,
+            "told": told,
         }
 
     def _tasks(self, suite: str, model: Any, tokenizer: Any) -> EvaluationReport:

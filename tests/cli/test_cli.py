@@ -600,7 +600,7 @@ def into(command: list[str], out: Path) -> list[str]:
 
 
 def test_a_folder_of_the_same_plan_is_the_same_only_for_model_and_dtype(
-    pruned: list[str], tmp_path: Path, cocurve: Run
+    place: Path, pruned: list[str], tmp_path: Path, cocurve: Run
 ) -> None:
     before, other = contents(tmp_path / "smaller"), tiny_model()
     other.get_input_embeddings().weight.data[0] += 1
@@ -609,6 +609,10 @@ def test_a_folder_of_the_same_plan_is_the_same_only_for_model_and_dtype(
     cocurve("prune", tmp_path / "other", *pruned[2:], code=FAILED)
     assert "bfloat16" in cocurve(*pruned, "--dtype", "bfloat16", code=FAILED).err
     assert contents(tmp_path / "smaller") == before
+    evaluate = ["evaluate", tmp_path / "smaller", "--against", tmp_path / "other", *CPU]
+    evaluate += ["--text", place / "held_out.jsonl", "--length", "20", "--sequences", "3"]
+    cocurve(*evaluate, code=FAILED)
+    assert "KL(" in cocurve(*evaluate, "--other-weights").out
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES], ids=["full", "forbidden"])
