@@ -243,27 +243,15 @@ def test_types_of_storage(tmp_path: Path) -> None:
         assert (error <= 0.5 * step + 127 * step * 2**-11 + 1e-9).all()
 
 
-REASONS = {
-    "qwen3": "not its input embedding",
-    "gemma": "GELU",
-    "gemma2": "capped",
-    "gemma3_text": "after its blocks",
-    "olmo2": "after its blocks",
-    "gpt_neox": "in parallel",
-    "gpt_neox_sequential": "in parallel",
-    "gpt2": "learned positions",
-    "opt": "learned positions",
-    "opt_350m": "learned positions",
-}
 EXPORTED = ("ministral", "seed_oss", "ernie4_5", "helium", "cwm", "internlm3", "iquestcoder")
 
 
 @pytest.mark.parametrize("family", [*MORE_FAMILIES, *(f for f in FURTHER if f not in EXPORTED)])
-def test_other_families_are_refused_with_the_reason(family: str, tmp_path: Path) -> None:
+def test_other_families_are_refused(family: str, tmp_path: Path) -> None:
     model = tiny_model(family, "mha" if family in MHA_ONLY else "gqa", layers=2)
-    with pytest.raises(ArchitectureError, match=REASONS.get(family, " has ")) as refused:
+    reason = "not its input embedding" if family == "qwen3" else "cannot compute"
+    with pytest.raises(ArchitectureError, match=reason):
         export_gguf(model, None, tmp_path / "m.gguf")
-    assert "of another form" not in str(refused.value)
     assert not list(tmp_path.iterdir())
 
 
