@@ -150,7 +150,7 @@ class Greedy(PartialPlan):
 
     def infeasible(self) -> InfeasibleError:
         """The error of a stalled run: no plan at all, or none that greedy finds at this lambda."""
-        most, exact = self.rules.reachable()
+        most = self.rules.reachable()
         if most < self.budget.needed:
             beyond, ask = self.budget.bounds(most)
             advice = remedy(self.rules, ask)
@@ -159,8 +159,8 @@ class Greedy(PartialPlan):
         less = "a smaller ratio" if self.budget.target is None else "a milder target"
         return self.rules.out_of_reach(
             f"greedy at lambda {self.strength:g} stalls at {shown(done)} under {self.rules}, "
-            f"though {'a plan of' if exact else 'room for'} {shown(most)} exists. Try another "
-            f"interaction_strength, {less}, or looser guards.",
+            f"though there is room for {shown(most)}. Try another interaction_strength, {less}, or "
+            "looser guards.",
             most,
             stalled=self.pruned_share,
         )

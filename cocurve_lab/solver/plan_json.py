@@ -87,7 +87,8 @@ _GUARDS: Schema = optional(
 
 def guards_to_plain(guards: Any, units: Any) -> dict[str, Any]:
     """Return the fields of guards for JSON, without kinds of unit that only other models have."""
-    own = [kind for kind in guards.kinds if UNIT_KINDS[kind].columns or kind in units.kinds]
+    kinds = guards.kinds or tuple(UNIT_KINDS)
+    own = [kind for kind in kinds if UNIT_KINDS[kind].columns or kind in units.kinds]
     return vars(guards) | {"kinds": own}
 
 

@@ -56,5 +56,4 @@ def _given(guards: Guards) -> list[str]:
 def _reaches(rules: Rules, *dropped: str) -> bool:
     """Whether some plan reaches the target without these guards."""
     free = {name: getattr(FREE, name) for name in dropped}
-    reachable, _ = rules.under(replace(rules.guards, **free)).reachable()
-    return bool(reachable >= rules.budget.needed)
+    return rules.under(replace(rules.guards, **free)).reachable() >= rules.budget.needed

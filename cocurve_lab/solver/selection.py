@@ -205,8 +205,10 @@ class Selection:
     @property
     def realized_target(self) -> float | None:
         """What is left in the unit of the target, or the share gone; None for a plain ratio."""
-        target = self.made.target
-        return None if target is None else target.realized(self.units, self.pruned)
+        if self.made.target is None:
+            return None
+        budget = self.made.target.budget(self.units)
+        return budget.value(budget.costs[list(self.pruned)].sum().item())
 
     # Risk ---------------------------------------------------------------------------------------
 

@@ -1,8 +1,7 @@
 """Pruning targets: a ratio, parameters or bytes left, KV cache per token, or costs of your own.
 
 A `Budget` is what the solver needs: the cost of each unit, and how much cost must go. A `Target`
-becomes a budget for one UnitSet, and reports what a plan achieves in the unit in which the target
-was given. The last section reads and prints such quantities ("6B", "12 GiB").
+becomes a budget for one UnitSet. The last section reads and prints such quantities ("6B", "12 GiB").
 """
 
 from __future__ import annotations
@@ -12,24 +11,21 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..base.arguments import EXACT, as_float, as_int, as_list
 from ..base.errors import InputError, NumericalError, shown
-from ..models.architectures import UNIT_KINDS, describe
+from ..models.architectures import UNIT_KINDS
 from ..models.unit import Kind
-from ..models.units import Unit, UnitSet, require_units
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from ..models.units import Unit, UnitSet
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
 _CACHED: Kind = "attention"  # the kind whose units hold keys and values
 _GOALS = ("parameters", "size", "kv_cache", "ratio")
+_IN_BYTES = ("size", "kv_cache")
 _SMALLEST_COST, _LARGEST_COST = 1e-100, 1e100  # of a Target; a score divides by a cost
 _NOUNS = {
     "parameters": "parameters",
@@ -86,21 +82,13 @@ class Target:
         for name, read in (("costs", _as_costs), ("dtype", dtype_name), ("ratio", require_ratio)):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, read(getattr(self, name)))
-        in_bytes = self.size is not None or (self.kv_cache is not None and self.costs is None)
-        faults = {
-            "is in bytes, but the number format is not given. Add dtype, such as bfloat16.": (
-                in_bytes and self.dtype is None
-            ),
-            f"does not count bytes, but dtype is {self.dtype}. Remove dtype.": (
-                self.dtype is not None and not in_bytes
-            ),
-            "does not go with costs. Use ratio or kv_cache.": (
-                self.costs is not None and self.goal not in ("ratio", "kv_cache")
-            ),
-        }
-        for fault, holds in faults.items():
-            if holds:
-                raise InputError(f"the target {self.goal}= {fault}")
+        if (self.dtype is not None) != (self.goal in _IN_BYTES):
+            raise InputError(
+                f"the target is {self.goal}= and dtype is {self.dtype}. Give dtype, such as "
+                f"bfloat16, with {' or '.join(_IN_BYTES)}, which are in bytes, and only there."
+            )
+        if self.costs is not None and self.ratio is None:
+            raise InputError(f"costs do not go with {self.goal}=. Give them with ratio.")
         if self.ratio is None:
             _ = self.limit  # reads the quantity now, not at the first solve
 
@@ -112,13 +100,12 @@ class Target:
     @property
     def in_parameters(self) -> bool:
         """Whether the goal is equivalent to some ratio of removable parameters."""
-        return self.goal in ("parameters", "size") or (self.goal == "ratio" and self.costs is None)
+        return self.goal != "kv_cache" and self.costs is None
 
-    @cached_property
+    @property
     def limit(self) -> Quantity:
         """The most that may be left, in parameters or bytes."""
-        read = read_count if self.goal == "parameters" else read_bytes
-        return read(getattr(self, self.goal), self.goal)
+        return read_quantity(getattr(self, self.goal), self.goal)
 
     def budget(self, units: UnitSet) -> Budget:
         """Turn the target into unit costs and the cost that must go."""
@@ -126,7 +113,7 @@ class Target:
         total = costs.sum().item()  # int or float
         if self.ratio is not None:
             return Budget(costs, target_cost(self.ratio, total), self.ratio, self)
-        whole, allowed = total, self.limit.amount
+        whole, allowed, item = total, self.limit.amount, 1
         if self.goal != "kv_cache":
             if units.total_parameters is None:
                 raise InputError(
@@ -135,14 +122,9 @@ class Target:
                 )
             whole = units.total_parameters
         if self.goal == "size":
-            allowed //= ITEM_BYTES[self.dtype]  # unit costs are in parameters, so this is too
-        needed = max(0, whole - allowed)
-        return Budget(costs, needed, needed / total, self, whole)
-
-    def realized(self, units: UnitSet, pruned: Iterable[int]) -> float:
-        """Return what a plan leaves, in parameters or bytes, or the share that it removes."""
-        budget = self.budget(units)
-        return budget.value(budget.costs[list(pruned)].sum().item())
+            item = ITEM_BYTES[self.dtype]  # unit costs are in parameters, so the rest is too
+        needed = max(0, whole - allowed // item)
+        return Budget(costs, needed, needed / total, self, whole, item)
 
     def shown(self, value: float) -> str:
         """Format a realized value in the unit of the target, never rounded down."""
@@ -157,8 +139,7 @@ class Target:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields that are set, for JSON; `Target(**fields)` reads them back."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: value for name, value in fields.items() if value is not None}
+        return {name: value for name, value in vars(self).items() if value is not None}
 
     def _costs(self, units: UnitSet) -> np.ndarray:
         if self.costs is None:
@@ -181,32 +162,28 @@ class Budget:
     Attributes:
         share: `needed` as a share of all costs; above 1 where no plan can reach it.
         target: the target it came from; None for a plain ratio.
-        whole: the amount before anything is removed, where the target says what may be left.
+        whole: the cost before anything is removed, where the target says what may be left.
+        item: what the target counts, such as bytes, in one unit of cost.
     """
 
     costs: np.ndarray
     needed: float
     share: float
     target: Target | None = None
-    whole: float = 0
-
-    @property
-    def limit(self) -> Target | None:
-        """The target, if it says what may be left; None where a share is to go."""
-        return None if self.target is None or self.target.ratio is not None else self.target
+    whole: float | None = None
+    item: int = 1
 
     def value(self, removed: float) -> float:
         """Convert a removed cost to what the target counts: the amount left, or the share gone."""
-        if self.limit is None:
+        if self.whole is None:
             return float(removed / self.costs.sum())
-        left = self.whole - removed
-        return left * ITEM_BYTES[self.limit.dtype] if self.limit.size is not None else left
+        return (self.whole - removed) * self.item
 
     def shown(self, removed: float) -> str:
         """Format `value`, rounded so that asking for the printed value asks for no more."""
-        if self.limit is None:
+        if self.target is None or self.whole is None:
             return f"{math.floor(self.value(removed) * 1e4) / 100:.2f}%"
-        return self.limit.shown(self.value(removed))
+        return self.target.limit.shown(self.value(removed))
 
     def reached(self, pruned: Iterable[int]) -> bool:
         """Whether a plan of these units removes what was asked: the post-condition of a solve.
@@ -233,7 +210,7 @@ class Budget:
     def bounds(self, removed: float) -> tuple[str, str]:
         """Word two phrases for messages: exceeding this removal, and asking for at most it."""
         words = self.shown(removed)
-        if self.limit is None:
+        if self.whole is None:
             return f"removes more than {words}", f"at most {words}"
         return f"leaves less than {words}", f"{words} or more"
 
@@ -279,16 +256,15 @@ def ratio_budget(units: UnitSet, ratio: float) -> Budget:
 # KV cache and operations -------------------------------------------------------------------------
 
 
-def kv_cache_costs(units: UnitSet, dtype: Any, model: PreTrainedModel | None = None) -> np.ndarray:
+def kv_cache_costs(units: UnitSet, dtype: Any) -> np.ndarray:
     """Return the bytes of keys and values per token that each unit holds [M] int64; 0 for FFN.
 
     A KV head caches one key and one value of head_dim numbers per token, however many query heads
-    share it. A layer with a sliding window does so only up to its window.
+    share it. A layer with a sliding window does so only up to its window. head_dim is derived from
+    the costs and column counts of the units.
 
     Args:
         dtype: the number format of the cache, as for `Target`.
-        model: the model of these units. Without it, head_dim is derived from unit costs and column
-            counts, which is not possible for every family.
     """
     item = ITEM_BYTES[dtype_name(dtype)]
     if _CACHED not in units.kinds:
@@ -296,14 +272,9 @@ def kv_cache_costs(units: UnitSet, dtype: Any, model: PreTrainedModel | None = N
             "there are no attention units, so there is no KV cache to reduce. Give units of both "
             "kinds, or another target."
         )
-    if model is None:
-        ffn = next((unit for unit in units if UNIT_KINDS[unit.kind].grouped), None)
-        sizes = [] if ffn is None else _hidden_sizes(ffn.cost // (ffn.stop - ffn.start))
-        widths = [_head_dim(unit, sizes) if unit.kind == _CACHED else 0 for unit in units]
-    else:
-        require_units(model, units)
-        queries = describe(model).queries_per_group
-        widths = [(u.stop - u.start) // queries(u.layer) if u.kind == _CACHED else 0 for u in units]
+    ffn = next((unit for unit in units if UNIT_KINDS[unit.kind].grouped), None)
+    sizes = [] if ffn is None else _hidden_sizes(ffn.cost // (ffn.stop - ffn.start))
+    widths = [_head_dim(unit, sizes) if unit.kind == _CACHED else 0 for unit in units]
     return np.array([2 * item * width for width in widths], np.int64)
 
 
@@ -337,7 +308,7 @@ def _head_dim(unit: Unit, sizes: Iterable[int]) -> int:
             return head
     raise InputError(
         f"the cost {unit.cost:,} of {unit} fits no head_dim, so the size of its cache is not "
-        "known. Give Target(kv_cache=..., costs=kv_cache_costs(units, dtype, model))."
+        "known. Give another target, such as a ratio."
     )
 
 
@@ -376,31 +347,41 @@ class Quantity(NamedTuple):
 
     Attributes:
         factor: how many of them the unit stands for, such as 10^9.
-        suffix: the unit as it was written, with its space; empty for a bare number.
-        whole: the unit of factor 1: " B" for bytes, empty for counts.
+        suffix: the unit as it was written, with its space; empty for a bare count.
     """
 
     amount: int
     factor: int
     suffix: str
-    whole: str
 
     def shown(self, amount: float) -> str:
-        """Format another amount in this unit, rounded up to three decimals; whole if far below."""
-        if 100 * amount < self.factor:
-            return f"{math.ceil(amount):,}{self.whole}"
+        """Format another amount in this unit, rounded up to three decimals."""
         number = math.ceil(Fraction(amount) / self.factor * 1000) / 1000
-        return f"{number:,.3f}".rstrip("0").rstrip(".") + (self.suffix or self.whole)
+        return f"{number:,.3f}".rstrip("0").rstrip(".") + self.suffix
 
 
-def read_count(value: Any, what: str) -> Quantity:
-    """Read a number of things, 6e9, "6B", "350M", "6,738,415,616"; an InputError names `what`."""
-    return _read(value, what, _COUNTS, 'k, M, B or T, as in "6B"', "")
+def read_quantity(value: Any, goal: str) -> Quantity:
+    """Read parameters (6e9, "6B", "6,738,415,616") or, of the other goals, bytes.
 
-
-def read_bytes(value: Any, what: str) -> Quantity:
-    """Read a number of bytes, 1024, "12 GB" (10^9), "12 GiB" (2^30); "12 G" is ambiguous."""
-    return _read(value, what, _BYTES, "B, kB, MB, GB (10^9) or KiB, MiB, GiB (2^30)", " ")
+    Bytes are 1024, "12 GB" (10^9) or "12 GiB" (2^30); "12 G" is ambiguous, and so an InputError.
+    """
+    table, bare = _BYTES, " B"
+    if goal == "parameters":
+        table, bare = _COUNTS, ""
+    # Python neither prints nor reads a number of thousands of digits
+    huge = isinstance(value, int) and value.bit_length() > 1000
+    text = "" if huge else str(value).strip()
+    found = _NUMBER.fullmatch(text.lower()) if len(text) < 400 else None
+    factor = table.get(found[2], 0) if found else 0
+    amount = int(Fraction(found[1].replace(",", "")) * factor) if found else 0
+    if found is None or not 0 < amount < 1e300:  # beyond that no float could show it
+        raise InputError(
+            f"{goal} is {shown(value)}, which is not a positive quantity. Write a number and one "
+            f"of {', '.join(filter(None, table))}."
+        )
+    suffix = text[found.start(2) :]
+    gap = " " if suffix and table is _BYTES else ""
+    return Quantity(amount, factor, gap + suffix or bare)
 
 
 def dtype_name(dtype: Any) -> str:
@@ -411,19 +392,3 @@ def dtype_name(dtype: Any) -> str:
     if name not in ITEM_BYTES:
         raise InputError(f"dtype is {str(dtype)!r}; choose from {', '.join(ITEM_BYTES)}.")
     return name
-
-
-def _read(value: Any, what: str, table: dict[str, int], units: str, gap: str) -> Quantity:
-    # Python neither prints nor reads a number of thousands of digits
-    huge = isinstance(value, int) and value.bit_length() > 1000
-    text = "" if huge else str(value).strip()
-    found = _NUMBER.fullmatch(text.lower()) if len(text) < 400 else None
-    factor = table.get(found[2], 0) if found else 0
-    amount = int(Fraction(found[1].replace(",", "")) * factor) if found else 0
-    if found is None or not 0 < amount < 1e300:  # beyond that no float could show it
-        raise InputError(
-            f"{what} is {shown(value)}, which is not a positive quantity. Write a number and one "
-            f"of {units}."
-        )
-    suffix = text[len(text) - len(found[2]) :] if found[2] else ""
-    return Quantity(amount, factor, gap + suffix if suffix else "", " B" if gap else "")

@@ -19,7 +19,7 @@ from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.path import lambda_path
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import longest, solve_greedy
-from cocurve_lab.solver.targets import Target, kv_cache_costs, read_bytes, read_count
+from cocurve_lab.solver.targets import Target, kv_cache_costs, read_quantity
 from helpers.problems import make_units, random_curvature
 
 UNITS = make_units()
@@ -71,6 +71,7 @@ CALLS: list[Callable[[], Any]] = [
     of_target(parameters="6B", dtype="bf16"),
     of_target(ratio=0.2, dtype="bf16"),
     of_target(parameters="6B", costs=[1]),
+    of_target(kv_cache="96 KiB", dtype="bf16", costs=[1]),
     of_target(ratio=1.0),
     of_target(ratio=NAN),
     *(
@@ -78,7 +79,7 @@ CALLS: list[Callable[[], Any]] = [
         for costs in ([1, -2], [1, math.inf], [1, NAN], [0, 0], ["a"], [[1]], [], [1e308], [True])
     ),
     *(
-        lambda text=text: read_count(text, "parameters")
+        lambda text=text: read_quantity(text, "parameters")
         for text in (
             *["B", "six", "-1B", "0", "0.0001", "1,5B", "1.2.3", "6BB", "nan", "1e400"],
             "12 G",
@@ -89,7 +90,7 @@ CALLS: list[Callable[[], Any]] = [
         )
     ),
     *(
-        lambda text=text: read_bytes(text, "size")
+        lambda text=text: read_quantity(text, "size")
         for text in ("12 G", "12 Gi", "12B GB", "6 M", "-1 GB", "1,5 GB")
     ),
     lambda: kv_cache_costs(UNITS, "bf16"),  # costs that fit no head_dim

@@ -62,7 +62,8 @@ def feasible(units: UnitSet, ratio: float, guards: Guards, plans: np.ndarray = P
         if layer < guards.protect_first or layer >= units.num_layers - guards.protect_last:
             cap = 0
         ok &= plans @ np.where(mine, units.costs, 0) <= cap
-    return ok & ~plans[:, ~np.isin(units.kinds, guards.kinds)].any(axis=1)
+    closed = [not guards.allows(unit.kind) for unit in units]
+    return ok & ~plans[:, closed].any(axis=1)
 
 
 def greedy_or_none(
@@ -140,7 +141,7 @@ def test_no_exchange_improves_a_refined_plan(
     assert refined.objective is not None
     assert set(forced) <= set(refined.pruned)
     limit = ratio * 96 + max(
-        c for c, k in zip(UNITS.costs, UNITS.kinds, strict=True) if k in guards.kinds
+        c for c, k in zip(UNITS.costs, UNITS.kinds, strict=True) if guards.allows(k)
     )
     assert refined.pruned_cost < max(limit, UNITS.costs[forced].sum() + 1)
     rows = np.zeros((0, 12), dtype=int)

@@ -119,7 +119,7 @@ class MachineRules(Rules):
         pairs = zip(self.counts(chosen), self.groups, strict=True)
         return [number for number, (n, group) in enumerate(pairs) if n not in group.stops]
 
-    def reachable(self) -> tuple[float, bool]:
+    def reachable(self) -> float:
         """Return the most that any plan can remove, in the budget's costs; it is exact."""
         free = self.admissible.copy()
         free[list(self.forced)] = False
@@ -135,7 +135,7 @@ class MachineRules(Rules):
             if not sums:
                 raise incomplete(f"of layer {layer}")
             total += max(sums)
-        return total, True
+        return total
 
     def words(self) -> list[str]:
         """Name each guard in force, and the machine."""
