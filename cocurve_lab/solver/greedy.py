@@ -56,8 +56,6 @@ class Greedy(PartialPlan):
         self.divisors = np.where(costs > 0, costs, 1).astype(np.float64)  # cost 0: never chosen
         self.strength, self.stalled = 0.0, False
         self.edges: list[float] = []
-        # units are ordered by layer: those of layer l are bounds[l] : bounds[l + 1]
-        self.bounds = np.searchsorted(layers, np.arange(rules.units.num_layers + 1)).tolist()
         largest = np.zeros(rules.units.num_layers, dtype=costs.dtype)
         np.maximum.at(largest, layers, costs)
         self.largest = largest.tolist()
@@ -107,10 +105,8 @@ class Greedy(PartialPlan):
         layer, block = self.layers[u], self.blocks[u]
         full = self.spare[block] <= 0
         if full or self.room[layer] < self.largest[layer]:  # both only ever tighten
-            mine = slice(self.bounds[layer], self.bounds[layer + 1])
-            closed = self.budget.costs[mine] > self.room[layer]
-            closed |= full & (self.rules.block[mine] == block)
-            self.open[mine][closed] = np.inf
+            closed = (self.budget.costs > self.room[layer]) & (self.rules.units.layers == layer)
+            self.open[closed | (full & (self.rules.block == block))] = np.inf
 
     @property
     def pruned_cost(self) -> float:

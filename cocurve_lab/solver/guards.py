@@ -16,7 +16,7 @@ from ..base.errors import InfeasibleError, InputError
 from ..models.architectures import UNIT_KINDS
 from ..models.unit import Kind
 from ..models.units import Unit, UnitSet
-from .targets import Budget, ratio_budget
+from .targets import Budget, Target, as_budget
 
 UnitsLike = Iterable[Unit | str | int]
 
@@ -129,13 +129,13 @@ class Rules:
         self,
         units: UnitSet,
         guards: Guards,
-        ratio: float | Budget,
+        ratio: float | Target | Budget,
         include: UnitsLike = (),
         exclude: UnitsLike = (),
     ) -> None:
         require_type(guards, Guards, "guards")
         self.units, self.guards = units, guards
-        self.budget = ratio if isinstance(ratio, Budget) else ratio_budget(units, ratio)
+        self.budget = as_budget(units, ratio)
         self.cap = guards.cap_at(self.budget.share)
         self.room = self._room()
         self.block, self.fewest = self._blocks()

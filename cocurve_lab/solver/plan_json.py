@@ -38,7 +38,7 @@ from ..base.storage import SUM, unseal_json
 from ..curvature.settings import WINDOWS
 from ..models.architectures import UNIT_KINDS
 from .guards import Guards
-from .targets import Target, ratio_budget
+from .targets import Target, as_budget
 
 FORMAT, VERSION = "cocurve-selection", 1
 _CHANGED = f"To change a plan by hand, remove its {SUM}; its origin then counts as unknown"
@@ -64,6 +64,8 @@ _MADE: Schema = {
 }
 _FIELDS: Schema = {
     **_MADE,
+    "format": Field(FORMAT, lambda value: value == FORMAT),
+    "version": Field(f"{VERSION}", lambda value: type(value) is int and value == VERSION),
     "units": OBJECT,
     "pruned": Field("a list of unit indices", list_of(is_count)),
     "node_terms": _TERMS,
@@ -139,29 +141,23 @@ def made_from_plain(content: dict[str, Any], units: Any) -> dict[str, Any]:
 
 
 def read_fields(text: str) -> dict[str, Any]:
-    """Parse a plan in JSON and return its fields, checked one by one, without format and version.
+    """Parse a plan in JSON and return its fields, checked one by one.
 
     The fields of its units are checked by `UnitSet.from_plain`.
     """
-    try:
-        content = parse_json(text)
-        if not isinstance(content, dict):
-            raise FileFormatError(f"it is {told(content)}, not an object with fields")
-        if SUM in content:
-            unseal_json(content, _CHANGED)
-        else:  # by hand: its origin is not known
-            content.pop("origin", None)
-        found = (content.pop("format", None), content.pop("version", None))
-        if found != (FORMAT, VERSION):
-            raise FileFormatError(f"its format is {told(found[0])} version {told(found[1])}")
-        require_fields(content, _FIELDS)
-        require_fields(content["guards"], _GUARDS, inside="guards")
-        require_fields(content.get("origin", {}), RECORD, inside="origin")
-    except FileFormatError as error:
-        raise no_plan(str(error)) from None
+    content = parse_json(text)
+    if not isinstance(content, dict):
+        raise FileFormatError(f"it is {told(content)}, not an object with fields")
+    if SUM in content:
+        unseal_json(content, _CHANGED)
+    else:  # by hand: its origin is not known
+        content.pop("origin", None)
+    require_fields(content, _FIELDS)
+    require_fields(content["guards"], _GUARDS, inside="guards")
+    require_fields(content.get("origin", {}), RECORD, inside="origin")
     counts = [None if content[name] is None else len(content[name]) for name in _TERM_NAMES]
     if counts not in ([None, None], [len(content["pruned"])] * 2):
-        raise no_plan(
+        raise FileFormatError(
             f"node_terms and edge_terms have {counts[0]} and {counts[1]} numbers for "
             f"{len(content['pruned'])} pruned units"
         )
@@ -171,7 +167,7 @@ def read_fields(text: str) -> dict[str, Any]:
 def require_consistent(plan: Any) -> None:
     """Raise FileFormatError if two fields of a plan contradict each other; names both."""
     units, made = plan.units, plan.made
-    budget = made.target.budget(units) if made.target else ratio_budget(units, made.requested_ratio)
+    budget = as_budget(units, made.target or made.requested_ratio)
     node = np.zeros(0) if plan.terms is None else plan.terms.node
     fault = ""
     if made.matrix == "H" and node.min(initial=0.0) < -1e-9 * np.abs(node).max(initial=0.0):
@@ -226,8 +222,3 @@ def _is_uniform(plan: Any) -> bool:
             lost[unit.layer][unit.kind, unit.stop - unit.start] += 1
     first, *others = lost.values() or [Counter()]
     return all(other == first for other in others)
-
-
-def no_plan(fact: str) -> FileFormatError:
-    """Make the error for a file that is not a plan; `fact` has no full stop."""
-    return FileFormatError(f"not a selection: {fact}. Use a file that Selection.to_json wrote.")

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..base.arguments import as_float
-from ..base.errors import FileFormatError, InputError, shown
+from ..base.errors import InputError, shown
+from ..base.schema import reading
 from ..base.storage import fingerprint, seal_json
 from ..curvature.matrix import Curvature
 from ..curvature.release import RELEASE
@@ -23,13 +24,12 @@ from ..models.units import Unit, UnitSet
 from .guards import FREE, Guards
 from .plan_json import (
     made_from_plain,
-    no_plan,
     read_fields,
     require_consistent,
     require_plan_of,
     to_plain,
 )
-from .targets import Target, ratio_budget
+from .targets import Target, as_budget, require_ratio
 
 GAINED = tuple(kind for kind in KINDS if UNIT_KINDS[kind].grouped)  # kinds that may have gains
 
@@ -271,7 +271,8 @@ class Selection:
         Raises InputError for a plan that is not greedy's under fixed guards and a ratio alone.
         """
         self.require_by_ratio("its prefixes")
-        budget, factor = ratio_budget(self.units, ratio), self.guards.layer_cap_factor
+        budget = as_budget(self.units, require_ratio(ratio))
+        factor = self.guards.layer_cap_factor
         faults = {
             "it has no removal order": not self.ordered,
             f"its cap is {factor} x ratio": factor is not None,
@@ -327,19 +328,17 @@ class Selection:
     @classmethod
     def from_json(cls, text: str) -> Selection:
         """Read `to_json` output; a FileFormatError names the field that is wrong."""
-        content = read_fields(text)
-        try:
+        with reading("not a selection", "Use a file that Selection.to_json wrote."):
+            content = read_fields(text)
             units = UnitSet.from_plain(content["units"])
             gains = {units.index(int(index)): gain for index, gain in content["gains"].items()}
             terms = None
             if content["node_terms"] is not None:
-                node, edge = content["node_terms"], content["edge_terms"]
-                terms = Terms(np.array(node, np.float64), np.array(edge, np.float64))
+                node = np.array(content["node_terms"], np.float64)
+                terms = Terms(node, np.array(content["edge_terms"], np.float64))
             made = Made(**made_from_plain(content, units))
             plan = cls(units, units.indices(content["pruned"]), terms, made).with_gains(gains)
             require_consistent(plan)
-        except (LookupError, TypeError, ValueError, FileFormatError) as error:
-            raise no_plan(str(error).rstrip(".")) from None
         return plan
 
     def require_units(self, units: UnitSet) -> None:
@@ -360,9 +359,7 @@ class Selection:
     def require_by_ratio(self, what: str) -> None:
         """Raise InputError, naming the wanted result, if more than a ratio constrains the plan."""
         if not self.by_ratio:
-            alike = "equal counts in every layer" if self.made.uniform else ""
-            kept = self.made.rule or alike or f"a target, {self.made.target}"
-            raise InputError(f"this plan keeps to {kept}; {what} would not. Solve again instead.")
+            raise InputError(f"{self!r} keeps to more than a ratio; {what} would not. Solve again.")
 
     def __len__(self) -> int:
         return len(self.pruned)
@@ -373,11 +370,8 @@ class Selection:
         if made.interaction_strength is not None:
             words.append(f" at lambda {made.interaction_strength:g}")
         if made.uniform:
-            alike = "counts"
-            if isinstance(made.uniform, tuple):
-                kinds = " and ".join(UNIT_KINDS[kind].plural for kind in made.uniform)
-                alike = f"counts of {kinds}"
-            words.append(f", the same {alike} in every layer")
+            kinds = "" if made.uniform is True else f" of {' and '.join(made.uniform)} units"
+            words.append(f", the same counts{kinds} in every layer")
         if made.rule:
             words.append(f", {made.rule}")
         if made.matrix != "H":
@@ -385,11 +379,8 @@ class Selection:
         asked = f"{self.requested_ratio:.2%} asked"
         if made.target is not None and self.realized_target is not None:
             asked = f"{made.target} asked, {made.target.shown(self.realized_target)} realized"
-        words.append(
-            f": {self.realized_ratio:.2%} of removable cost ({self.pruned_cost:,} parameters; "
-            f"{asked})"
-        )
+        words.append(f": {self.realized_ratio:.2%} of removable cost ")
+        words.append(f"({self.pruned_cost:,} parameters; {asked})")
         if risk is not None:
             words.append(f", predicted risk {risk:.4g} nats")
-            words.append(" (below 0: not a price)" if risk < 0 else "")
         return "".join(words)

@@ -1,7 +1,7 @@
 """Pruning targets: a ratio, parameters or bytes left, KV cache per token, or costs of your own.
 
 A `Budget` is what the solver needs: the cost of each unit, and how much cost must go. A `Target`
-becomes a budget for one UnitSet. The last section reads and prints such quantities ("6B", "12 GiB").
+becomes a budget for one UnitSet. The last section reads and prints quantities ("6B", "12 GiB").
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class Budget:
 # Ratios and lambda ------------------------------------------------------------------------------
 
 
-def require_ratio(ratio: float | Target) -> float:
+def require_ratio(ratio: float) -> float:
     """Return a ratio of any number type as a Python float; raise InputError outside of [0, 1)."""
     share = as_float(ratio, "ratio")
     if not 0 <= share < 1:
@@ -247,8 +247,12 @@ def target_cost(ratio: float, total: float) -> float:
     return ratio * total * (1 - 1e-12)
 
 
-def ratio_budget(units: UnitSet, ratio: float) -> Budget:
-    """Return the budget of a plain ratio of removable parameters; checks the ratio."""
+def as_budget(units: UnitSet, ratio: float | Target | Budget) -> Budget:
+    """Return the budget of a target, or of a ratio of removable parameters; checks the ratio."""
+    if isinstance(ratio, Target):
+        return ratio.budget(units)
+    if isinstance(ratio, Budget):
+        return ratio
     ratio = require_ratio(ratio)
     return Budget(units.costs, target_cost(ratio, units.total_cost), ratio)
 

@@ -26,7 +26,7 @@ UNITS = make_units()
 H = random_curvature(UNITS)
 PLAN = solve_greedy(H, 0.3)
 NAN = math.nan
-RATIO: Any = Target(ratio=0.1)  # only solve_greedy takes targets
+RATIO: Any = Target(ratio=0.1)  # a prefix takes none
 
 
 def of_units(**fields: Any) -> Callable[[], Any]:
@@ -53,12 +53,10 @@ CALLS: list[Callable[[], Any]] = [
     of_units(include=["L0.ffn[1]"], guards=Guards(protect_first=1)),
     of_units(include=["L0.ffn[1]"], guards=Guards(kinds=("attention",))),
     of_units(include=["L0.attention[0]", "L0.ffn[1]"], guards=Guards(layer_cap=0.3)),
-    of_units(costs=[1, 2, 3]),
-    lambda: solve_greedy(H, 1.5, costs=np.ones(15)),
-    lambda: solve_greedy(H, Target(ratio=0.2), costs=np.ones(15)),
+    lambda: solve_greedy(H, Target(ratio=0.2, costs=[1, 2, 3])),
     lambda: solve_greedy(H, Target(parameters="100")),  # of a model that is not known
     of_units(guards=Guards(protect_last=1), uniform=True),
-    of_units(costs=np.arange(1, 16), uniform=True),
+    lambda: solve_greedy(H, Target(ratio=0.2, costs=np.arange(1, 16)), uniform=True),
     *(lambda m=m: lambda_path(H, 0.3, maximum=m) for m in (-1.0, NAN, math.inf)),
     *(lambda at=at: lambda_path(H, 0.3).at(at) for at in (-0.1, 1.1, NAN)),
     lambda: longest(H, Guards(), 0.8, interaction_strength=-1.0),
@@ -98,7 +96,7 @@ CALLS: list[Callable[[], Any]] = [
     lambda: Selection.from_pruned(UNITS, [0, 1]).prefix(0.0),
     lambda: solve_greedy(H, 0.3, guards=Guards(layer_cap_factor=1.5)).prefix(0.1),
     lambda: solve_greedy(H, 0.4, uniform=True).prefix(0.1),
-    lambda: solve_greedy(H, 0.3, costs=np.arange(1, 16)).prefix(0.1),
+    lambda: solve_greedy(H, Target(ratio=0.3, costs=np.arange(1, 16))).prefix(0.1),
     *(lambda g=g: PLAN.with_gains(g) for g in ([1.0], {PLAN.pruned[0]: 1.0}, {99: 1.0}, {0: 1.0})),
     *(lambda r=r: solve_gains(H, PLAN, ridge=r) for r in (-0.1, NAN, math.inf)),
     *(lambda c=c: solve_gains(H, PLAN, clip=c) for c in (0.0, -1.0, NAN)),
@@ -107,7 +105,6 @@ CALLS: list[Callable[[], Any]] = [
     lambda: edge_variant(H, sign="positive"),  # type: ignore[arg-type]
     lambda: cl.redundancy_gate(H, ratio=1.0),
     lambda: measured_diagonal(H),  # without measured risks
-    lambda: lambda_path(H, RATIO),
     lambda: PLAN.prefix(RATIO),
     lambda: refine(Selection.from_pruned(UNITS, [0]), H),  # made at no lambda
     lambda: refine(PLAN, H, max_rounds=-1),

@@ -172,7 +172,8 @@ def test_a_kv_budget_is_met_by_heads_alone() -> None:
     assert plan.realized_target == 6 * 64 == cached_bytes(cl.prune(model, plan))
     # heads are all alike, so this is the greedy that counts heads: three of four per layer at most
     heads = np.where(units.kinds == "attention", 1, 0)
-    assert plan.pruned == solve_greedy(curvature, 0.5, guards=guards, costs=heads).pruned
+    half = Target(ratio=0.5, costs=heads)
+    assert plan.pruned == solve_greedy(curvature, half, guards=guards).pruned
     assert list(plan.pruned) == naive_greedy(curvature, 0.5, guards=guards, costs=heads)
     with pytest.raises(InfeasibleError):
         solve_greedy(curvature, Target(kv_cache="0.1 KiB", dtype="float32"), guards=guards)
@@ -199,9 +200,9 @@ def test_own_costs_replace_parameters_throughout(
     expected = naive_greedy(curvature, share, strength, guards, costs=costs)
     if expected is None:
         with pytest.raises(InfeasibleError):
-            solve_greedy(curvature, share, strength, guards, costs=costs)
+            solve_greedy(curvature, Target(ratio=share, costs=costs), strength, guards)
         return
-    plan = solve_greedy(curvature, share, strength, guards, costs=costs.tolist())
+    plan = solve_greedy(curvature, Target(ratio=share, costs=costs.tolist()), strength, guards)
     assert plan.pruned == tuple(expected)
     gone = costs[list(plan.pruned)].sum() / costs.sum()
     assert plan.realized_target == pytest.approx(gone)
@@ -212,7 +213,9 @@ def test_own_costs_replace_parameters_throughout(
 
 def test_an_included_unit_may_cost_nothing() -> None:
     costs = np.where(SMALL.kinds == "ffn", 0, 3)
-    plan = solve_greedy(random_curvature(SMALL), 0.3, include=["L1.ffn[0]"], costs=costs)
+    plan = solve_greedy(
+        random_curvature(SMALL), Target(ratio=0.3, costs=costs), include=["L1.ffn[0]"]
+    )
     assert plan.pruned[0] == SMALL.index("L1.ffn[0]")
     assert {SMALL[u].kind for u in plan.pruned[1:]} == {"attention"}
 
@@ -222,7 +225,7 @@ def test_an_included_unit_may_cost_nothing() -> None:
 
 def test_other_budgets_are_not_silently_dropped() -> None:
     curvature = random_curvature(SMALL)
-    plan = solve_greedy(curvature, 0.3, costs=np.arange(1, 16))
+    plan = solve_greedy(curvature, Target(ratio=0.3, costs=np.arange(1, 16)))
     explorer = LambdaExplorer(curvature, session=Session(curvature))
     shown = explorer.selection
     explorer.session.selection = plan

@@ -21,7 +21,7 @@ from ...base.errors import InputError
 from ...models.architectures import UNIT_KINDS
 from ...models.units import UnitSet
 from ...solver.guards import Guards, Rules, UnitsLike
-from ...solver.targets import Budget
+from ...solver.targets import Budget, Target
 
 Depth = Literal["block", "layer"]
 
@@ -81,7 +81,7 @@ class MachineRules(Rules):
         self,
         units: UnitSet,
         guards: Guards,
-        ratio: float | Budget,
+        ratio: float | Target | Budget,
         include: UnitsLike = (),
         exclude: UnitsLike = (),
         *,
