@@ -226,12 +226,18 @@ def require_stored(content: dict[str, Any]) -> None:
 
 def require_own_grams(matrix: np.ndarray, groups: Groups) -> None:
     """Check that H [M, M] is the sum of its group Grams over their positions (eq. gram)."""
+    if groups.grams.shape[1:] != matrix.shape:
+        raise InputError(
+            f"group_grams has shape {groups.grams.shape}, but there are {len(matrix)} units. Take "
+            "groups and units from one build."
+        )
     gap = np.abs(groups.matrix - matrix)
     if gap.max(initial=0.0) > 1e-9 * np.abs(matrix).max(initial=0.0):  # a merge may round anew
         u, v = np.unravel_index(gap.argmax(), gap.shape)
-        raise FileFormatError(
+        raise InputError(
             f"H[{u}, {v}] is {matrix[u, v]:.6g}, but its group Grams come to another value, "
-            f"{gap[u, v]:.3g} away: one of them was changed"
+            f"{gap[u, v]:.3g} away: one of them was changed. Give the H that was built, or one "
+            "without groups."
         )
 
 

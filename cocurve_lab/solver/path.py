@@ -251,7 +251,8 @@ class _Sweep(Greedy):
         self.strength = self.now
         self.g, self.open = self.history[start].copy(), self.opens[start].copy()
         self.spent = self.pruned_cost
-        self.room, self.spare = self.rules.room_after(self.order), self.rules.spare_after(self.order)
+        self.room = self.rules.room_after(self.order)
+        self.spare = self.rules.spare_after(self.order)
         differs: set[int] = set()  # units that only one of the two orders has removed
 
         def rejoined() -> bool:

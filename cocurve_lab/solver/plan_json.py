@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import FileFormatError
-from ..base.origin import ALLOWED, RECORD, require_same_source
+from ..base.origin import ALLOWED, RECORD
 from ..base.schema import (
     COUNT,
     FLAG,
@@ -186,27 +186,6 @@ def require_consistent(plan: Any) -> None:
         raise FileFormatError(fault)
 
 
-def require_plan_of(plan: Any, curvature: Any, terms: bool = True) -> None:
-    """Raise MismatchError unless plan and H are of the same units and weights.
-
-    Terms that this H gave to the plan must be its own, else FileFormatError.
-    """
-    plan.units.require_same(curvature.units, mine="the selection", theirs="the curvature")
-    if plan.origin is not None:
-        require_same_source(curvature.origin, plan.origin, between=("H", "the plan"))
-    same = plan.made.matrix == "H" and plan.curvature_fingerprint == curvature.fingerprint
-    if not terms or not same or plan.terms is None:
-        return
-    block = curvature.matrix[np.ix_(plan.pruned, plan.pruned)]
-    own = np.array([np.diagonal(block) / 2, np.tril(block, -1).sum(axis=1)])
-    gap = np.abs(np.array([plan.terms.node, plan.terms.edge]) - own).max(initial=0.0)
-    if gap > 1e-9 * np.abs(block).sum():
-        raise FileFormatError(
-            f"the terms of the plan are {gap:.3g} from those of its H: it was changed after it was "
-            "solved. Solve it again."
-        )
-
-
 def _is_uniform(plan: Any) -> bool:
     """Whether every layer loses the same counts of each kind and width.
 
@@ -214,11 +193,11 @@ def _is_uniform(plan: Any) -> bool:
     """
     uniform = plan.made.uniform
     kinds = tuple(UNIT_KINDS) if uniform is True else uniform
-    having = {unit.layer for unit in plan.units if unit.kind in kinds}
-    layers = range(plan.units.num_layers) if uniform is True else having
-    lost = {layer: Counter[tuple[str, int]]() for layer in layers}
+    lost = {layer: Counter[tuple[str, int]]() for layer in range(plan.units.num_layers)}
+    if uniform is not True:
+        lost = {unit.layer: Counter() for unit in plan.units if unit.kind in kinds}
     for unit in (plan.units[index] for index in plan.pruned):
         if unit.kind in kinds:  # by width too: FFN groups of a layer may differ by one channel
             lost[unit.layer][unit.kind, unit.stop - unit.start] += 1
-    first, *others = lost.values() or [Counter()]
-    return all(other == first for other in others)
+    counts = list(lost.values())
+    return all(count == counts[0] for count in counts)

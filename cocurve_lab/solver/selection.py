@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..base.arguments import as_float
-from ..base.errors import InputError, shown
+from ..base.errors import FileFormatError, InputError, shown
+from ..base.origin import require_same_source
 from ..base.schema import reading
 from ..base.storage import fingerprint, seal_json
 from ..curvature.matrix import Curvature
@@ -26,7 +27,6 @@ from .plan_json import (
     made_from_plain,
     read_fields,
     require_consistent,
-    require_plan_of,
     to_plain,
 )
 from .targets import Target, as_budget, require_ratio
@@ -142,7 +142,7 @@ class Selection:
 
     def predicted_by(self, curvature: Curvature) -> Selection:
         """Return the same plan with the risk that this H [M, M] predicts, whatever made it."""
-        require_plan_of(self, curvature, terms=False)
+        self.require_curvature(curvature)
         plan = self.with_made(
             curvature_fingerprint=curvature.fingerprint,
             origin=curvature.origin,
@@ -270,10 +270,10 @@ class Selection:
 
         Raises InputError for a plan that is not greedy's under fixed guards and a ratio alone.
         """
-        self.require_by_ratio("its prefixes")
         budget = as_budget(self.units, require_ratio(ratio))
         factor = self.guards.layer_cap_factor
         faults = {
+            "it keeps to more than a ratio": not self.by_ratio,
             "it has no removal order": not self.ordered,
             f"its cap is {factor} x ratio": factor is not None,
             f"it has {len(self.gains)} gains, solved for its own pruned set": bool(self.gains),
@@ -345,6 +345,26 @@ class Selection:
         """Raise MismatchError if `units` are not this selection's; names the first difference."""
         units.require_same(self.units, mine="the model", theirs="the selection")
 
+    def require_curvature(self, curvature: Curvature) -> None:
+        """Raise MismatchError unless a curvature is of the same units and weights."""
+        self.units.require_same(curvature.units, mine="the selection", theirs="the curvature")
+        if self.origin is not None:
+            require_same_source(curvature.origin, self.origin, between=("H", "the plan"))
+
+    def require_own_terms(self, curvature: Curvature) -> None:
+        """Raise FileFormatError if this H gave the terms of the plan, and they are not its own."""
+        self.require_curvature(curvature)
+        same = self.made.matrix == "H" and self.curvature_fingerprint == curvature.fingerprint
+        if self.terms is None or not same:
+            return
+        own = Terms.of(curvature, self.pruned)
+        gap = np.abs([self.terms.node - own.node, self.terms.edge - own.edge]).max(initial=0.0)
+        if gap > 1e-9 * np.abs(curvature.matrix[np.ix_(self.pruned, self.pruned)]).sum():
+            raise FileFormatError(
+                f"the terms of the plan are {gap:.3g} from those of its H: it was changed after it "
+                "was solved. Solve it again."
+            )
+
     @property
     def by_ratio(self) -> bool:
         """Whether ratio, guards and lambda alone made the plan, in steps of single units."""
@@ -356,11 +376,6 @@ class Selection:
         """Whether only some counts of units were allowed in a layer or a block."""
         return bool(self.made.uniform or self.made.rule)
 
-    def require_by_ratio(self, what: str) -> None:
-        """Raise InputError, naming the wanted result, if more than a ratio constrains the plan."""
-        if not self.by_ratio:
-            raise InputError(f"{self!r} keeps to more than a ratio; {what} would not. Solve again.")
-
     def __len__(self) -> int:
         return len(self.pruned)
 
@@ -370,8 +385,8 @@ class Selection:
         if made.interaction_strength is not None:
             words.append(f" at lambda {made.interaction_strength:g}")
         if made.uniform:
-            kinds = "" if made.uniform is True else f" of {' and '.join(made.uniform)} units"
-            words.append(f", the same counts{kinds} in every layer")
+            kinds = made.uniform if isinstance(made.uniform, tuple) else ("all",)
+            words.append(f", the same counts of {' and '.join(kinds)} units in every layer")
         if made.rule:
             words.append(f", {made.rule}")
         if made.matrix != "H":

@@ -218,7 +218,7 @@ class Budget:
 # Ratios and lambda ------------------------------------------------------------------------------
 
 
-def require_ratio(ratio: float) -> float:
+def require_ratio(ratio: float | Target) -> float:
     """Return a ratio of any number type as a Python float; raise InputError outside of [0, 1)."""
     share = as_float(ratio, "ratio")
     if not 0 <= share < 1:
@@ -318,18 +318,14 @@ def _head_dim(unit: Unit, sizes: Iterable[int]) -> int:
 
 def _as_costs(costs: Iterable[float]) -> tuple[float, ...]:
     """Costs of any number type as Python ints, or as Python floats if one is not an integer."""
-    given, floats = as_list(costs, "costs"), list[float]()
-    for place, cost in enumerate(given):
-        number = as_float(cost, f"costs[{place}]")
-        possible = number == 0 or _SMALLEST_COST <= number <= _LARGEST_COST
-        if isinstance(cost, (bool, np.bool_)) or not possible:
-            raise InputError(
-                f"costs[{place}] is {shown(cost)}. Give 0, or a number from {_SMALLEST_COST:g} to "
-                f"{_LARGEST_COST:g}: beyond these, sums and scores leave float64."
-            )
-        floats.append(number)
-    if not any(floats):
-        raise InputError("all costs are 0, so no removal counts. Give a positive one.")
+    given = as_list(costs, "costs")
+    floats = [as_float(cost, f"costs[{place}]") for place, cost in enumerate(given)]
+    odd = [n for n in floats if n != 0 and not _SMALLEST_COST <= n <= _LARGEST_COST]
+    if odd or not any(floats) or any(isinstance(cost, (bool, np.bool_)) for cost in given):
+        raise InputError(
+            f"costs are {shown(given)}. Give one number per unit, 0 or from {_SMALLEST_COST:g} to "
+            f"{_LARGEST_COST:g}, beyond which sums and scores leave float64, and not all 0."
+        )
     whole = all(isinstance(cost, (int, np.integer)) for cost in given)
     return tuple(map(int, given)) if whole else tuple(floats)
 

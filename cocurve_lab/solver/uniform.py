@@ -183,14 +183,15 @@ class EqualCounts:
             if self.removed(counts) <= room and self._keeps_each_kind(counts) and self.fit(counts):
                 yield counts
 
-    def minimal(self) -> Iterator[Counts]:
-        """Yield the allowed counts that reach the budget and would not with any one lowered."""
+    def minimal(self) -> list[Counts]:
+        """Return the allowed counts that reach the budget, without those that exceed another."""
         needed = self.greedy.budget.needed  # larger counts would remove more than was asked for
-        for counts in self.allowed():
-            if self.removed(counts) >= needed and not any(
-                self.removed(fewer) >= needed for fewer in self._lowered(counts)
-            ):
-                yield counts
+        found: list[Counts] = []
+        for counts in self.allowed():  # in rising order, so those below come first
+            below = any(np.less_equal(fewer, counts).all() for fewer in found)
+            if self.removed(counts) >= needed and not below:
+                found.append(counts)
+        return found
 
     def fit(self, counts: Counts) -> bool:
         """Whether layers may lose these counts, apart from guards; here any."""
@@ -225,15 +226,6 @@ class EqualCounts:
         for (kind, _), kept in zip(self.shapes, self.total - counts, strict=True):
             left[kind] = left.get(kind, 0) + kept
         return all(kept >= self.least[kind] for kind, kept in left.items())
-
-    def _lowered(self, counts: Counts) -> Iterator[Counts]:
-        """The counts with one of them lowered to the next number that fits."""
-        for place, low in enumerate(self.low):
-            for n in range(counts[place] - 1, low - 1, -1):
-                fewer = (*counts[:place], n, *counts[place + 1 :])
-                if self.fit(fewer):
-                    yield fewer
-                    break
 
     def _count(self, chosen: np.ndarray) -> np.ndarray:
         """Count the units of an index array by layer and shape [layers, shapes]."""

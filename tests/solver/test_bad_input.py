@@ -107,7 +107,6 @@ CALLS: list[Callable[[], Any]] = [
     lambda: measured_diagonal(H),  # without measured risks
     lambda: PLAN.prefix(RATIO),
     lambda: refine(Selection.from_pruned(UNITS, [0]), H),  # made at no lambda
-    lambda: refine(PLAN, H, max_rounds=-1),
     lambda: refine(PLAN, H, exclude=[PLAN.pruned[0]]),
     lambda: refine(solve_greedy(H, 0.4, uniform=True), H),
     *(lambda x=x: cl.risk_lower_bound(H, 0.2, interaction_strength=x) for x in (-0.1, 1.1, NAN)),

@@ -186,16 +186,6 @@ def test_excluded_units_stay_out() -> None:
     assert not entered & set(refined.pruned)
 
 
-def test_max_rounds_stops_early_with_a_better_plan(caplog: pytest.LogCaptureFixture) -> None:
-    curvature = random_curvature(make_units(6, 4, 8), 1, shared=1.0)
-    greedy = solve_greedy(curvature, 0.4)
-    values = [refine(greedy, curvature, max_rounds=n).objective for n in (0, 1, 10_000)]
-    assert values[0] == pytest.approx(greedy.objective)
-    assert values[0] > values[1] > values[2]  # type: ignore[operator]
-    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
-    assert "before a local optimum" in caplog.text
-
-
 def test_hundreds_of_units_take_seconds() -> None:
     curvature = random_curvature(make_units(16, 8, 16), 0, shared=1.0, positions=450)
     greedy = solve_greedy(curvature, 0.2, guards=Guards(layer_cap=0.3, protect_first=2))
@@ -213,8 +203,8 @@ def test_hundreds_of_units_take_seconds() -> None:
         ([0, 2], {"interaction_strength": None}, "interaction_strength"),
         ([0], {"requested_ratio": 0.3}, "29"),
         ([0, 2, 3, 6], {"requested_ratio": 0.1}, "38"),
-        ([0, 2], {"guards": Guards(protect_first=1)}, r"L0.attention\[0\]"),
-        ([0, 2], {"guards": Guards(layer_cap=0.4)}, "layer 0"),
+        ([0, 2], {"guards": Guards(protect_first=1)}, r"may not go: .*L0.attention\[0\]"),
+        ([0, 2], {"guards": Guards(layer_cap=0.4)}, r"layers above their cap: \[0\]"),
     ],
 )
 def test_plans_that_break_their_own_rules_are_refused(

@@ -27,7 +27,6 @@ from ...measuring.results import Tabular
 from ...measuring.risk import Meter, PlanTable
 from ...models.identity import require_source
 from ...solver.guards import UnitsLike
-from ...solver.plan_json import require_plan_of
 from ...solver.selection import Selection
 from ..interactions.measured import Interactions
 from ..repairing.repaired import Repair, RepairedMeter
@@ -383,7 +382,7 @@ class _Search:
             require_type(self.surrogate, Curvature, "surrogate")
             require_source(self.model, self.surrogate, what="H")
             for start in self.starts:
-                require_plan_of(start, self.surrogate)
+                start.require_own_terms(self.surrogate)
             self._compare(self.surrogate)
         self.scales = as_list(self.scales, "scales")
         for found in self.scales:
