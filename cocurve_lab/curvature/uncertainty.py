@@ -100,10 +100,7 @@ class Jackknife:
 
     def __repr__(self) -> str:
         if self.estimate.ndim:
-            shares = relative(self.standard_error, np.abs(self.estimate))
-            known = shares[np.isfinite(shares)]
-            middle = f"{np.median(known):.1%}" if known.size else "unknown"
-            fact = f"{list(self.estimate.shape)} values, median relative standard error {middle}"
+            fact = f"{list(self.estimate.shape)} values"
         elif math.isnan(self.standard_error):
             fact = f"{self.estimate:.4g}, without a standard error"
         else:

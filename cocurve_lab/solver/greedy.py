@@ -146,17 +146,17 @@ class Greedy(PartialPlan):
 
     def infeasible(self) -> InfeasibleError:
         """The error of a stalled run: no plan at all, or none that greedy finds at this lambda."""
-        most = self.rules.reachable()
+        most, shown = self.rules.reachable(), self.budget.shown
         if most < self.budget.needed:
-            beyond, ask = self.budget.bounds(most)
-            advice = remedy(self.rules, ask)
-            return self.rules.out_of_reach(f"no plan {beyond} under {self.rules}. {advice}", most)
-        shown, done = self.budget.shown, self.pruned_cost
-        less = "a smaller ratio" if self.budget.target is None else "a milder target"
+            return self.rules.out_of_reach(
+                f"the most that any plan reaches under {self.rules} is {shown(most)}. "
+                f"{remedy(self.rules)}",
+                most,
+            )
         return self.rules.out_of_reach(
-            f"greedy at lambda {self.strength:g} stalls at {shown(done)} under {self.rules}, "
-            f"though there is room for {shown(most)}. Try another interaction_strength, {less}, or "
-            "looser guards.",
+            f"greedy at lambda {self.strength:g} stalls at {shown(self.pruned_cost)} under "
+            f"{self.rules}, though there is room for {shown(most)}. Try another "
+            "interaction_strength, ask for less, or loosen the guards.",
             most,
             stalled=self.pruned_share,
         )

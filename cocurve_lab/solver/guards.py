@@ -221,42 +221,28 @@ class Rules:
 
     def _require_forced(self) -> None:
         """Raise InputError if an included unit breaks a rule."""
-        guards = self.guards
         for count, u in enumerate(self.forced, start=1):
-            unit = self.units[u]
-            upto = self.forced[:count]  # so that the first to break it is named
+            unit, upto = self.units[u], self.forced[:count]  # so that the first fault is named
             faults = {
-                "is also in exclude": self.excluded[u],
-                f"is in a protected layer (first {guards.protect_first}, last "
-                f"{guards.protect_last})": not self.open[u],
-                f"is of a kind that may not be pruned (kinds {guards.kinds})": not self.of_kind[u],
-                f"takes layer {unit.layer} above its cap of {self.cap:.4g} of its cost": (
-                    self.room_after(upto)[unit.layer] < 0
-                ),
-                f"leaves too few {unit.kind} units in its layer": (
+                "exclude": self.excluded[u],
+                "the protected layers": not self.open[u],
+                "the kinds that may be pruned": not self.of_kind[u],
+                f"the cap of layer {unit.layer}": self.room_after(upto)[unit.layer] < 0,
+                f"the fewest {unit.kind} units that a layer keeps": (
                     self.spare_after(upto)[self.block[u]] < 0
                 ),
             }
-            for fault, broken in faults.items():
-                if broken:
-                    raise InputError(
-                        f"include names {unit}, which {fault}. Remove it or loosen the guards."
-                    )
-
-    def words(self) -> list[str]:
-        """Name each guard and exclusion in force."""
-        guards, excluded = self.guards, int(self.excluded.sum())
-        parts = {
-            f"a layer cap of {self.cap:.4g}": self.cap < 1,
-            f"protect_first {guards.protect_first}": guards.protect_first > 0,
-            f"protect_last {guards.protect_last}": guards.protect_last > 0,
-            f"kinds {', '.join(guards.kinds or ())}": not self.of_kind.all(),
-            f"{excluded} excluded unit{'' if excluded == 1 else 's'}": excluded > 0,
-        }
-        return [words for words, given in parts.items() if given]
+            broken = " and ".join(name for name, holds in faults.items() if holds)
+            if broken:
+                raise InputError(
+                    f"include names {unit}, against {broken} (under {self}). Remove it or loosen "
+                    "the guards."
+                )
 
     def __str__(self) -> str:
-        return "; ".join(self.words()) or "no guards"
+        guards, excluded = self.guards, int(self.excluded.sum())
+        kinds = "" if guards.kinds is None else f", kinds {' and '.join(guards.kinds)}"
+        return f"{guards}{kinds}" + (f", {excluded} units excluded" if excluded else "")
 
 
 class PartialPlan:

@@ -10,7 +10,6 @@ import numpy as np
 
 from ..base.arguments import require_type
 from ..base.errors import InputError
-from ..base.progress import Bar
 from ..curvature.matrix import Curvature
 from .greedy import Greedy, fill
 from .guards import FREE, Guards, Rules, UnitsLike
@@ -99,7 +98,6 @@ def lambda_path(
     *,
     include: UnitsLike = (),
     exclude: UnitsLike = (),
-    progress: bool = False,
 ) -> LambdaPath:
     """Find all plans of `solve_greedy` over lambda in [0, maximum], by an exact event sweep.
 
@@ -117,7 +115,6 @@ def lambda_path(
     Args:
         curvature, ratio, guards, include, exclude: as for `solve_greedy`.
         maximum: the largest lambda, finite and >= 0.
-        progress: show a bar over lambda.
 
     Returns:
         The path. Where only greedy stalls, a segment states it; if no plan reaches the ratio at any
@@ -138,13 +135,9 @@ def lambda_path(
     rules = Rules(curvature.units, guards, ratio, include, exclude)
     maximum = require_strength(maximum)
     sweep = _Sweep(curvature, rules)
-    form = "{desc} {n:.3f}/{total:.3f} [{elapsed}]"
-    with Bar(total=maximum, desc="lambda", bar_format=form, disable=not progress) as bar:
-        while sweep.events.min(initial=np.inf) < maximum:
-            done = sweep.now
-            sweep.advance()
-            bar.update(sweep.now - done)
-        sweep.close(maximum)
+    while sweep.events.min(initial=np.inf) < maximum:
+        sweep.advance()
+    sweep.close(maximum)
     return LambdaPath(tuple(sweep.segments), sweep.orders, rules.budget.share)
 
 

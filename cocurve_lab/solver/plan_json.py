@@ -168,22 +168,24 @@ def require_consistent(plan: Any) -> None:
     """Raise FileFormatError if two fields of a plan contradict each other; names both."""
     units, made = plan.units, plan.made
     budget = as_budget(units, made.target or made.requested_ratio)
+    removed = budget.costs[list(plan.pruned)].sum().item()
+    asked = "its target" if made.target else "requested_ratio"
     node = np.zeros(0) if plan.terms is None else plan.terms.node
-    fault = ""
-    if made.matrix == "H" and node.min(initial=0.0) < -1e-9 * np.abs(node).max(initial=0.0):
-        fault = f"node_terms has {node.min():.3g}, but 1/2 H_uu is never negative"
-    elif made.forced > len(plan):
-        fault = f"forced is {made.forced}, but {len(plan)} units are pruned"
-    elif not budget.reached(plan.pruned):
-        removed = budget.costs[list(plan.pruned)].sum().item()
-        asked = f"requested_ratio is {made.requested_ratio}"
-        if made.target:
-            asked = f"its target is {made.target}"
-        fault = f"{asked}, but its units come to {budget.shown(removed)}"
-    elif made.uniform and not _is_uniform(plan):
-        fault = f"uniform is {told(made.uniform)}, but its layers lose different counts"
-    if fault:
-        raise FileFormatError(fault)
+    lowest, largest = node.min(initial=0.0), np.abs(node).max(initial=0.0)
+    faults = {
+        f"node_terms has {lowest:.3g}, but 1/2 H_uu is never negative": (
+            made.matrix == "H" and lowest < -1e-9 * largest
+        ),
+        f"forced is {made.forced}, but {len(plan)} units are pruned": made.forced > len(plan),
+        f"{asked} is {made.target or made.requested_ratio}, but its units come to "
+        f"{budget.shown(removed)}": not budget.reached(plan.pruned),
+        f"uniform is {told(made.uniform)}, but its layers lose different counts": (
+            made.uniform and not _is_uniform(plan)
+        ),
+    }
+    for fault, holds in faults.items():
+        if holds:
+            raise FileFormatError(fault)
 
 
 def _is_uniform(plan: Any) -> bool:

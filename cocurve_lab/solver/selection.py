@@ -283,9 +283,7 @@ class Selection:
         }
         for fault, holds in faults.items():
             if holds:
-                raise InputError(
-                    f"this plan has no such prefix: {fault}. Solve again at that ratio."
-                )
+                raise InputError(f"{self!r} has no such prefix: {fault}. Solve at that ratio.")
         running = np.concatenate([[0], np.cumsum(self.units.costs[list(self.pruned)])])
         # the first length that reaches the target, as in the loop of greedy; 0 for ratio 0. A fresh
         # solve forces the included units at every ratio too
@@ -380,22 +378,21 @@ class Selection:
         return len(self.pruned)
 
     def __repr__(self) -> str:
-        made, risk = self.made, self.predicted_risk
-        words = [f"Selection of {len(self)} of {len(self.units)} units"]
-        if made.interaction_strength is not None:
-            words.append(f" at lambda {made.interaction_strength:g}")
-        if made.uniform:
-            kinds = made.uniform if isinstance(made.uniform, tuple) else ("all",)
-            words.append(f", the same counts of {' and '.join(kinds)} units in every layer")
-        if made.rule:
-            words.append(f", {made.rule}")
-        if made.matrix != "H":
-            words.append(f" on the {made.matrix}")
+        made, strength, risk = self.made, self.interaction_strength, self.predicted_risk
+        kinds = made.uniform if isinstance(made.uniform, tuple) else ("all",)
         asked = f"{self.requested_ratio:.2%} asked"
         if made.target is not None and self.realized_target is not None:
             asked = f"{made.target} asked, {made.target.shown(self.realized_target)} realized"
-        words.append(f": {self.realized_ratio:.2%} of removable cost ")
-        words.append(f"({self.pruned_cost:,} parameters; {asked})")
-        if risk is not None:
-            words.append(f", predicted risk {risk:.4g} nats")
-        return "".join(words)
+        parts = [
+            f"Selection of {len(self)} of {len(self.units)} units",
+            "" if strength is None else f" at lambda {strength:g}",
+            f", the same counts of {' and '.join(kinds)} units in every layer"
+            if made.uniform
+            else "",
+            f", {made.rule}" if made.rule else "",
+            "" if made.matrix == "H" else f" on the {made.matrix}",
+            f": {self.realized_ratio:.2%} of removable cost ({self.pruned_cost:,} parameters; "
+            f"{asked})",
+            "" if risk is None else f", predicted risk {risk:.4g} nats",
+        ]
+        return "".join(parts)

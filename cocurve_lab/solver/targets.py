@@ -1,7 +1,7 @@
 """Pruning targets: a ratio, parameters or bytes left, KV cache per token, or costs of your own.
 
 A `Budget` is what the solver needs: the cost of each unit, and how much cost must go. A `Target`
-becomes a budget for one UnitSet. The last section reads and prints quantities ("6B", "12 GiB").
+becomes a budget for one UnitSet. The last section reads quantities ("6B", "12 GiB").
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,8 +29,8 @@ _IN_BYTES = ("size", "kv_cache")
 _SMALLEST_COST, _LARGEST_COST = 1e-100, 1e100  # of a Target; a score divides by a cost
 _NOUNS = {
     "parameters": "parameters",
-    "size": "of weights in {dtype}",
-    "kv_cache": "of KV cache per token",
+    "size": "bytes of weights in {dtype}",
+    "kv_cache": "bytes of KV cache per token",
 }
 
 
@@ -60,9 +60,9 @@ class Target:
     Example:
         >>> from cocurve_lab import Target
         >>> print(Target(parameters="6B"))
-        at most 6B parameters
+        at most 6,000,000,000 parameters
         >>> print(Target(size="12 GiB", dtype="bf16"))
-        at most 12 GiB of weights in bfloat16
+        at most 12,884,901,888 bytes of weights in bfloat16
     """
 
     parameters: str | float | None = None
@@ -103,7 +103,7 @@ class Target:
         return self.goal != "kv_cache" and self.costs is None
 
     @property
-    def limit(self) -> Quantity:
+    def limit(self) -> int:
         """The most that may be left, in parameters or bytes."""
         return read_quantity(getattr(self, self.goal), self.goal)
 
@@ -113,7 +113,7 @@ class Target:
         total = costs.sum().item()  # int or float
         if self.ratio is not None:
             return Budget(costs, target_cost(self.ratio, total), self.ratio, self)
-        whole, allowed, item = total, self.limit.amount, 1
+        whole, allowed, item = total, self.limit, 1
         if self.goal != "kv_cache":
             if units.total_parameters is None:
                 raise InputError(
@@ -127,15 +127,15 @@ class Target:
         return Budget(costs, needed, needed / total, self, whole, item)
 
     def shown(self, value: float) -> str:
-        """Format a realized value in the unit of the target, never rounded down."""
+        """Format a realized value in what the target counts."""
         if self.ratio is not None:
             return f"{value:.2%} of the costs" if self.costs is not None else f"{value:.2%}"
-        return f"{self.limit.shown(value)} {_NOUNS[self.goal].format(dtype=self.dtype)}"
+        return f"{math.ceil(value):,} {_NOUNS[self.goal].format(dtype=self.dtype)}"
 
     def __str__(self) -> str:
         if self.ratio is not None:
             return f"at least {self.shown(self.ratio)} removed"
-        return f"at most {self.shown(self.limit.amount)}"
+        return f"at most {self.shown(self.limit)}"
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields that are set, for JSON; `Target(**fields)` reads them back."""
@@ -176,14 +176,14 @@ class Budget:
     def value(self, removed: float) -> float:
         """Convert a removed cost to what the target counts: the amount left, or the share gone."""
         if self.whole is None:
-            return float(removed / self.costs.sum())
+            return float(removed / (self.costs.sum() or 1))  # an emptied model has no costs
         return (self.whole - removed) * self.item
 
     def shown(self, removed: float) -> str:
         """Format `value`, rounded so that asking for the printed value asks for no more."""
         if self.target is None or self.whole is None:
             return f"{math.floor(self.value(removed) * 1e4) / 100:.2f}%"
-        return self.target.limit.shown(self.value(removed))
+        return self.target.shown(self.value(removed))
 
     def reached(self, pruned: Iterable[int]) -> bool:
         """Whether a plan of these units removes what was asked: the post-condition of a solve.
@@ -206,13 +206,6 @@ class Budget:
                 f"a plan was asked for {self.share:.6%} of the costs and comes to {removed:g} of "
                 f"{self.costs.sum():g}, so it is not returned. Give costs of like size."
             )
-
-    def bounds(self, removed: float) -> tuple[str, str]:
-        """Word two phrases for messages: exceeding this removal, and asking for at most it."""
-        words = self.shown(removed)
-        if self.whole is None:
-            return f"removes more than {words}", f"at most {words}"
-        return f"leaves less than {words}", f"{words} or more"
 
 
 # Ratios and lambda ------------------------------------------------------------------------------
@@ -298,17 +291,22 @@ def _hidden_sizes(channel: int) -> list[int]:
     """Return the hidden sizes that explain the cost of one FFN channel, gated forms first."""
     # a gated channel costs 3 x hidden, plus 2 with biases; an ungated one 2 x hidden, plus 1
     forms = ((3, 0), (3, 2), (2, 1), (2, 0))
-    return [(channel - more) // per for per, more in forms if (channel - more) % per == 0]
+    return [
+        (channel - more) // per
+        for per, more in forms
+        if channel > more and (channel - more) % per == 0
+    ]
 
 
 def _head_dim(unit: Unit, sizes: Iterable[int]) -> int:
     """head_dim of one KV head; raises InputError if no candidate explains the unit's cost."""
     width = unit.stop - unit.start  # rows of q, and columns of the output projection
-    heads = [width // queries for queries in range(1, width + 1) if width % queries == 0]
-    for hidden, head in product(sizes, heads):
-        plain = 2 * hidden * (width + head)  # q and output have `width` rows, k and v `head`
-        biases, norms = width + 2 * head, width + head  # on q, k and v (Qwen2); of q and k (OLMo2)
-        if hidden and unit.cost - plain in (0, biases, norms):
+    # q and the output have `width` rows of `hidden` numbers, k and v have head_dim. Biases of q, k
+    # and v (Qwen2) add width + 2 head_dim numbers, norms of q and k (OLMo2) width + head_dim
+    for hidden, (of_width, of_head) in product(sizes, ((0, 0), (1, 2), (1, 1))):
+        left = unit.cost - (2 * hidden + of_width) * width
+        head, rest = divmod(left, 2 * hidden + of_head)
+        if rest == 0 and head > 0 and width % head == 0:
             return head
     raise InputError(
         f"the cost {unit.cost:,} of {unit} fits no head_dim, so the size of its cache is not "
@@ -342,46 +340,24 @@ _BYTES = {"": 1, "b": 1} | {
 _NUMBER = re.compile(r"((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e\+?\d{1,2})?)\s*([a-z]*)")
 
 
-class Quantity(NamedTuple):
-    """An amount, parameters or bytes, and the unit in which it was written.
-
-    Attributes:
-        factor: how many of them the unit stands for, such as 10^9.
-        suffix: the unit as it was written, with its space; empty for a bare count.
-    """
-
-    amount: int
-    factor: int
-    suffix: str
-
-    def shown(self, amount: float) -> str:
-        """Format another amount in this unit, rounded up to three decimals."""
-        number = math.ceil(Fraction(amount) / self.factor * 1000) / 1000
-        return f"{number:,.3f}".rstrip("0").rstrip(".") + self.suffix
-
-
-def read_quantity(value: Any, goal: str) -> Quantity:
+def read_quantity(value: Any, goal: str) -> int:
     """Read parameters (6e9, "6B", "6,738,415,616") or, of the other goals, bytes.
 
     Bytes are 1024, "12 GB" (10^9) or "12 GiB" (2^30); "12 G" is ambiguous, and so an InputError.
     """
-    table, bare = _BYTES, " B"
-    if goal == "parameters":
-        table, bare = _COUNTS, ""
+    table = _COUNTS if goal == "parameters" else _BYTES
     # Python neither prints nor reads a number of thousands of digits
     huge = isinstance(value, int) and value.bit_length() > 1000
-    text = "" if huge else str(value).strip()
-    found = _NUMBER.fullmatch(text.lower()) if len(text) < 400 else None
+    text = "" if huge else str(value).strip().lower()
+    found = _NUMBER.fullmatch(text) if len(text) < 400 else None
     factor = table.get(found[2], 0) if found else 0
     amount = int(Fraction(found[1].replace(",", "")) * factor) if found else 0
-    if found is None or not 0 < amount < 1e300:  # beyond that no float could show it
+    if not 0 < amount < 1e300:  # beyond that no float could show it
         raise InputError(
             f"{goal} is {shown(value)}, which is not a positive quantity. Write a number and one "
             f"of {', '.join(filter(None, table))}."
         )
-    suffix = text[found.start(2) :]
-    gap = " " if suffix and table is _BYTES else ""
-    return Quantity(amount, factor, gap + suffix or bare)
+    return amount
 
 
 def dtype_name(dtype: Any) -> str:

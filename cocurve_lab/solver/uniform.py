@@ -168,10 +168,9 @@ class EqualCounts:
         if plans:
             return plans[np.array([plan.objective for plan in plans]).argmin()]
         most = max((self.removed(counts) for counts in self.allowed()), default=0)
-        beyond, ask = self.greedy.budget.bounds(most)
         raise self.greedy.rules.out_of_reach(
-            f"with the same counts in every layer no plan {beyond}. Ask for {ask}, loosen the "
-            "guards, or omit uniform.",
+            "the most that a plan with the same counts in every layer reaches is "
+            f"{self.greedy.budget.shown(most)}. Ask for less, loosen the guards, or omit uniform.",
             most,
         )
 

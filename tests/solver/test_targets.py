@@ -39,12 +39,12 @@ def test_quantities_as_people_write_them() -> None:
         (268_672, 268_672), (np.int64(7), 7), ("0.0000000019T", 1900), ("0.1M", 100_000),
         (np.float32(6e9), 6 * 10**9),
     ):  # fmt: skip
-        assert read_quantity(text, "parameters").amount == amount
+        assert read_quantity(text, "parameters") == amount
     for text, amount in (
         ("12 GB", 12 * 10**9), ("12GiB", 12 * 2**30), ("96 KiB", 96 * 1024), ("96 kB", 96_000),
         ("1.5 MiB", 3 * 2**19), ("2 TB", 2 * 10**12), ("100", 100), ("100 b", 100), (4096, 4096),
     ):  # fmt: skip
-        assert read_quantity(text, "size").amount == amount
+        assert read_quantity(text, "size") == amount
 
 
 # Parameters and bytes -----------------------------------------------------------------------------
@@ -99,17 +99,17 @@ def test_llama_8b_at_six_billion() -> None:
     curvature = random_curvature(units)
     plan = solve_greedy(curvature, Target(parameters="6B"))
     assert 6e9 - 11_010_048 < plan.realized_target <= 6e9
-    assert "at most 6B parameters asked, 5.99" in repr(plan)
+    assert "at most 6,000,000,000 parameters asked, 5,99" in repr(plan)
     same = solve_greedy(curvature, Target(size="12 GB", dtype="bf16"))
     assert same.pruned == plan.pruned
-    assert "at most 12 GB of weights in bfloat16 asked, 11.9" in repr(same)
+    assert "at most 12,000,000,000 bytes of weights in bfloat16 asked, 11,9" in repr(same)
 
 
-def test_the_smallest_reachable_value_is_named_in_the_unit_asked_for() -> None:
+def test_the_smallest_reachable_value_is_named() -> None:
     curvature = random_curvature(WHOLE)
     with pytest.raises(InfeasibleError) as caught:
         solve_greedy(curvature, Target(parameters="0.07k"))
-    assert "0.071k" in str(caught.value)
+    assert "71 parameters" in str(caught.value)
     assert caught.value.reachable_ratio == 1
     assert caught.value.requested_ratio == pytest.approx(130 / 129)
     assert len(solve_greedy(curvature, Target(parameters="0.071k"))) == 15

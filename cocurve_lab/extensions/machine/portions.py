@@ -137,9 +137,8 @@ class MachineRules(Rules):
             total += max(sums)
         return total
 
-    def words(self) -> list[str]:
-        """Name each guard in force, and the machine."""
-        return [*super().words(), str(self.machine)]
+    def __str__(self) -> str:
+        return f"{super().__str__()}, {self.machine}"
 
     def _stops(self, ids: np.ndarray) -> tuple[int, ...]:
         """The numbers of units that a block may lose so that a multiple is left, or nothing."""
