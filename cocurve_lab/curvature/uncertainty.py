@@ -170,12 +170,6 @@ def jackknife(
         function = NONLINEAR[function]
     estimate = _value(function, curvature)
     without = [_value(function, part) for part in sample.leave_one_out()]
-    odd = next((value.shape for value in without if value.shape != estimate.shape), None)
-    if odd is not None:
-        raise InputError(
-            f"the statistic has shape {estimate.shape} on all groups, but {odd} without one of "
-            "them. Return the same shape for every curvature."
-        )
     bias, error = _delete_one(estimate, without, sample.positions)
     return Jackknife(name, estimate, bias, error, len(sample), confidence)
 

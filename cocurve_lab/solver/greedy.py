@@ -1,4 +1,4 @@
-"""Algorithm 2: cost-normalized greedy co-pruning, and `fill`, the one loop behind every plan.
+"""Algorithm 2: cost-normalized greedy co-pruning, and `fill`, its loop.
 
 The objective is fixed, so a solve is a loop over one vector: the running interactions g of
 Proposition "Running-sum marginal". At M = 768 and ratio 0.2 that is about a millisecond, which is
@@ -24,9 +24,9 @@ Step = TypeVar("Step")
 def fill(steps: Iterable[Step], take: Callable[[Step], object], enough: Callable[[], bool]) -> bool:
     """Take steps in turn until there is enough; return whether the steps sufficed.
 
-    This loop makes all plans, which differ in their steps: the unit of lowest marginal per cost,
-    scored again after each removal (Algorithm 2); the same within a quota per layer, or several
-    units at once (uniform.py); units in the order of a score (methods/); units near another plan.
+    Plans differ in their steps: the unit of lowest marginal per cost, scored again after each
+    removal (Algorithm 2); several units at once (uniform.py); units in the order of a score
+    (methods/).
     """
     if enough():
         return True

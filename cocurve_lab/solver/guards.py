@@ -69,7 +69,7 @@ class Guards:
             )
         if self.kinds is not None:
             object.__setattr__(self, "kinds", tuple(as_list(self.kinds, "kinds")))
-            if not self.kinds or not set(self.kinds) <= set(UNIT_KINDS):
+            if not self.kinds or any(kind not in tuple(UNIT_KINDS) for kind in self.kinds):
                 raise InputError(f"kinds is {self.kinds!r}; choose from {tuple(UNIT_KINDS)}.")
 
     def allows(self, kind: Kind) -> bool:
@@ -143,7 +143,9 @@ class Rules:
         self.excluded[list(units.indices(exclude))] = True
         last = units.num_layers - guards.protect_last
         self.open = (units.layers >= guards.protect_first) & (units.layers < last)
-        self.of_kind = np.array([guards.allows(unit.kind) for unit in units], dtype=bool)
+        self.of_kind = np.ones(len(units), dtype=bool)
+        if guards.kinds is not None:
+            self.of_kind = np.isin(units.kinds, guards.kinds)
         self.admissible = self.open & self.of_kind & ~self.excluded & self._may_leave()
         self.forced = units.indices(include)
         self._require_forced()

@@ -83,7 +83,7 @@ def _alike(uniform: bool | Iterable[Kind] | None, rules: Rules) -> tuple[Kind, .
     elif isinstance(uniform, bool):
         uniform = ()
     asked = as_list(uniform, "uniform")
-    if not set(asked) <= set(UNIT_KINDS):
+    if any(kind not in tuple(UNIT_KINDS) for kind in asked):
         raise InputError(f"uniform is {uniform!r}. Give True, or some of {tuple(UNIT_KINDS)}.")
     may = set(rules.units.kinds[rules.admissible].tolist())
     return tuple(kind for kind in UNIT_KINDS if kind in asked and kind in may)

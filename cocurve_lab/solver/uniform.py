@@ -68,7 +68,8 @@ def solve_together(
             greedy.remove(u)
 
     greedy.restart(strength)
-    return fill(steps(), remove, lambda: greedy.enough() and not unfinished())
+    greedy.stalled = not fill(steps(), remove, lambda: greedy.enough() and not unfinished())
+    return not greedy.stalled
 
 
 # The same counts of some kinds --------------------------------------------------------------------
@@ -108,7 +109,6 @@ def solve_alike(greedy: Greedy, kinds: tuple[Kind, ...], strength: float) -> Sel
             yield cheapest_of(greedy, single, 1, single)
 
     if not solve_together(greedy, strength, offers, uneven):
-        greedy.stalled = True
         raise greedy.infeasible()
     return greedy.selection().with_made(uniform=kinds)
 
@@ -205,20 +205,12 @@ class EqualCounts:
         """Run Algorithm 2 with a quota per layer and shape."""
         greedy, layers = self.greedy, self.greedy.rules.units.layers
         greedy.restart(strength)
-        left = np.tile(counts, (self.layers, 1))
-
-        def close_full() -> None:
-            """Close the layers and shapes whose quota is filled."""
-            greedy.open[left[layers, self.of] == 0] = np.inf
-
-        def take(u: int) -> None:
+        left = np.tile(counts, (self.layers, 1)) - self._count(np.array(greedy.order, np.int64))
+        greedy.open[left[layers, self.of] == 0] = np.inf
+        for u in greedy.cheapest():  # it ends where all quotas are filled
             greedy.remove(u)
             left[layers[u], self.of[u]] -= 1
-            close_full()
-
-        left -= self._count(np.array(greedy.order, dtype=np.int64))
-        close_full()
-        fill(greedy.cheapest(), take, lambda: not left.any())
+            greedy.open[left[layers, self.of] == 0] = np.inf
 
     def _keeps_each_kind(self, counts: Counts) -> bool:
         left: dict[Kind, int] = {}

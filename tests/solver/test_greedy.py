@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from cocurve_lab.base.errors import FileFormatError, InfeasibleError
 from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.models.architectures import UNIT_KINDS
 from cocurve_lab.models.units import Unit, UnitSet
 from cocurve_lab.solver.guards import Guards, reachable_ratio
 from cocurve_lab.solver.selection import Selection
@@ -107,6 +108,16 @@ def test_units_come_as_objects_names_or_indices() -> None:
         for u, v in ((SMALL[4], SMALL[6]), ("L0.ffn[2]", "L1.attention[1]"), (4, np.int64(6)))
     ]
     assert plans[0].pruned == plans[1].pruned == plans[2].pruned
+
+
+def test_a_kind_that_is_registered_later_may_be_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(UNIT_KINDS, "later", UNIT_KINDS["ffn"])
+    units = UnitSet((Unit("ffn", 0, 0, 0, 1, 10), Unit("later", 0, 0, 0, 1, 10)))
+    plan = solve_greedy(Curvature(np.diag([2.0, 1.0]), units), 0.5)
+    assert plan.pruned == (1,)
+    assert Selection.from_json(plan.to_json()).guards == Guards()
+    with pytest.raises(InfeasibleError, match="kinds ffn"):
+        solve_greedy(Curvature(np.eye(2), units), 0.9, guards=Guards(kinds=("ffn",)))
 
 
 # Risk, ratio, prefixes ----------------------------------------------------------------------------

@@ -74,7 +74,6 @@ def _solve_in_portions(greedy: Greedy, rules: MachineRules, strength: float) -> 
     rules.reachable()  # raises if the included units make the target unreachable
     if unfinished():
         raise incomplete("of a block")
-    greedy.stalled = True
     raise greedy.infeasible()
 
 
