@@ -57,7 +57,8 @@ class Guards:
                 number = as_float(getattr(self, name), name)
                 if not 0 < number <= most:
                     raise InputError(
-                        f"{name} is {number}. Give a number above 0, at most {most:g}, or None."
+                        f"{name} is {number}. Give a layer_cap in (0, 1], a finite factor above 0, "
+                        "or None."
                     )
                 object.__setattr__(self, name, number)
         for name in ("protect_first", "protect_last"):
