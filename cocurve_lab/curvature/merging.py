@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +20,7 @@ from ..base.text_windows import joined
 from .groups import Groups
 from .settings import MAY_BE_ABSENT, MERGE_KEYS, Facts, Shard, settings_of
 
-if TYPE_CHECKING:
-    from .matrix import Curvature
-
+Built = Any  # a Curvature, whose file imports this one
 log = logging.getLogger(__name__)
 # not settings, but they decide the order of floating-point sums and so the last bits
 _RUNTIME = ("device_kind", "num_threads", "units_per_batch")
@@ -60,7 +58,7 @@ def shard_sequences(shard: Shard | None, groups: int, sequences: int) -> list[in
     return [number for number in range(sequences) if number % groups in mine]
 
 
-def progress_of(curvature: Curvature) -> tuple[int, int]:
+def progress_of(curvature: Built) -> tuple[int, int]:
     """Return the number of sequences done, and the total of its build or shard."""
     facts = curvature.provenance
     mine = shard_sequences(facts.get("shard"), facts["groups"], facts["num_sequences"])
@@ -70,7 +68,7 @@ def progress_of(curvature: Curvature) -> tuple[int, int]:
 # Whole builds -------------------------------------------------------------------------------------
 
 
-def sum_builds(parts: Sequence[Curvature]) -> tuple[Groups, Facts]:
+def sum_builds(parts: Sequence[Built]) -> tuple[Groups, Facts]:
     """Add whole builds over disjoint sequences, group by group."""
     if not parts:
         raise InputError("merge needs at least one curvature, got none.")
@@ -108,7 +106,7 @@ def _known_to_all(parts: Sequence[Groups]) -> list[str]:
     return [name for name in parts[0].arrays if all(name in part.arrays for part in parts)]
 
 
-def _mergeable(part: Curvature, first: Curvature, number: int) -> Groups:
+def _mergeable(part: Built, first: Built, number: int) -> Groups:
     """Return the groups of a part that can be merged with the first one."""
     groups = part.groups
     # without the marks of its rows, a sequence counted twice could not be noticed
@@ -134,7 +132,7 @@ def _sum(arrays: Sequence[np.ndarray]) -> np.ndarray:
 # Shards of one build ------------------------------------------------------------------------------
 
 
-def join_shards(parts: Sequence[Curvature]) -> tuple[Groups, Facts]:
+def join_shards(parts: Sequence[Built]) -> tuple[Groups, Facts]:
     """Assemble the shards of one build, taking each group from the shard that owns it."""
     if not parts:
         raise InputError("merging needs the shards of a build, got none.")
@@ -157,7 +155,7 @@ def join_shards(parts: Sequence[Curvature]) -> tuple[Groups, Facts]:
     return _assemble(sorted(parts, key=lambda part: part.provenance["shard"][0]))
 
 
-def _require_finished(part: Curvature, number: int) -> None:
+def _require_finished(part: Built, number: int) -> None:
     """Raise InputError unless a part is a finished shard."""
     facts = part.provenance
     if part.groups is None or not facts.keys() >= _OF_A_SHARD:
@@ -173,7 +171,7 @@ def _require_finished(part: Curvature, number: int) -> None:
         )
 
 
-def _assemble(parts: list[Curvature]) -> tuple[Groups, Facts]:
+def _assemble(parts: list[Built]) -> tuple[Groups, Facts]:
     found = [part.groups for part in parts if part.groups is not None]
     # copy, do not add: summation order changes the last bits
     arrays = {name: np.zeros_like(found[0].arrays[name]) for name in _known_to_all(found)}
@@ -203,7 +201,7 @@ def _assemble(parts: list[Curvature]) -> tuple[Groups, Facts]:
     return Groups(**arrays), merged
 
 
-def _events(parts: list[Curvature]) -> list[str]:
+def _events(parts: list[Built]) -> list[str]:
     events = [
         f"shard {number}: {event}"
         for number, part in enumerate(parts, start=1)
