@@ -68,7 +68,6 @@ _IN_PYTHON = {  # what the library's messages name, and the option of a verb
     r"Check cl\.prune\(model, selection\); measure": "Measure",
     r", or declare it with cl\.register_family, as (\S+)": r". \1",
     r", or units from enumerate_units\(model\)": " (--ratio)",
-    r"Give Target\(kv_cache=.*\)\.": "Give --ratio, --parameters or --size.",
 }
 _DESCRIPTION = """\
 Find the parts of a language model that can be removed together: estimate the curvature H of its
