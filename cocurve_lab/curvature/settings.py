@@ -224,7 +224,8 @@ def require_own_grams(matrix: np.ndarray, groups: Groups) -> None:
             f"group_grams has shape {groups.grams.shape}, but there are {len(matrix)} units. Take "
             "groups and units from one build."
         )
-    gap = np.abs(groups.matrix - matrix)
+    own = groups.matrix
+    gap = np.abs((own + own.T) / 2 - matrix)  # H is made symmetric, as float32 Grams nearly are
     if gap.max(initial=0.0) > 1e-9 * np.abs(matrix).max(initial=0.0):  # a merge may round anew
         u, v = np.unravel_index(gap.argmax(), gap.shape)
         raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,16 @@ def test_other_provenance_is_refused_by_field(tmp_path: Path, suffix: str) -> No
     assert "model_name" not in str(caught.value)
     with pytest.raises(MismatchError, match="seq_len"):
         Curvature.load(path, expected={"seq_len": 128})
+
+
+def test_an_h_of_nearly_symmetric_grams_reads_back(tmp_path: Path) -> None:
+    """Grams of float32 features differ from their transposes by rounding."""
+    built = random_curvature(UNITS, groups=4)
+    assert built.groups is not None
+    grams = built.groups.grams.copy()
+    grams[:, 0, 1] *= 1 + 1e-6
+    found = Curvature.from_groups(UNITS, replace(built.groups, grams=grams), built.facts)
+    assert Curvature.load(found.save(tmp_path / "H.npz")).fingerprint == found.fingerprint
 
 
 # Merge --------------------------------------------------------------------------------------------
