@@ -225,7 +225,7 @@ def test_budgets_of_solve_reach_the_solver(built: Path, tmp_path: Path, cocurve:
     assert rule == "aligned to tensor_parallel=2, align=2, depth='block'"
     flops = solved("--ratio", "0.2", "--cost", "flops", "--context", "7")
     costs = flop_costs(curvature.units, 7)
-    assert flops.pruned == cl.solve_greedy(curvature, 0.2, costs=costs).pruned
+    assert flops.pruned == cl.solve_greedy(curvature, cl.Target(ratio=0.2, costs=costs)).pruned
     said = cocurve("solve", h, "--parameters", wanted, "--cost", "flops", "--out", "n", code=FAILED)
     assert "--cost flops counts a share. Give --ratio" in said.err
     cocurve("solve", h, "--ratio", "1.5", "--out", tmp_path / "no", code=FAILED)

@@ -60,7 +60,7 @@ def broken(plan: Selection, start: Selection, costs: np.ndarray, share: float) -
     if plan.pruned[: start.forced] != forced:
         return "lost a forced unit"
     for u in chosen:
-        if UNITS[u].kind not in guards.kinds or costs[u] == 0:
+        if not guards.allows(UNITS[u].kind) or costs[u] == 0:
             return f"{UNITS[u]} is not admissible"
         if not guards.protect_first <= layers[u] < UNITS.num_layers - guards.protect_last:
             return f"{UNITS[u]} is in a protected layer"

@@ -16,7 +16,7 @@ from ...curvature.matrix import Curvature
 from ...solver.greedy import fill
 from ...solver.guards import Rules, UnitsLike
 from ...solver.selection import Selection
-from ...solver.targets import ratio_budget
+from ...solver.targets import as_budget
 
 if TYPE_CHECKING:
     from ..interactions.measured import Interactions
@@ -66,9 +66,7 @@ class Neighbors:
     ) -> None:
         units, target = start.units, start.made.target
         self.start, self.most, self.random_share, self.seen = start, most, random_share, seen
-        budget = (
-            ratio_budget(units, start.requested_ratio) if target is None else target.budget(units)
-        )
+        budget = as_budget(units, target or start.requested_ratio)
         forced = start.pruned[: start.forced]
         self.rules = Rules(units, start.guards, budget, forced, tuple(exclude))
         self.costs, self.layers, self.forced = budget.costs, units.layers, frozenset(forced)

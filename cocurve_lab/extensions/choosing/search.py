@@ -27,7 +27,6 @@ from ...measuring.results import Tabular
 from ...measuring.risk import Meter, PlanTable
 from ...models.identity import require_source
 from ...solver.guards import UnitsLike
-from ...solver.plan_json import require_plan_of
 from ...solver.selection import Selection
 from ..interactions.measured import Interactions
 from ..repairing.repaired import Repair, RepairedMeter
@@ -256,7 +255,7 @@ class _Search:
         self.held_out.require_disjoint(self.text)
         guides = [found.curvature for found in self.scales]
         if self.surrogate is not None:
-            require_plan_of(self.start, self.surrogate)
+            self.start.require_own_terms(self.surrogate)
             guides.append(self.surrogate)
         for guide in guides:
             require_source(self.model, guide, what="a surrogate or a scale")
