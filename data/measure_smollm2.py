@@ -70,7 +70,7 @@ SOURCES = {
 FEW, DRAWS = 3, 3  # rows of each kind of text; H of rows drawn again
 RANDOM = 10
 # draws guided by H, then by marginals at the plan
-GUIDES = (SearchOptions(), SearchOptions(seed=1, swaps=8, random_share=0.2, gradient_rows=8))
+GUIDES = (SearchOptions(), SearchOptions(seed=1, swaps=8, random_share=0.2))
 BLOCKWISE = ("finercut", "blockpruner")  # removals measured anew: half an hour each
 METHODS = (
     *("magnitude", "wanda-sp", "flap", "amp", "llm-pruner", "slimllm", "2ssp", "slimgpt"),

@@ -11,8 +11,6 @@ import torch
 import cocurve_lab as cl
 from cocurve_lab.base.arguments import MOST_THREADS
 from cocurve_lab.evaluation.code_execution import Limits
-from cocurve_lab.evaluation.efficiency import EfficiencyOptions
-from cocurve_lab.evaluation.tasks import TaskOptions
 from cocurve_lab.methods.base import Evidence
 from cocurve_lab.models.runtime import measuring
 from helpers.problems import random_curvature
@@ -85,10 +83,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "context as text": (lambda: cl.perplexity(MODEL, TOKENIZER, TEXTS, "8"), "context is '8'"),
     "no text": (lambda: cl.perplexity(MODEL, TOKENIZER, None), "text is None"),
     "half a sample": (lambda: cl.evaluate_tasks(MODEL, TOKENIZER, limit=1.5), "limit is 1.5"),
-    "no tasks": (lambda: TaskOptions(tasks=[]), "tasks names no task"),
-    "a task that is no list": (lambda: TaskOptions(tasks="facts"), "tasks is 'facts', one name"),
     "seconds of a program": (lambda: Limits(seconds="3"), "seconds is '3'"),
-    "half a repeat": (lambda: EfficiencyOptions(repeats=1.5), "repeats is 1.5"),
     "half a new token": (lambda: cl.continue_text(MODEL, TOKENIZER, "w1", 1.5), "max_new_tokens"),
     "a prompt by number": (lambda: cl.continue_text(MODEL, TOKENIZER, 3), "prompt is a int"),
     "an H by number": (lambda: cl.Curvature.load(3), "path is 3, not a path"),

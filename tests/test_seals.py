@@ -19,7 +19,6 @@ from cocurve_lab.evaluation.report import EvaluationReport
 from cocurve_lab.extensions.pretrained.kept import read_plans, write_plans
 from cocurve_lab.models.identity import MANIFEST
 from cocurve_lab.models.loading import load_tokenizer
-from cocurve_lab.solver.plan_json import require_plan_of
 from cocurve_studies.tables import kept_rows
 from helpers.seals import fields_of
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
@@ -169,4 +168,4 @@ def test_a_plan_changed_by_hand_loses_its_origin() -> None:
     by_hand = cl.Selection.from_json(json.dumps(fields_of(json.dumps(content))))
     assert by_hand.origin is None
     with pytest.raises(cl.FileFormatError, match="terms of the plan"):
-        require_plan_of(by_hand, h)
+        by_hand.require_own_terms(h)

@@ -41,35 +41,6 @@ from ..base.errors import CocurveError, one_line
 from .options import Verb, add_verb, made
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-_IN_PYTHON = {  # what the library's messages name, and the option of a verb
-    r"\bpositions_per_sequence\b": "--positions",
-    r"\bnum_sequences\b": "--sequences",
-    r"\bseq_len\b": "--length",
-    r"\btop_r\b": "--top-r",
-    r"\bffn_groups\b": "--ffn-groups",
-    r"\ballow_code_execution(=True)?": "--allow-code-execution",
-    r"rows\.assume_unseen\(\)": "--assume-unseen",
-    r"CalibrationSet\.from_file\(path, tokenizer\)": "--calibration FILE (evaluate: --text FILE)",
-    r"data=FOLDER, or --data": "--data",
-    r'suite="(\w+)"': r"--suite \1",
-    r"options=TaskOptions\(files=\[...\]\)": "--tasks FILE",
-    r"; BuildOptions\(groups=\.\.\.\)": "",
-    r"BuildOptions\((\w+)=([^)]*)\)": r"--\1 \2",
-    r"\bdtype=['\"](\w+)['\"]": r"--dtype \1",
-    r", or choose yourself: load_model\(.*\)": "",
-    r"\b(uniform|stream)=True": r"--\1",
-    r"allow_other_weights\(.*\)": "--other-weights",
-    r"\bchat=False": "--no-chat",
-    r", or text_file=": "",
-    r"load_model\(\.\.\., (--stream)\)": r"\1",
-    r"Load it as a whole \(cl\.load_model\)": "Leave out --stream, if given",
-    r"load the model with cl\.load_model, .* that folder": "leave out --stream",
-    r", or solve on Curvature\.from_release\(folder\)": ", or solve its H: cocurve solve FOLDER",
-    r"Check cl\.prune\(model, selection\); measure": "Measure",
-    r", or declare it with cl\.register_family, as (\S+)": r". \1",
-    r", or units from enumerate_units\(model\)": " (--ratio)",
-    r"Give Target\(kv_cache=.*\)\.": "Give --ratio, --parameters or --size.",
-}
 _DESCRIPTION = """\
 Find the parts of a language model that can be removed together: estimate the curvature H of its
 attention heads and FFN channel groups (build), choose the units to remove (solve), remove them
@@ -134,10 +105,7 @@ def _run(arguments: list[str]) -> int:
 def _told(error: Exception) -> str:
     """An error in words; one that nobody foresaw with its type, and how to see where it arose."""
     if isinstance(error, (CocurveError, OSError)):
-        text = re.sub(r"(\S{60})\S{240,}", r"\1...", str(error))  # a path may have 4,096 characters
-        for python, option in _IN_PYTHON.items():
-            text = re.sub(python, option, text)
-        return text
+        return re.sub(r"(\S{60})\S{240,}", r"\1...", str(error))  # a path may be very long
     return (
         f"{type(error).__name__}: {one_line(error)}. This is an error that cocurve did not expect; "
         "to see where it arose, run the same command with COCURVE_DEBUG=1 set."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,12 +105,10 @@ class Build(Verb):
         if file.exists():
             print(curvature)
             return 0
-        kept = f"None of the {done} finished sequences is kept. Correct this, and build again:"
-        if checkpoint.exists():
-            kept = f"{checkpoint} keeps the finished sequences. Correct this, and resume:"
+        kept = f"{checkpoint} keeps" if checkpoint.exists() else "nothing keeps"
         print(
-            f"cocurve build: no H could be written into {self.out}, for the reason above. {kept}\n"
-            f"  {self.again}",
+            f"cocurve build: no H could be written into {self.out}, for the reason above; {kept} "
+            f"the {done} finished sequences. Correct this, and run again:\n  {self.again}",
             file=sys.stderr,
         )
         return 1
@@ -164,20 +161,10 @@ class Merge(Verb):
         """The files that were named, and the shards in the folders that were named."""
         files: list[Path] = []
         for place in self.files:
-            if not place.exists():
-                raise InputError(
-                    f"there is no {place}. Give the folder of the shards, or their files."
-                )
             found = files_in(place).shards if place.is_dir() else [place]
-            if not found:
+            if not found or not found[0].exists():
                 raise InputError(
                     f"{place} holds no finished shards. Build them: cocurve build ... --shard 1/2."
                 )
             files += found
-        marks = sorted({file.name.rsplit(".shard-", 1)[0] for file in files})
-        if len(marks) > 1 and any(place.is_dir() for place in self.files):
-            raise InputError(
-                f"there are shards of {len(marks)} builds: {', '.join(marks)}. Name the files of "
-                f"one: cocurve merge {shlex.quote(str(files[0].parent / marks[0]))}.shard-*"
-            )
         return files

@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..base.arguments import as_int
 from ..base.atomic import scratch, write_atomically
@@ -94,7 +94,7 @@ class StreamedModel(Model):
 class PlannedModel(StreamedModel):
     """The model of a verb that uses a plan or an H on it."""
 
-    other_weights: bool = flag("allow a plan and an H of other weights than the model's")
+    other_weights: bool = flag("allow a plan, an H or a dense model of other weights")
 
     def allowing(self, thing: T, model: PreTrainedModel) -> T:
         """Return a plan or an H that --other-weights allows on a model, if it is given."""
@@ -112,24 +112,19 @@ def read_tokenizer(place: str, otherwise: str | None = None) -> PreTrainedTokeni
 def read_curvature(place: str) -> Curvature:
     """Load H from a file, or from a folder of builds or of the authors' release."""
     there = as_path(place)
-    if not there.is_dir():
-        if not there.exists():
-            raise InputError(f"there is no {there}. Build H: cocurve build MODEL --out FOLDER.")
+    if there.is_file():
         return Curvature.load(there)
     if (there / REGISTRY).is_file():
         return Curvature.from_release(there)
     files = files_in(there)
     if len(files.whole) == 1:
         return Curvature.load(files.whole[0])
-    advice = "Build one: cocurve build MODEL --out FOLDER."
-    if files.whole:
-        advice = "Give the file of one."
-    elif files.shards:
-        advice = f"Merge its shards: cocurve merge {there}."
-    elif files.checkpoints:
-        advice = "It holds an unfinished build: run its command again to resume."
-    names = ", ".join(file.name for file in files.whole) or "no H"
-    raise InputError(f"{there} holds {names}. {advice}")
+    found = [file.name for file in (*files.whole, *files.shards, *files.checkpoints)]
+    raise InputError(
+        f"{there} holds not one H, but {', '.join(found) or 'none'}. Build it, or resume its build "
+        "(a .ckpt): cocurve build MODEL --out FOLDER. Join its shards: cocurve merge FOLDER. Of "
+        "several give the file of one."
+    )
 
 
 def read_plan(path: Path) -> Selection:
@@ -141,12 +136,8 @@ def read_plan(path: Path) -> Selection:
         raise InputError(f"there is no plan {path}. Solve one: cocurve solve H --out FILE.")
     try:
         return Selection.from_json(read_regular(path).decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise FileFormatError(
-            f"{path} is not a plan: it is not UTF-8 text. Give a file from `cocurve solve`."
-        ) from None
-    except FileFormatError as error:
-        raise FileFormatError(f"{path}: {error}") from None
+    except (FileFormatError, UnicodeDecodeError) as error:
+        raise FileFormatError(f"{path} is not a plan: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,14 +240,11 @@ def rows_of(
     """
     text = (
         f'{what}: records with "text", "messages" (a chat, written by the tokenizer\'s template), '
-        'or "prompt" and "completion"; or plain text split at blank lines. Several files are mixed '
-        "by their shares of the text, as in a.jsonl:0.7 b.txt:0.3. Default: the own text of demo "
-        f"and smollm2; {otherwise} for other models"
+        'or "prompt" and "completion"; or plain text split at blank lines. Default: the own text '
+        f"of demo and smollm2; {otherwise} for other models"
     )
     return part(
-        files=flag(
-            text, (), name=name, metavar="FILE or FILE:SHARE", nargs="+", type=as_share_of_text
-        ),
+        file=flag(text, None, name=name, metavar="FILE"),
         sequences=flag("rows (%(default)s)", sequences),
         positions=flag(_POSITIONS, positions, type=as_positions),
     )
@@ -272,34 +260,24 @@ def as_positions(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor all") from None
 
 
-class ShareOfText(NamedTuple):
-    """A file of text, and its share of a mix; None where none is given."""
-
-    path: Path
-    share: float | None = None
-
-
-def as_share_of_text(text: str) -> ShareOfText:
-    """Read FILE or FILE:SHARE."""
-    name, colon, share = text.rpartition(":")
-    if not colon or as_path(text).exists():
-        return ShareOfText(as_path(text))
-    try:
-        return ShareOfText(as_path(name), float(share))
-    except ValueError:  # a colon of the name
-        return ShareOfText(as_path(text))
-
-
 def as_token(text: str) -> str | int:
     """Read a token: its id if it is a number, else its text."""
     return int(text) if text.isdecimal() else text
 
 
+def require_text(file: Path) -> None:
+    """Check, before hours of work, that a file of text can be read."""
+    if file.is_dir() or not file.exists():
+        fact = f"{file} is a folder" if file.is_dir() else f"there is no text {file}"
+        raise InputError(f'{fact}. Give a .jsonl file with a "text" field, or plain text.')
+    require_regular(file, MOST_BYTES)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Rows of text: the files, and how they are cut."""
+    """Rows of text: the file, and how it is cut."""
 
-    files: tuple[ShareOfText, ...] = ()
+    file: Path | None = None
     sequences: int
     length: int | None = flag("tokens per row; default: the context, at most 2048")
     positions: int | Literal["all"] = flag(_POSITIONS, "all", type=as_positions)
@@ -322,24 +300,11 @@ class Rows:
         "the seed is 42"
     )
 
-    @property
-    def file(self) -> Any:
-        """The file, or the files with their shares; None without one."""
-        if len(self.files) == 1 and self.files[0].share is None:
-            return self.files[0].path
-        return {file: 1.0 if share is None else share for file, share in self.files} or None
-
     def require(self) -> None:
-        """Check, before a model is loaded, that the text files exist and have shares or not."""
+        """Check, before a model is loaded, that the text file exists."""
         require_counts(self, "sequences", "length")
-        for file, _ in self.files:
-            if file.is_dir() or not file.exists():
-                fact = f"{file} is a folder" if file.is_dir() else f"there is no text {file}"
-                raise InputError(f'{fact}. Give a .jsonl file with a "text" field, or plain text.')
-            require_regular(file, MOST_BYTES)
-        if len({share is None for _, share in self.files}) > 1:
-            named = " ".join(f"{file}" for file, share in self.files if share is None)
-            raise InputError(f"{named} has no share. Give one to each file, or to none.")
+        if self.file is not None:
+            require_text(self.file)
 
     def calibration(self, model: str, tokenizer: PreTrainedTokenizerBase) -> CalibrationSet:
         """Make the rows H is built on, as `default_calibration` does, so that notebooks find H."""

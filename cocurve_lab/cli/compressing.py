@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..base.errors import InputError
-from ..base.files import require_regular
 from ..extensions.choosing.best_plan import best_plan
-from ..extensions.judging.generation import read_questions
 from ..pruner.card import CardFacts
 from ..pruner.saving import save_pruned
 from ..solver.targets import Target, require_ratio
-from .common import Model, progress, require_counts, require_new
+from .common import Model, progress, require_counts, require_new, require_text
 from .options import Verb, flag, part
 
 
@@ -22,7 +19,7 @@ class Compress(Verb):
 
     Build H on as many rows as fit, solve on it, search by measured KL from the
     best plan, refit, and measure on text that no step before has seen. The result is a folder, as
-    `cocurve prune` writes it, and a report of ten lines. Each step is also a verb or a function of
+    `cocurve prune` writes it, and a report. Each step is also a verb or a function of
     its own. The model must fit in memory twice; for a larger one run the steps with --stream:
     build, solve, search, and prune with --refit.
 
@@ -39,11 +36,6 @@ class Compress(Verb):
     text: Path | None = flag("text for all steps; default: C4 from the hub", metavar="FILE")
     sequences: int = flag("the most rows for H; also those of the refit (128)", 128)
     length: int | None = flag("tokens per row (2048, or the context)")
-    questions: Path | None = flag(
-        'questions for the report: JSON lines with "family", "prompt" and "answer"; default: the '
-        "demo model's own, none for other models",
-        metavar="FILE",
-    )
     no_refit: bool = flag("leave the weights as they are")
     checkpoint: Path | None = flag(
         "keep what is measured here; the same command with more minutes goes on from it",
@@ -57,12 +49,9 @@ class Compress(Verb):
         if self.ratio is not None:
             require_ratio(self.ratio)
         if self.text is not None:
-            require_regular(self.text)
-        questions = None if self.questions is None else read_questions(self.questions)
+            require_text(self.text)
         budget = Target(parameters=self.parameters) if self.ratio is None else self.ratio
-        model, tokenizer = self.model.load_any(self.model.place)
-        if tokenizer is None:
-            raise InputError(f"{self.model.place} holds no tokenizer. Give a folder that has one.")
+        model, tokenizer = self.model.load(self.model.place)
         found = best_plan(
             model,
             tokenizer,
@@ -72,7 +61,6 @@ class Compress(Verb):
             num_sequences=self.sequences,
             text_file=self.text,
             seq_len=self.length,
-            questions=questions,
             checkpoint=self.checkpoint,
             progress=progress(),
         )

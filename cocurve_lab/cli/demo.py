@@ -9,9 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import transformers
@@ -31,24 +28,9 @@ from ..pruner.cutting import prune
 from ..pruner.equivalence import check_equivalence
 from ..solver.selection import Selection
 from ..solver.solve import solve_greedy
-from .options import add_flags, flag, made
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 RANDOM_PLANS = 5  # per ratio
-
-
-@dataclass(frozen=True, kw_only=True)
-class Demo:
-    """Options of the demo."""
-
-    model: str = flag('"demo", a hub id, or a folder', DEMO)
-    device: str | None = flag("default: a GPU if torch can use one")
-    rows: int = flag("calibration sequences", 64)
-    held_out: int = flag("sequences to measure plans on", 16)
-    ratios: tuple[float, ...] = flag("shares to remove", (0.2, 0.4))
-    text_file: Path | None = flag("calibration text, if there is no network")
+NEW_TOKENS = 32
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -57,8 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m cocurve_lab.cli.demo",
         description="Build H, solve, measure, prune, check, and show text before and after.",
     )
-    add_flags(parser, Demo)
-    options: Demo = made(Demo, vars(parser.parse_args(arguments)))
+    parser.add_argument("--model", default=DEMO, help='"demo", a hub id, or a folder')
+    parser.add_argument("--device", help="default: a GPU if torch can use one")
+    parser.add_argument("--rows", type=int, default=64, help="calibration sequences")
+    parser.add_argument("--held-out", type=int, default=16, help="sequences to measure plans on")
+    parser.add_argument("--ratios", type=float, nargs="+", default=(0.2, 0.4))
+    parser.add_argument("--text-file", help="calibration text, if there is no network")
+    options = parser.parse_args(arguments)
     transformers.logging.set_verbosity_error()
     print(report_device(options.device))
     model, tokenizer = load_model(options.model, device=options.device)
@@ -90,31 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         pruned = prune(model, selection)
         print(f"{selection}\n  {check_equivalence(model, pruned, selection, held_out)}")
         print(f"  {model.num_parameters():,} -> {pruned.num_parameters():,} parameters\n")
-        if ratio == options.ratios[-1]:
-            show_texts(
-                model, pruned, tokenizer, example_prompts(options.model, held_out, tokenizer)
-            )
+    for text in example_prompts(options.model, held_out, tokenizer):
+        print(f"prompt  {text!r}")
+        print(f"dense   {continue_text(model, tokenizer, text, NEW_TOKENS)!r}")
+        print(f"pruned  {continue_text(pruned, tokenizer, text, NEW_TOKENS)!r}\n")
 
 
 def random_plan(units: UnitSet, ratio: float, seed: int) -> Selection:
     """Remove units in random order until the ratio is reached: the baseline plan."""
     chosen = random_set(units, ratio, np.random.default_rng(seed))
     return Selection.from_pruned(units, chosen, requested_ratio=ratio)
-
-
-def show_texts(
-    dense: PreTrainedModel,
-    pruned: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
-    new_tokens: int = 32,
-) -> None:
-    """Print greedy continuations by the dense and the pruned model, one below the other."""
-    for text in texts:
-        print(f"prompt  {text!r}")
-        for name, model in (("dense", dense), ("pruned", pruned)):
-            print(f"{name:<7} {continue_text(model, tokenizer, text, new_tokens)!r}")
-        print()
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from ..extensions.texts.documents import own_text, read_documents
 from ..measuring.risk import mean_and_error, model_risk
 from ..pruner.manifest import require_dense
 from .common import (
+    PlannedModel,
     Rows,
-    StreamedModel,
     Suite,
     progress,
     require_new,
@@ -44,7 +44,7 @@ class Evaluate(Verb):
       cocurve evaluate demo --suite demo --limit 40 --report report.json
     """
 
-    model: StreamedModel = part()
+    model: PlannedModel = part()
     against: str | None = flag("the dense model, for the KL", metavar="DENSE")
     text: Rows = rows_of("text", 16, "text to measure on", "none")
     tokenizer: str | None = flag("tokenizer of a pruned folder without one", metavar="MODEL")
@@ -96,20 +96,18 @@ class Evaluate(Verb):
         suite.require()
         if suite.data is not None and suite.name != "paper":
             raise InputError("--data is for the datasets of --suite paper. Give both, or neither.")
-        if suite.allow_code_execution and suite.name is None:
+        if suite.name is None and (suite.allow_code_execution or self.report is not None):
             raise InputError(
-                "--allow-code-execution is for programs of a --suite. Give --suite, or remove it."
+                "--allow-code-execution and --report go with a suite. Give --suite, or remove both."
             )
         if self.report is not None:
-            if suite.name is None:
-                raise InputError("--report keeps what --suite measures. Give both, or use --json.")
             require_new(self.report)
         self.text.require()
 
     def _documents(self, tokenizer: PreTrainedTokenizerBase) -> list[str] | None:
         """The text for the perplexity: --text, the model's own held-out text, or None."""
-        if self.text.files:
-            return [text for f, _ in self.text.files for text in read_documents(f, tokenizer)]
+        if self.text.file is not None:
+            return list(read_documents(self.text.file, tokenizer))
         own = own_text(self.model.place) or own_text(self.against or "")
         if own is not None:
             return own("held_out")[0]
@@ -122,7 +120,7 @@ class Evaluate(Verb):
         dense, tokenizer = self.model.load_any(against)
         if tokenizer is None:
             raise InputError(f"{against} holds no tokenizer. Give --against a dense model.")
-        verdict = require_dense(dense, model)
+        told = "" if self.model.other_weights else require_dense(dense, model).note
         rows = self.text.held_out(against, tokenizer)
         values = model_risk(dense, model, rows, progress=progress())
         mean, error = mean_and_error(values)
@@ -133,7 +131,7 @@ class Evaluate(Verb):
             "rows": len(rows),
             "tokens_per_row": rows.seq_len,
             "source": rows.source,
-            "told": verdict.note,
+            "told": told,
         }
 
     def _tasks(self, suite: str, model: Any, tokenizer: Any) -> EvaluationReport:

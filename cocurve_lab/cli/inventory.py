@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,14 +137,10 @@ def _table(facts: dict[str, Any]) -> str:
     kinds = [kind for kind in UNIT_KINDS if kind in layers[0]]
     heads = "".join(f"  {UNIT_KINDS[kind].plural.split()[0]:>30}" for kind in kinds)
     lines.append(f"{'layers':>9}{heads}")
-    start = 0
-    for stop in range(1, len(layers) + 1):
-        same = stop < len(layers) and all(layers[stop][k] == layers[start][k] for k in kinds)
-        if not same:
-            name = str(start) if stop - start == 1 else f"{start} to {stop - 1}"
-            cells = "".join(f"  {_cell(layers[start][kind]):>30}" for kind in kinds)
-            lines.append(f"{name:>9}{cells}")
-            start = stop
+    for cells, equal in groupby(layers, lambda row: [_cell(row[kind]) for kind in kinds]):
+        numbers = [row["layer"] for row in equal]
+        name = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+        lines.append(f"{name:>9}" + "".join(f"  {cell:>30}" for cell in cells))
     for name, mixed in facts.get("stays", {}).items():
         lines.append(f"{name} of {len(mixed)} layers has no units and stays.")
     return "\n".join(lines)

@@ -96,17 +96,11 @@ class Solve(Verb):
 
     def _budget(self) -> float | Target:
         """The ratio, or a Target for what may be left."""
-        goal = "size" if self.size is not None else "kv_cache"
-        in_bytes = getattr(self, goal) is not None
-        if in_bytes and self.dtype is None:
+        in_bytes = self.size is not None or self.kv_cache is not None
+        if in_bytes != (self.dtype is not None):
             raise InputError(
-                f"--{goal.replace('_', '-')} is in bytes, which depend on the dtype. Give it, for "
-                "example --dtype bfloat16."
-            )
-        if self.dtype is not None and not in_bytes:
-            raise InputError(
-                f"--dtype {self.dtype} is only used with --size or --kv-cache; neither is given. "
-                "Remove --dtype."
+                f"--dtype is {self.dtype}. Give it with --size or --kv-cache, whose bytes depend "
+                "on it, such as --dtype bfloat16, and leave it out otherwise."
             )
         if self.ratio is not None:
             return self.ratio

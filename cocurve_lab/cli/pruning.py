@@ -16,13 +16,11 @@ from ..extensions.repairing.repair import RepairOptions, refit, repair
 from ..models.identity import MANIFEST, model_dtype, weight_marks
 from ..models.loading import load_tokenizer
 from ..pruner import cutting
-from ..pruner.equivalence import check_equivalence
 from ..pruner.manifest import read_manifest, require_dense
-from ..pruner.saving import load_pruned, open_pruned, save_pruned
+from ..pruner.saving import open_pruned, save_pruned
 from .common import (
     PlannedModel,
     Rows,
-    ShareOfText,
     progress,
     read_plan,
     read_tokenizer,
@@ -33,7 +31,7 @@ from .common import (
 from .options import Verb, argument, flag, part
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ..calibration import CalibrationSet
     from ..solver.selection import Selection
@@ -50,8 +48,7 @@ class Prune(Verb):
     safetensors files is loaded, too. --refit fits the output projections again by least squares on
     calibration text, which needs memory for both models without --stream; the folder's manifest and
     card tell of it. --verify checks on two rows of text that it computes what the masked model
-    computes. This is done before anything is saved, or, if the folder holds this result already,
-    with the model in the folder. With --refit it is done before the refit.
+    computes, before anything is saved and before the refit.
 
     Examples:
       cocurve prune demo plan.json --out smaller --verify
@@ -82,14 +79,10 @@ class Prune(Verb):
         if self.calibration is not None and not self.refit:
             raise InputError("--calibration is text to refit on. Add --refit, or leave it out.")
         if self.model.stream and self.refit == self.verify:
-            why = (
-                "not both: a refitted model computes something else than the masked one. Leave one "
-                "out."
-                if self.refit
-                else "which run the model. Without them it stays on disk anyway: leave --stream "
-                "out."
+            raise InputError(
+                "--stream is for --refit or for --verify, not for both: a refitted model computes "
+                "something else than the masked one. Leave one out, or leave out --stream."
             )
-            raise InputError(f"--stream is for --refit or --verify, {why}")
         selection = read_plan(self.plan)
         there = self._manifest(selection)
         if there is None:
@@ -98,46 +91,46 @@ class Prune(Verb):
         if self.verify:
             self.text.require()
         # cut like the text to verify on
-        files = () if self.calibration is None else (ShareOfText(self.calibration),)
-        text = replace(self.text, files=files, sequences=self.calibration_sequences)
+        text = replace(self.text, file=self.calibration, sequences=self.calibration_sequences)
         if self.refit:
             text.require()
+        on = self.model
+        loaded = None
         try:
-            stored = open_model(self.model.place, dtype=self.model.dtype)
+            stored = open_model(on.place, dtype=on.dtype)
+            tokenizer = load_tokenizer(on.place)
         except PickledError:  # it must be loaded
-            return self._prune_running(selection, there, text)
-        if not self.verify and not self.refit:
-            return self._prune_on_disk(stored, selection, there)
-        if not self.refit and self.model.dtype is None:
+            loaded = on.load(on.place)
+            stored, tokenizer = loaded
+        if there is not None:
+            rows = text.calibration(on.place, tokenizer) if self.refit else None
+            return self._same(there, stored, rows)
+        if loaded is None and not self.verify and not self.refit:
+            cutting.require_prunable(stored, selection, on_disk=True)
+            selection = on.allowing(selection, stored)
+            prune_to_folder(stored, selection, self.out, tokenizer=tokenizer, progress=progress())
+            return self._done(selection, stored.num_parameters())
+        if not self.refit and on.dtype is None:
             dtype: Any = model_dtype(stored)
-            on = replace(self.model, dtype=dtype)
-            return replace(self, model=on)._prune_running(selection, there, text)
-        return self._prune_running(selection, there, text)
+            on = replace(on, dtype=dtype)
+        model, tokenizer = loaded or on.load(on.place)
+        return self._prune_running(model, tokenizer, selection, text)
 
-    def _prune_on_disk(
-        self, model: PreTrainedModel, selection: Selection, there: dict[str, Any] | None
+    def _prune_running(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        selection: Selection,
+        text: Rows,
     ) -> int:
-        """Prune a model whose weights are on disk, one after the other."""
-        tokenizer = load_tokenizer(self.model.place)
-        cutting.require_prunable(model, selection, on_disk=True)
-        if there is not None:
-            return self._same(there, model, None)
-        selection = self.model.allowing(selection, model)
-        prune_to_folder(model, selection, self.out, tokenizer=tokenizer, progress=progress())
-        return self._done(selection, model.num_parameters())
-
-    def _prune_running(self, selection: Selection, there: dict[str, Any] | None, text: Rows) -> int:
         """Prune a model that is also run, or that cannot be read in parts."""
-        place = self.model.place
-        model, tokenizer = self.model.load(place)
+        on = self.model
         before = model.num_parameters()
-        verified = self.text.held_out(place, tokenizer) if self.verify else None
-        rows = text.calibration(place, tokenizer) if self.refit else None
-        selection = self.model.allowing(selection, model)
-        if there is not None:
-            return self._same(there, model, rows, selection, verified)
+        verified = self.text.held_out(on.place, tokenizer) if self.verify else None
+        rows = text.calibration(on.place, tokenizer) if self.refit else None
+        selection = on.allowing(selection, model)
         settings = RepairOptions(progress=progress())
-        if self.model.stream:
+        if on.stream:
             to: Any = {"out": self.out, "tokenizer": tokenizer}
             if rows is None:
                 cutting.prune(model, selection, verify=verified, **to)
@@ -172,41 +165,19 @@ class Prune(Verb):
         return None
 
     def _same(
-        self,
-        manifest: dict[str, Any],
-        model: PreTrainedModel,
-        rows: CalibrationSet | None,
-        selection: Selection | None = None,
-        verified: CalibrationSet | None = None,
+        self, manifest: dict[str, Any], model: PreTrainedModel, rows: CalibrationSet | None
     ) -> int:
-        """Check that the folder holds this result: of this model, in its dtype, refitted on rows.
-
-        The model in the folder is compared with the masked one on the rows `verified`.
-        """
-        if manifest["dtype"] != model_dtype(model):
-            raise self._taken(f"holds this plan in {manifest['dtype']}, not {model_dtype(model)}")
-        repair = manifest.get("repair")
-        if (None if repair is None else repair["calibration_fingerprint"]) != (
-            None if rows is None else rows.fingerprint
-        ):
-            how = "without a refit" if repair is None else f"refitted on {repair['sequences']} rows"
-            raise self._taken(f"holds this plan {how}, which is not what was asked for")
-        if manifest.get("dense_fingerprint") is None:
-            raise self._taken("holds this plan, but does not say of which dense model")
+        """Check that the folder holds this result: of this model and dtype, refitted on rows."""
+        if self.model.dtype not in (None, manifest["dtype"]):
+            raise self._taken(f"holds this plan in {manifest['dtype']}, not {self.model.dtype}")
+        refitted = (manifest.get("repair") or {}).get("calibration_fingerprint")
+        if refitted != (None if rows is None else rows.fingerprint):
+            raise self._taken("holds this plan with another refit, or without one")
+        require_dense(model, manifest)
         there = open_pruned(self.out)  # each weight is compared when it is read
         if fingerprint(weight_marks(there)) != manifest["weights_fingerprint"]:
             raise self._taken("holds this plan with weights that changed since")
-        if require_dense(model, manifest).kind != "same":
-            raise self._taken("holds this plan of another dtype of the dense model")
-        checked = ""
-        if selection is not None and verified is not None:
-            checked = ", refitted, and so not compared with the masked model"
-            if not self.refit:
-                on = self.model
-                pruned = load_pruned(self.out, device=on.device, stream=on.stream)
-                check_equivalence(model, pruned, selection, verified)
-                checked = ", and it computes what the masked model computes"
-        print(f"{self.out} already holds this plan's model{checked} (nothing was written).")
+        print(f"{self.out} already holds this plan's model (nothing was written).")
         return 0
 
     def _taken(self, why: str) -> InputError:
@@ -231,9 +202,6 @@ class Export(Verb):
     folder: Path = argument("FOLDER", "folder from `cocurve prune`")
     gguf: Path = flag("a new file", metavar="FILE")
     dtype: Literal["f32", "f16", "q8_0"] = flag("dtype of the matrices (f16)", "f16")
-    pretokenizer: str | None = flag(
-        "llama.cpp's name for rules that split text; default: the tokenizer's"
-    )
     tokenizer: str | None = flag(
         "tokenizer of a folder without one", metavar="MODEL", at_most_one_of="tokenizers"
     )
@@ -256,13 +224,5 @@ class Export(Verb):
                 )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the notes that are printed say the same
-            print(
-                export_gguf(
-                    pruned,
-                    tokenizer,
-                    self.gguf,
-                    dtype=self.dtype,
-                    pretokenizer=self.pretokenizer,
-                )
-            )
+            print(export_gguf(pruned, tokenizer, self.gguf, dtype=self.dtype))
         return 0

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..base.errors import InputError
-from ..calibration import CalibrationSet
 from ..extensions.choosing.search import SearchOptions, search_plan
 from ..extensions.judging.kept import plans_file
-from ..extensions.repairing.repair import RepairOptions, repair
-from ..solver.selection import Selection
 from ..solver.solve import solve_greedy
 from .common import (
     PlannedModel,
@@ -27,11 +23,6 @@ from .common import (
 )
 from .options import Verb, argument, flag, part
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from ..extensions.repairing.repaired import Repair
-
 
 @dataclass(frozen=True, kw_only=True)
 class Search(Verb):
@@ -40,15 +31,13 @@ class Search(Verb):
     Swap a few units, measure, and keep what is better. The start is a plan (--plan), or the plan of
     H for a share of the parameters (--ratio); its budget and guards are kept. Swaps are measured on
     the first rows of the calibration text, and the result is judged on held-out rows after it, so
-    --calibration and --sequences must be those H was built with. --refit refits every plan before
-    it is measured, on the calibration rows after --rows, which is slow. The plan found is a JSON
-    file, as from `cocurve solve`.
+    --calibration and --sequences must be those H was built with. The plan found is a JSON file, as
+    from `cocurve solve`.
 
     Examples:
       cocurve search demo H --sequences 64 --ratio 0.2 --evaluations 2000 --out found.json
       cocurve search MODEL H --plan plan.json --evaluations 5000 --calibration c4.jsonl \\
           --checkpoint measured --out found.json
-      cocurve search demo H --sequences 64 --ratio 0.2 --evaluations 800 --refit --out found.json
     """
 
     model: PlannedModel = part()
@@ -61,8 +50,6 @@ class Search(Verb):
     rows: int = flag("of them, the rows to search on (32)", 32)
     held_out: int = flag("rows to judge on (16)", 16)
     assume_unseen: bool = flag("they are not in the text of H or the plan, if it is not recorded")
-    refit: bool = flag("refit every plan before it is judged")
-    refit_rows: int | None = flag("rows of the refit, after --rows; default: all that are left")
     search_seed: int = flag("seed of the swaps (0)", 0)
     checkpoint: Path | None = flag(
         "keep what is measured here; the same command goes on from it", metavar="FOLDER"
@@ -72,7 +59,11 @@ class Search(Verb):
     def run(self) -> int:
         """Run `cocurve search`."""
         settings = SearchOptions(seed=self.search_seed)
-        self._require()
+        require_counts(self, "rows", "held_out")
+        self.text.require()
+        require_new(self.out)
+        if self.checkpoint is not None:
+            require_writable(self.checkpoint)
         start = None if self.plan is None else read_plan(self.plan)
         curvature = read_curvature(self.curvature)
         if start is None:
@@ -86,7 +77,7 @@ class Search(Verb):
         )
         held_out = held_out.assume_unseen() if self.assume_unseen else held_out
         rows = calibration.rows(0, min(self.rows, len(calibration)))
-        refit, checkpoint = self._refit_and_file(model, calibration, rows)
+        checkpoint = plans_file(self.checkpoint, model, rows)
         try:
             found = search_plan(
                 model,
@@ -94,7 +85,6 @@ class Search(Verb):
                 rows,
                 held_out=held_out,
                 evaluations=self.evaluations,
-                repair=refit,
                 surrogate=curvature,
                 checkpoint=checkpoint,
                 progress=progress(),
@@ -108,42 +98,3 @@ class Search(Verb):
         write_new(self.out, found.selection.to_json())
         print(f"{found}\nSaved to {self.out}.")
         return 0
-
-    def _require(self) -> None:
-        """Check, before a model is loaded, that options belong together."""
-        if self.refit_rows is not None and not self.refit:
-            raise InputError(f"--refit-rows is {self.refit_rows}. Add --refit, or leave it out.")
-        if self.refit and self.model.stream:
-            raise InputError(
-                "--refit refits every plan in memory, which --stream is to avoid. Search without "
-                "--refit, then refit the plan: cocurve prune MODEL PLAN --refit --stream --out "
-                "FOLDER."
-            )
-        require_counts(self, "rows", "held_out", "refit_rows")
-        self.text.require()
-        require_new(self.out)
-        if self.checkpoint is not None:
-            require_writable(self.checkpoint)
-
-    def _refit_and_file(
-        self, model: PreTrainedModel, calibration: CalibrationSet, rows: CalibrationSet
-    ) -> tuple[Repair | None, Path | None]:
-        """What is done to a plan before it is measured, and the file of what is measured."""
-        file = plans_file(self.checkpoint, model, rows)
-        if not self.refit:
-            return None, file
-        left = len(calibration) - len(rows)
-        if left < (self.refit_rows or 1):
-            raise InputError(
-                f"--rows {self.rows} leaves {left} of {len(calibration)} rows to refit on, which "
-                "must not be those of the search. Give fewer --rows or --refit-rows."
-            )
-        text = calibration.rows(len(rows), len(rows) + (self.refit_rows or left))
-        quiet = RepairOptions(progress=False)
-
-        def refitted(model: PreTrainedModel, plan: Selection) -> PreTrainedModel:
-            return repair(model, plan, text, options=quiet)
-
-        # a file of its own for each text of the refit
-        mark = f"{'' if file is None else file.stem}_refit_{text.fingerprint[:10]}.ckpt"
-        return refitted, None if file is None else file.with_name(mark)

@@ -10,10 +10,11 @@ import networkx as nx
 import numpy as np
 from scipy.stats import rankdata
 
-from ..base.arguments import as_float, as_int, require_type
+from ..base.arguments import as_float, as_int, require_choice, require_type
 from ..base.errors import InputError
 from .matrix import Curvature
 
+Connectivity = Literal["sum", "relative"]
 FEW = 5  # if fewer units than this pass both thresholds, units are ranked instead
 
 
@@ -48,37 +49,28 @@ def edge_graph(
     found = np.triu(curvature.matrix != 0, 1).ravel() & (strength >= (threshold or 0.0))
     keep = np.flatnonzero(found)  # by u, then v
     if top_k is not None:
-        if 0 < top_k < len(keep):  # millions of pairs are not sorted for a few
-            mine = strength[keep]
-            keep = keep[mine >= np.partition(mine, -top_k)[-top_k]]
         # a stable sort, so that ties go to the lowest (u, v)
         keep = keep[np.argsort(-strength[keep], kind="stable")[:top_k]]
     first, second = np.divmod(keep, len(curvature.units))
     graph = nx.Graph()
-    graph.add_nodes_from(_nodes(curvature))
+    saliency, connectivity = curvature.saliency.tolist(), curvature.connectivity.tolist()
+    for number, unit in enumerate(curvature.units):
+        graph.add_node(
+            number,
+            name=unit.name,
+            kind=unit.kind,
+            layer=unit.layer,
+            index=unit.index,
+            cost=unit.cost,
+            saliency=saliency[number],
+            connectivity=connectivity[number],
+        )
     edges, correlated = curvature.matrix.flat[keep], correlations.flat[keep]
     pairs = zip(first.tolist(), second.tolist(), edges.tolist(), correlated.tolist(), strict=True)
     graph.add_edges_from(
         (u, v, {"curvature": edge, "correlation": correlation}) for u, v, edge, correlation in pairs
     )
     return graph
-
-
-def _nodes(curvature: Curvature) -> Iterator[tuple[int, dict[str, str | int | float]]]:
-    saliency, connectivity = curvature.saliency.tolist(), curvature.connectivity.tolist()
-    for number, unit in enumerate(curvature.units):
-        yield (
-            number,
-            {
-                "name": unit.name,
-                "kind": unit.kind,
-                "layer": int(unit.layer),
-                "index": int(unit.index),
-                "cost": int(unit.cost),
-                "saliency": saliency[number],
-                "connectivity": connectivity[number],
-            },
-        )
 
 
 # Bridge units -----------------------------------------------------------------------------------
@@ -118,9 +110,6 @@ class Bridges:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __contains__(self, unit: object) -> bool:
-        return unit in self.indices
-
     def __repr__(self) -> str:
         return f"Bridges: {len(self)} of {len(self.residual)} units. {self.note}"
 
@@ -129,7 +118,7 @@ def bridge_units(
     curvature: Curvature,
     saliency_quantile: float = 0.5,
     connectivity_quantile: float = 0.5,
-    connectivity: Literal["sum", "relative"] = "sum",
+    connectivity: Connectivity = "sum",
 ) -> Bridges:
     """Find the units that are cheap to remove alone but tied to many others.
 
@@ -155,7 +144,10 @@ def bridge_units(
     ):
         if not 0 <= value <= 1:
             raise InputError(f"{name} is {value}, but a quantile lies in [0, 1]. Give one there.")
-    saliency, degree = curvature.saliency, _connectivity(curvature, connectivity)
+    require_choice(connectivity, Connectivity, "connectivity")
+    saliency, degree = curvature.saliency, curvature.connectivity
+    if connectivity == "relative":
+        degree = np.abs(curvature.correlation()).sum(axis=1) - 1
     low, high = np.quantile(saliency, saliency_quantile), np.quantile(degree, connectivity_quantile)
     residual = _residual(saliency, degree)
     found = np.flatnonzero((saliency <= low) & (degree >= high))
@@ -181,14 +173,6 @@ def bridge_units(
         saliency_connectivity_correlation=_pearson(saliency, degree),
         saliency_connectivity_rank_correlation=_pearson(rankdata(saliency), rankdata(degree)),
     )
-
-
-def _connectivity(curvature: Curvature, measure: str) -> np.ndarray:
-    if measure == "sum":
-        return curvature.connectivity
-    if measure == "relative":
-        return np.abs(curvature.correlation()).sum(axis=1) - 1
-    raise InputError(f"connectivity is {measure!r}. Choose 'sum' or 'relative'.")
 
 
 def _residual(saliency: np.ndarray, degree: np.ndarray) -> np.ndarray:

@@ -21,7 +21,6 @@ from ..base.errors import InputError
 from ..base.origin import ALLOWED, record_in
 from ..base.schema import reading
 from ..base.storage import dump_npz, dump_plain, fingerprint, load_npz, load_plain, require_settings
-from ..models.architectures import UNIT_KINDS
 from ..models.kinds import KINDS
 from ..models.units import Unit, UnitSet
 from .groups import Groups, Saturation
@@ -65,11 +64,8 @@ class Curvature:
         # exact symmetry (Alg. 1), so that the solver may read a row where the paper has a column
         matrix[:] = (matrix + matrix.T) / 2
         matrix.flags.writeable = False
-        if self.groups is not None and self.groups.grams.shape[1:] != matrix.shape:
-            raise InputError(
-                f"group_grams has shape {self.groups.grams.shape}, but there are "
-                f"{len(self.units)} units. Take groups and units from one build."
-            )
+        if self.groups is not None:
+            require_own_grams(matrix, self.groups)
 
     @classmethod
     def from_groups(cls, units: UnitSet, groups: Groups, facts: Facts) -> Curvature:
@@ -172,10 +168,6 @@ class Curvature:
         The diagonal is 1. Units whose removal changes nothing (H_uu = 0) correlate 0 with others.
         Those of measured interactions may lie beyond 1 and are shown as they are.
         """
-        return self._correlation.copy()
-
-    @cached_property
-    def _correlation(self) -> np.ndarray:
         return _correlate(self.matrix, 1.0 if self.matrix_name == "H" else math.inf)
 
     def block_means(self) -> dict[str, float]:
@@ -184,12 +176,11 @@ class Curvature:
         A block without pairs (a model pruned to one kind, say) is NaN.
         """
         blocks = dict.fromkeys([*BLOCKS, *self.units.kinds.tolist()])
-        return {block: _mean(np.abs(self._correlation), self.pair_mask(block)) for block in blocks}
+        strength = np.abs(self.correlation())
+        return {block: _mean(strength, self.pair_mask(block)) for block in blocks}
 
     def pair_mask(self, block: str) -> np.ndarray:
         """Return the mask of the ordered pairs u != v of a block (one of BLOCKS): bool [M, M]."""
-        if block not in (CROSS, *tuple(UNIT_KINDS)):
-            raise InputError(f"unknown block {block!r}. Choose one of {', '.join(BLOCKS)}.")
         kinds = self.units.kinds
         if block == CROSS:
             mask = kinds[:, None] != kinds[None, :]
@@ -294,8 +285,6 @@ class Curvature:
             require_stored(content)
             units, groups = UnitSet.from_plain(content["units"]), Groups.named(content)
             curvature = cls(content["matrix"], units, content["provenance"], groups)
-            if groups is not None:
-                require_own_grams(curvature.matrix, groups)
         require_settings(curvature.provenance, expected or {}, f"the curvature in {path}")
         return curvature
 
@@ -343,22 +332,19 @@ class Curvature:
         return replace(self, facts=self.provenance | changes)
 
     def __repr__(self) -> str:
-        name = self.provenance.get("model_name", "a model")
-        done = self.provenance.get("sequences_done")
-        rows = "" if done is None else f", {done} sequences"
-        partial = "" if self.provenance.get("complete", True) else " (interrupted)"
-        if self.provenance.get("shard"):
-            number, count = self.provenance["shard"]
-            partial = f" (shard {number} of {count})"
-        means = {key: value for key, value in self.block_means().items() if np.isfinite(value)}
-        blocks = ", ".join(f"{key} {value:.3f}" for key, value in means.items()) or "of no pair"
+        facts, kind = self.provenance, "Curvature" if self.matrix_name == "H" else self.matrix_name
+        rows = f", {facts['sequences_done']} sequences" if "sequences_done" in facts else ""
+        if facts.get("shard"):
+            rows += " (shard {} of {})".format(*facts["shard"])
+        elif not facts.get("complete", True):
+            rows += " (interrupted)"
+        means = {block: mean for block, mean in self.block_means().items() if np.isfinite(mean)}
+        blocks = ", ".join(f"{block} {mean:.3f}" for block, mean in means.items()) or "of no pair"
         saturated = self.saturation is not None and self.saturation.saturated
-        kind = "Curvature"
-        if self.matrix_name != "H":
-            kind = self.matrix_name[0].upper() + self.matrix_name[1:]
         return (
-            f"{kind} of {name}: M = {len(self.units)}{rows}{partial}; trace "
-            f"{self.saliency.sum():.3g} nats per token; mean |correlation| {blocks}"
+            f"{kind[0].upper()}{kind[1:]} of {facts.get('model_name', 'a model')}: "
+            f"M = {len(self.units)}{rows}; trace {self.saliency.sum():.3g} nats per token; "
+            f"mean |correlation| {blocks}"
             + ("; the teacher is saturated on this text (see .saturation)" if saturated else "")
         )
 

@@ -10,37 +10,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from ..base.arguments import as_int
 from ..base.errors import InputError, MismatchError
 from ..base.storage import require_settings
 from ..base.text_windows import joined
 from .groups import Groups
-from .settings import MAY_BE_ABSENT, MERGE_KEYS, Facts, Shard, as_shard, settings_of
+from .settings import MAY_BE_ABSENT, MERGE_KEYS, Facts, Shard, settings_of
 
-if TYPE_CHECKING:
-    from ..models.units import UnitSet
-
+Built = Any  # a Curvature, whose file imports this one
 log = logging.getLogger(__name__)
 # not settings, but they decide the order of floating-point sums and so the last bits
 _RUNTIME = ("device_kind", "num_threads", "units_per_batch")
 _OF_EACH_ROW = ("row_fingerprints", "sequence_seconds", "sequence_losses")
-
-
-class Built(Protocol):
-    """The parts of a `Curvature` that a merge needs; the class itself is in matrix.py, above."""
-
-    @property
-    def units(self) -> UnitSet: ...
-    @property
-    def groups(self) -> Groups | None: ...
-    @property
-    def provenance(self) -> Facts: ...
-    @property
-    def fingerprint(self) -> str: ...
+_OF_A_SHARD = {"shard", "groups", "num_sequences", "sequences_done"}
 
 
 # Shards: which sequences each has -----------------------------------------------------------------
@@ -75,13 +60,9 @@ def shard_sequences(shard: Shard | None, groups: int, sequences: int) -> list[in
 
 def progress_of(curvature: Built) -> tuple[int, int]:
     """Return the number of sequences done, and the total of its build or shard."""
-    facts = curvature.provenance  # of a file, which may be anybody's
-    done, sequences = (
-        as_int(facts.get(name), name) for name in ("sequences_done", "num_sequences")
-    )
-    groups = as_int(facts.get("groups"), "groups", 1)
-    shard = None if facts.get("shard") is None else as_shard(facts["shard"], "shard")
-    return done, len(shard_sequences(shard, groups, sequences))
+    facts = curvature.provenance
+    mine = shard_sequences(facts.get("shard"), facts["groups"], facts["num_sequences"])
+    return facts["sequences_done"], len(mine)
 
 
 # Whole builds -------------------------------------------------------------------------------------
@@ -155,58 +136,53 @@ def join_shards(parts: Sequence[Built]) -> tuple[Groups, Facts]:
     """Assemble the shards of one build, taking each group from the shard that owns it."""
     if not parts:
         raise InputError("merging needs the shards of a build, got none.")
-    found: dict[int, tuple[Built, Groups]] = {}
     for number, part in enumerate(parts):
-        groups = _groups_of_shard(part, number)
-        (index, count), wanted = part.provenance["shard"], parts[0].provenance["shard"][1]
-        what = f"part {number} (shard {index} of {count})"
-        if count != wanted or index in found:
-            fact = "is given twice" if index in found else f"is not one of {wanted}, as part 0 is"
-            raise MismatchError(f"{what} {fact}. Give each shard of one build once.")
-        parts[0].units.require_same(part.units, mine="part 0", theirs=what)
-        require_settings(part.provenance, MAY_BE_ABSENT | settings_of(parts[0].provenance), what)
-        found[index] = part, groups
-    missing = [str(index) for index in range(1, count + 1) if index not in found]
+        _require_finished(part, number)
+    shards = [tuple(part.provenance["shard"]) for part in parts]
+    named, count = ", ".join(f"{number}/{of}" for number, of in shards), shards[0][1]
+    if len(set(shards)) < len(shards) or any(of != count for _, of in shards):
+        raise MismatchError(f"the parts are shards {named}. Give each shard of one build once.")
+    missing = [str(n) for n in range(1, count + 1) if (n, count) not in shards]
     if missing:
         raise InputError(
-            f"of {count} shards, {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
-            f"missing. Build with shard {missing[0]}/{count} first."
+            f"the parts are shards {named}, so {', '.join(missing)} of {count} are missing. Build "
+            f"with shard {missing[0]}/{count} first."
         )
-    ordered = [found[index] for index in sorted(found)]
-    return _assemble([part for part, _ in ordered], [groups for _, groups in ordered])
+    wanted = MAY_BE_ABSENT | settings_of(parts[0].provenance)
+    for number, part in enumerate(parts):
+        parts[0].units.require_same(part.units, mine="part 0", theirs=f"part {number}")
+        require_settings(part.provenance, wanted, f"part {number}")
+    return _assemble(sorted(parts, key=lambda part: part.provenance["shard"][0]))
 
 
-def _groups_of_shard(part: Built, number: int) -> Groups:
-    """Return the sums of a part that is a finished shard."""
-    shard = part.provenance.get("shard")
-    if shard is None or part.groups is None:
+def _require_finished(part: Built, number: int) -> None:
+    """Raise InputError unless a part is a finished shard."""
+    facts = part.provenance
+    if part.groups is None or not facts.keys() >= _OF_A_SHARD:
         raise InputError(
             f"part {number} is not a shard but a whole build. Merge the shards first, and then the "
             "result with other builds."
         )
-    try:
-        done, mine = progress_of(part)
-    except InputError as error:
-        raise InputError(f"part {number} is no shard of a build: {error}") from None
+    done, mine = progress_of(part)
     if done < mine:
         raise InputError(
-            f"shard {shard[0]} of {shard[1]} has {done} of its {mine} sequences. Build it "
-            "again with the same checkpoint to continue."
+            f"shard {facts['shard'][0]} of {facts['shard'][1]} has {done} of its {mine} sequences. "
+            "Build it again with the same checkpoint to continue."
         )
-    return part.groups
 
 
-def _assemble(parts: list[Built], found: list[Groups]) -> tuple[Groups, Facts]:
+def _assemble(parts: list[Built]) -> tuple[Groups, Facts]:
+    found = [part.groups for part in parts if part.groups is not None]
     # copy, do not add: summation order changes the last bits
     arrays = {name: np.zeros_like(found[0].arrays[name]) for name in _known_to_all(found)}
     # back into the order of sequences, so that provenance too is that of one build
     rows: dict[str, dict[int, Any]] = {name: {} for name in _OF_EACH_ROW}
     for part, groups in zip(parts, found, strict=True):
-        facts, shard = part.provenance, as_shard(part.provenance["shard"], "shard")
-        mine = shard_groups(shard, facts["groups"])
+        facts = part.provenance
+        mine = shard_groups(facts["shard"], facts["groups"])
         for name, array in arrays.items():
             array[mine] = groups.arrays[name][mine]
-        numbers = shard_sequences(shard, facts["groups"], facts["num_sequences"])
+        numbers = shard_sequences(facts["shard"], facts["groups"], facts["num_sequences"])
         for name, values in rows.items():
             values |= dict(zip(numbers, facts[name], strict=True))
     ordered = {name: [values[n] for n in sorted(values)] for name, values in rows.items()}

@@ -58,13 +58,6 @@ def _as_count(value: Any, name: str) -> int:
     return as_int(value, name, 1)
 
 
-def _as_seconds(value: Any, name: str) -> float:
-    seconds = as_float(value, name)
-    if not seconds >= 0:
-        raise InputError(f"{name} is {seconds}. Give 0 seconds or more.")
-    return seconds
-
-
 def _option(
     default: Any, check: Callable[[Any, str], Any] | None = None, flag: str = "", name: str = ""
 ) -> Any:
@@ -94,7 +87,7 @@ class BuildOptions:
         None, _as_count, "ablations per forward pass; default: as many as fit"
     )
     groups: int = _option(16, _as_count, "groups of rows, for error bars (16)")
-    checkpoint_seconds: float = _option(60.0, _as_seconds, "seconds between checkpoints (60)")
+    checkpoint_seconds: float = _option(60.0, as_float, "seconds between checkpoints (60)")
     num_threads: int | None = _option(
         None, require_threads, "CPU threads; default: as torch chooses", name="threads"
     )
@@ -226,12 +219,19 @@ def require_stored(content: dict[str, Any]) -> None:
 
 def require_own_grams(matrix: np.ndarray, groups: Groups) -> None:
     """Check that H [M, M] is the sum of its group Grams over their positions (eq. gram)."""
-    gap = np.abs(groups.matrix - matrix)
+    if groups.grams.shape[1:] != matrix.shape:
+        raise InputError(
+            f"group_grams has shape {groups.grams.shape}, but there are {len(matrix)} units. Take "
+            "groups and units from one build."
+        )
+    own = groups.matrix
+    gap = np.abs((own + own.T) / 2 - matrix)  # H is made symmetric, as float32 Grams nearly are
     if gap.max(initial=0.0) > 1e-9 * np.abs(matrix).max(initial=0.0):  # a merge may round anew
         u, v = np.unravel_index(gap.argmax(), gap.shape)
-        raise FileFormatError(
+        raise InputError(
             f"H[{u}, {v}] is {matrix[u, v]:.6g}, but its group Grams come to another value, "
-            f"{gap[u, v]:.3g} away: one of them was changed"
+            f"{gap[u, v]:.3g} away: one of them was changed. Give the H that was built, or one "
+            "without groups."
         )
 
 

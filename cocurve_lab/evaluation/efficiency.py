@@ -8,7 +8,6 @@ say little. A verdict in words says whether the pruned model is faster and, if n
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,11 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakIdKeyDictionary
 
-from ..base.arguments import as_int
 from ..base.errors import InputError, MismatchError
 from ..base.progress import Bar
 from ..extensions.judging.generation import last_logits
@@ -56,15 +51,6 @@ class EfficiencyOptions:
     repeats: int = 5
     threads: int | None = None
     progress: bool = True
-
-    def __post_init__(self) -> None:
-        sizes = tuple(as_int(size, "a batch size", 1) for size in self.batch_sizes)
-        if not sizes:
-            raise InputError("batch_sizes is empty. Give at least one.")
-        object.__setattr__(self, "batch_sizes", sizes)
-        for name in ("prompt_tokens", "new_tokens", "repeats"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, as_int(getattr(self, name), name, 1))
 
 
 @dataclass(frozen=True)
@@ -105,9 +91,8 @@ def measure_efficiency(
 
     Sizes: parameters; bytes of weights; bytes of KV cache per token, read from a filled cache.
     Speed: prompt tokens per second of prefill, and tokens per second of decoding one by one after
-    it. Peak memory: bytes of weights plus the most that one prefill and decode held at a time
-    besides (on a GPU by its allocator, on a CPU by the tensors operations return, without their
-    scratch space).
+    it. Peak memory, on a GPU: bytes of weights plus the most that one prefill and decode held at a
+    time besides, by its allocator.
 
     Args:
         dense: the model before pruning.
@@ -139,8 +124,11 @@ def measure_efficiency(
         for batch in options.batch_sizes:
             prompt = _prompt(dense, batch, length)
             rows += _timed(dense, pruned, prompt, options)
-            peak = partial(_peak_bytes, prompt=prompt, new_tokens=options.new_tokens)
-            rows.append(_size("peak memory", "bytes", dense, pruned, peak) | {"batch_size": batch})
+            if device.type == "cuda":
+                peak = partial(_peak_bytes, prompt=prompt, new_tokens=options.new_tokens)
+                rows.append(
+                    _size("peak memory", "bytes", dense, pruned, peak) | {"batch_size": batch}
+                )
     protocol = (
         f"{device_name(device)}, {kinds[0][1]}, {threads} threads, {length} prompt tokens, "
         f"{options.new_tokens} decoded; medians of {options.repeats} repeats, dense and pruned in "
@@ -265,52 +253,17 @@ def _peak_bytes(model: PreTrainedModel, prompt: Tensor, new_tokens: int) -> int:
 
 @contextmanager
 def most_held(device: torch.device) -> Iterator[list[int]]:
-    """Record the most bytes allocated at a time inside the block, beyond those before it.
+    """Record the most bytes allocated on a GPU at a time inside the block, beyond those before it.
 
     Yields:
         A list of one number, filled in on leaving.
     """
     held = [0]
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        yield held
-        held[0] = torch.cuda.max_memory_allocated(device) - before
-        return
-    with _Allocations() as record:
-        yield held
-    held[0] = record.most
-
-
-class _Allocations(TorchDispatchMode):
-    """Count the bytes of tensors that operations return, while they live; not their scratch space.
-
-    Attributes:
-        most: the largest sum so far.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.most = self._held = 0
-        self._known = WeakIdKeyDictionary()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for given in tree_leaves((args, kwargs)):  # weights and views of them are not new
-            if isinstance(given, Tensor):
-                self._known.setdefault(given.untyped_storage(), True)
-        result = func(*args, **(kwargs or {}))
-        for made in tree_leaves(result):
-            if isinstance(made, Tensor) and made.untyped_storage() not in self._known:
-                storage = made.untyped_storage()
-                self._known[storage] = True
-                self._held += storage.nbytes()
-                weakref.finalize(storage, self._release, storage.nbytes())
-        self.most = max(self.most, self._held)
-        return result
-
-    def _release(self, size: int) -> None:
-        self._held -= size
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    yield held
+    held[0] = torch.cuda.max_memory_allocated(device) - before
 
 
 # Verdict ------------------------------------------------------------------------------------------

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..base.errors import FileFormatError, InputError
+from ..base.errors import FileFormatError
 from ..base.schema import (
     COUNT,
     OBJECT,
@@ -71,18 +69,16 @@ class EvaluationReport:
     """
 
     suite: str
-    values: Mapping[str, Mapping[str, float]]
-    errors: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
-    samples: Mapping[str, int] = field(default_factory=dict)
-    averaged: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
-    failed: Mapping[str, str] = field(default_factory=dict)
+    values: dict[str, dict[str, float]]
+    errors: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    samples: dict[str, int] = field(default_factory=dict)
+    averaged: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
-    def __getitem__(self, task: str) -> Mapping[str, float]:
+    def __getitem__(self, task: str) -> dict[str, float]:
         """metric -> value of one task."""
-        if task not in self.values:
-            raise InputError(f"there is no task {task!r}; there are {', '.join(self.values)}.")
         return self.values[task]
 
     @property
@@ -93,15 +89,6 @@ class EvaluationReport:
         except KeyError:
             return None
         return sum(found) / len(found) if found else None
-
-    @property
-    def average_error(self) -> float | None:
-        """Standard error of `average`, the tasks being independent samples."""
-        found = [self.errors.get(t, {}).get(m) for t, m in self.averaged.items()]
-        known = [error for error in found if error is not None]
-        if not known or len(known) < len(found):
-            return None
-        return math.sqrt(sum(error**2 for error in known)) / len(known)
 
     def rows(self) -> list[dict[str, Any]]:
         """List one flat dict per task and metric.
@@ -154,9 +141,7 @@ class EvaluationReport:
             value = f"{row['value']:.4f}{spread}"
             lines.append(f"{star} {row['task']:<22} {row['metric']:<16} {value:<18}{count}")
         if self.average is not None:
-            error = self.average_error
-            spread = "" if error is None else f" ± {error:.4f}"
-            lines.append(f"  average of {len(self.averaged)}: {self.average:.4f}{spread}")
+            lines.append(f"  average of {len(self.averaged)}: {self.average:.4f}")
         lines += [f"  {task} failed: {why}" for task, why in self.failed.items()]
         lines += [f"  {note}" for note in self.settings.get("notes", ())]
         return "\n".join(lines)

@@ -73,13 +73,8 @@ class Source:
         hub; None reads the hub.
         """
         place = self.dataset if data is None else str(local_copy(data, self.dataset))
-        try:
-            from datasets import load_dataset
-        except ImportError:
-            raise InputError(
-                f"{self.dataset} needs the `datasets` package. Run `pip install "
-                "'cocurve-lab[eval]'`."
-            ) from None
+        from datasets import load_dataset
+
         try:
             rows = load_dataset(
                 place,

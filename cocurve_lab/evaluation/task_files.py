@@ -248,6 +248,8 @@ def write_task_files(tasks: Iterable[TaskFile], folder: str | os.PathLike[str]) 
     return written
 
 
+_LOCAL_TOKENS = 64  # the most of a generated reply to a question of a file
+
 # Local files --------------------------------------------------------------------------------------
 # kind -> the fields a record must have, with their types; the first kind that fits is taken
 _FIELDS: dict[str, dict[str, type]] = {
@@ -258,80 +260,43 @@ _FIELDS: dict[str, dict[str, type]] = {
     "humaneval": {"prompt": str, "test": str, "entry_point": str},
     "mbpp": {"text": str, "code": str, "test_list": list, "task_id": int},
 }
-_ASKED = {"query", "context", "prompt"}  # fields that a suffix follows
 
 
-@dataclass(frozen=True)
-class LocalTask:
-    """A JSONL file (also .gz), and the way its records become questions.
+def local_tasks(files: Iterable[str | os.PathLike[str]]) -> list[TaskFile]:
+    """Make tasks of JSONL files (also .gz); a folder stands for those inside.
 
-    Kinds, told by the fields of the first record unless given: "multiple_choice" (query, choices,
+    The kind of a task is told by the fields of the first record: "multiple_choice" (query, choices,
     gold), "schema" (context_options, continuation, gold), "cloze" (context, continuation),
-    "generation" (prompt, answer), "humaneval" (prompt, test, entry_point), "mbpp" (text, code,
-    test_list, task_id; asked with tasks 2, 3 and 4 as examples, scored on 11 to 510).
-
-    Attributes:
-        path: the file.
-        name: the task's name in the report; None takes the file's.
-        kind: one of the kinds above; None tells it by the first record.
-        suffix: text put after a query or prompt, such as "\\nAnswer:".
-        until: strings that end a generated reply; code has its own.
-        max_new_tokens: largest length of a generated reply; code has its own.
+    "generation" (prompt, answer; a reply ends with its line, after 64 tokens at most), "humaneval"
+    (prompt, test, entry_point), "mbpp" (text, code, test_list, task_id; asked with tasks 2, 3 and 4
+    as examples, scored on 11 to 510).
     """
-
-    path: str | os.PathLike[str]
-    name: str | None = None
-    kind: str | None = None
-    suffix: str = ""
-    until: tuple[str, ...] = ("\n",)
-    max_new_tokens: int = 64
-
-    def __post_init__(self) -> None:
-        if self.kind is not None and self.kind not in _FIELDS:
-            raise InputError(f"kind is {self.kind!r}. Choose one of {', '.join(_FIELDS)}.")
-        if not self.until or self.max_new_tokens < 1:
-            raise InputError(
-                f"until is {self.until!r} and max_new_tokens {self.max_new_tokens}. Give at least "
-                "one string that ends a reply, and at least one token."
-            )
-
-
-def local_tasks(files: Iterable[LocalTask | str | os.PathLike[str]]) -> list[TaskFile]:
-    """Make tasks of some files; a folder stands for its .jsonl and .jsonl.gz files."""
-    found: list[TaskFile] = []
-    for entry in files:
-        given = entry if isinstance(entry, LocalTask) else LocalTask(entry)
-        path = Path(given.path)
-        if path.is_dir():
-            inside = sorted([*path.glob("*.jsonl"), *path.glob("*.jsonl.gz")])
-            found += [_task(LocalTask(file)) for file in inside]
-        else:
-            found.append(_task(given))
-    names = [task.name for task in found]
-    if not names:
+    paths: list[Path] = []
+    for path in map(Path, files):
+        inside = sorted([*path.glob("*.jsonl"), *path.glob("*.jsonl.gz")])
+        paths += inside if path.is_dir() else [path]
+    if not paths:
         raise InputError("there is no JSONL file to evaluate on. Give files, or a folder of them.")
-    if len(set(names)) < len(names):
+    found = {path.name.removesuffix(".gz").removesuffix(".jsonl"): path for path in paths}
+    if len(found) < len(paths):
         raise InputError(
-            f"two tasks have one name among {', '.join(names)}. Pass LocalTasks with names."
+            f"two files have one name among {', '.join(found)}. Give one of them another name."
         )
-    return found
+    return [_task(name, path) for name, path in found.items()]
 
 
-def _task(given: LocalTask) -> TaskFile:
-    path = Path(given.path)
-    name = given.name or path.name.removesuffix(".gz").removesuffix(".jsonl")
+def _task(name: str, path: Path) -> TaskFile:
     rows = read_objects(path)
-    kind = given.kind or _kind_of(rows[0], path)
+    kind = _kind_of(rows[0], path)
     for number, row in enumerate(rows, start=1):
         _check(row, kind, f"{path}, record {number}")
-    if kind in ("humaneval", "mbpp"):
-        return humaneval(rows, name) if kind == "humaneval" else mbpp(rows, name)
+    if kind == "humaneval":
+        return humaneval(rows, name)
+    if kind == "mbpp":
+        return mbpp(rows, name)
     rows = [_only(row, kind) for row in rows]
-    for row in rows:
-        for field in row.keys() & _ASKED:
-            row[field] += given.suffix
     if kind == "generation":
-        return generation(name, rows, given.until, given.max_new_tokens)
+        return generation(name, rows, ("\n",), _LOCAL_TOKENS)
     make = {"multiple_choice": multiple_choice, "schema": schema, "cloze": cloze}[kind]
     return make(name, rows)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..base.arguments import as_int, as_list
+from ..base.arguments import as_int
 from ..base.atomic import scratch
 from ..base.errors import InputError
 from ..calibration import bare_ids, text_start
@@ -40,7 +40,7 @@ from .suites import (
     paper_task,
     unreadable,
 )
-from .task_files import LocalTask, TaskFile, local_tasks, write_task_files
+from .task_files import TaskFile, local_tasks, write_task_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -63,7 +63,7 @@ class TaskOptions:
 
     Attributes:
         tasks: names of the suite's tasks to run; None runs all.
-        files: for suite "local": JSONL files, folders of them, or `LocalTask`s.
+        files: for suite "local": JSONL files, or folders of them.
         data: for suite "paper": a folder with copies of its datasets, DATA/ORGANIZATION/NAME with
             the files as on the hub; None reads the hub.
         batch_size: prompts per forward.
@@ -73,23 +73,12 @@ class TaskOptions:
     """
 
     tasks: Sequence[str] | None = None
-    files: Sequence[LocalTask | str | os.PathLike[str]] = ()
+    files: Sequence[str | os.PathLike[str]] = ()
     data: str | os.PathLike[str] | None = None
     batch_size: int = 16
     max_length: int | None = None
     limits: Limits = field(default_factory=Limits)
     progress: bool = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "batch_size", as_int(self.batch_size, "batch_size", 1))
-        if self.tasks is not None:
-            if isinstance(self.tasks, str):
-                raise InputError(f"tasks is {self.tasks!r}, one name; give a list: tasks=[...].")
-            object.__setattr__(self, "tasks", tuple(as_list(self.tasks, "tasks")))
-            if not self.tasks:
-                raise InputError("tasks names no task. Name some, or omit it for all of the suite.")
-        if isinstance(self.files, (str, os.PathLike)):
-            raise InputError(f"files is {str(self.files)!r}, one path; give a list: files=[...].")
 
 
 def evaluate_tasks(
@@ -136,12 +125,26 @@ def evaluate_tasks(
     if code:
         require_permission(allow_code_execution)  # before anything is read from the hub
     chat = uses_chat(tokenizer, False if chat is None and suite == "paper" else chat)
-    bench = _Bench(model, tokenizer, options, limit, _max_length(model, options), chat)
-    found = bench.found
+    length = _max_length(model, options)
+    report = EvaluationReport(
+        suite=suite,
+        values={},
+        settings={
+            "num_fewshot": {},
+            "truncated": {},
+            "limit": limit,
+            "batch_size": options.batch_size,
+            "max_length": length,
+            "chat": chat,
+            "notes": [],
+        },
+        versions=_versions(),
+    )
+    bench = _Bench(model, tokenizer, options, limit, length, chat, report)
     failed: dict[str, Exception] = {}
     if uses_chat(tokenizer):  # said only where there is a choice
         asked = "through" if chat else "without"
-        found.notes.append(f"prompts were asked {asked} the tokenizer's chat template")
+        bench.note(f"prompts were asked {asked} the tokenizer's chat template")
     for name, made in work.items():
         try:
             if name in code:
@@ -150,27 +153,11 @@ def evaluate_tasks(
         except Exception as error:  # hours of other tasks must not be lost
             log.warning("%s failed: %s", name, error)
             failed[name] = error
-            found.values.pop(name, None)  # replies whose programs could not be run are no score
-    if failed and not found.values:
+            report.failed[name] = f"{type(error).__name__}: {error}"
+            report.values.pop(name, None)  # replies whose programs could not be run are no score
+    if failed and not report.values:
         raise next(iter(failed.values()))
-    return EvaluationReport(
-        suite=suite,
-        values=found.values,
-        errors=found.errors,
-        samples=found.samples,
-        averaged=found.averaged,
-        settings={
-            "num_fewshot": found.shots,
-            "truncated": found.truncated,
-            "limit": limit,
-            "batch_size": options.batch_size,
-            "max_length": bench.length,
-            "chat": chat,
-            "notes": found.notes,
-        },
-        versions=_versions() | found.versions,
-        failed={name: f"{type(error).__name__}: {error}" for name, error in failed.items()},
-    )
+    return report
 
 
 def suite_tasks(suite: str, options: TaskOptions) -> dict[str, TaskFile | None]:
@@ -201,20 +188,6 @@ def suite_tasks(suite: str, options: TaskOptions) -> dict[str, TaskFile | None]:
 
 
 @dataclass
-class Scores:
-    """What was measured so far, task by task; as in `EvaluationReport`."""
-
-    values: dict[str, dict[str, float]] = field(default_factory=dict)
-    errors: dict[str, dict[str, float | None]] = field(default_factory=dict)
-    samples: dict[str, int] = field(default_factory=dict)
-    averaged: dict[str, str] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    shots: dict[str, int] = field(default_factory=dict)
-    truncated: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass
 class _Bench:
     """A model under test, and what was found so far."""
 
@@ -224,7 +197,11 @@ class _Bench:
     limit: int | None
     length: int
     chat: bool
-    found: Scores = field(default_factory=Scores)
+    found: EvaluationReport
+
+    def note(self, text: str) -> None:
+        """Add a sentence to the report."""
+        self.found.settings["notes"].append(text)
 
     def run(self, name: str, made: TaskFile | None) -> None:
         """Run one task; one of the paper's is made first (`made` is None)."""
@@ -236,9 +213,7 @@ class _Bench:
         else:
             self._task(paper_task(name, self.options.data))
         if name in DIFFERENCES:
-            self.found.notes.append(
-                f"{name}, where the authors' release differs: {DIFFERENCES[name]}"
-            )
+            self.note(f"{name}, where the authors' release differs: {DIFFERENCES[name]}")
 
     def _task(self, task: TaskFile) -> None:
         if task.average is not None:
@@ -247,6 +222,7 @@ class _Bench:
         self._collect(task, results)
         if task.program is not None:
             execute_code(results, task, self.options, self.found)
+            self.note(f"{task.name}: {WORTH}")
 
     def _text(self, name: str) -> None:
         """Measure one of the paper's three perplexities: context 2048, stride 512.
@@ -270,9 +246,7 @@ class _Bench:
             values[metric] = result.value
             errors[metric] = None if error is None else error * result.value
             self.found.samples.setdefault(name, result.tokens)
-            self.found.notes.append(
-                f"{name}, {metric}: {len(text)} documents, none blank. {result.protocol}"
-            )
+            self.note(f"{name}, {metric}: {len(text)} documents, none blank. {result.protocol}")
         self.found.values[name] = values
         self.found.errors[name] = errors
 
@@ -284,9 +258,10 @@ class _Bench:
         from lm_eval.evaluator import evaluate
         from lm_eval.models.huggingface import HFLM
 
+        # the harness warns about model objects, and one is given on purpose
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
         with (
             scratch() as folder,
-            _calm_logging(),
             nullcontext() if self.options.progress else redirect_stderr(io.StringIO()),
             measuring(self.model, torch.get_num_threads()),
             _plain_generation(self.model),
@@ -298,7 +273,7 @@ class _Bench:
             known.set_fewshot_seed(seed=_SEED)
             usual = _shorten(known, self.length)
             if usual is not None:
-                self.found.notes.append(
+                self.note(
                     f"{task.name}: replies have at most {self.length // 2} tokens, half the "
                     f"context, where {usual} are usual"
                 )
@@ -342,12 +317,12 @@ class _Bench:
         found.errors[task.name] = errors
         found.samples[task.name] = results["n-samples"][name]["effective"]
         found.versions[f"task {task.name}"] = str(results["versions"].get(name, "unstated"))
-        found.shots[task.name] = results["n-shot"].get(name)
+        found.settings["num_fewshot"][task.name] = results["n-shot"].get(name)
         room = self.length - (0 if self.chat else len(text_start(self.tokenizer)))
         cut = sum(_is_cut(row, self.tokenizer, room) for row in results["samples"].get(name, ()))
-        found.truncated[task.name] = cut
+        found.settings["truncated"][task.name] = cut
         if cut:
-            found.notes.append(
+            self.note(
                 f"prompts longer than the context of {self.length} tokens lost their start: {cut} "
                 f"of {task.name}"
             )
@@ -355,18 +330,11 @@ class _Bench:
 
 def _max_length(model: PreTrainedModel, options: TaskOptions) -> int:
     own = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _LONGEST
-    if options.max_length is None:
-        return int(min(own, _LONGEST))
-    if not 2 <= options.max_length <= own:
-        raise InputError(
-            f"max_length is {options.max_length}, and the model's context is {own} tokens. Give "
-            f"2 to {own}."
-        )
-    return options.max_length
+    return int(min(own, options.max_length or _LONGEST))
 
 
 def execute_code(
-    results: Mapping[str, Any], task: TaskFile, options: TaskOptions, found: Scores
+    results: Mapping[str, Any], task: TaskFile, options: TaskOptions, found: EvaluationReport
 ) -> None:
     """Replace the harness's metric of a code task in `found` by pass@1, with its error.
 
@@ -382,7 +350,6 @@ def execute_code(
     error = float(passed.std(ddof=1) / np.sqrt(len(passed))) if len(passed) > 1 else None
     found.values[task.name] = {"pass@1": float(passed.mean())}
     found.errors[task.name] = {"pass@1": error}
-    found.notes.append(f"{task.name}: {WORTH}")
 
 
 def _versions() -> dict[str, str]:
@@ -454,18 +421,6 @@ def _plain_generation(model: Any) -> Iterator[None]:
         yield
     finally:
         model.generation_config = before
-
-
-@contextmanager
-def _calm_logging() -> Iterator[None]:
-    """Log errors only: the harness warns about model objects, and one is given on purpose."""
-    logger = logging.getLogger("lm_eval")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _opening(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

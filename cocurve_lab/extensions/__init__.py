@@ -25,7 +25,7 @@ from . import opening as _opening  # noqa: F401
 from . import publishing as _publishing  # noqa: F401
 from . import release as _release  # noqa: F401
 from . import texts as _texts  # noqa: F401
-from .gguf.source import Gguf
+from .gguf.reading import Gguf
 from .pretrained.source import Smollm2
 
 SOURCES["smollm2"] = Smollm2()

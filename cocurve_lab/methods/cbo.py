@@ -35,7 +35,6 @@ from ..base.storage import fingerprint
 from ..curvature.matrix import Curvature
 from ..estimator.support import widen
 from ..extensions.analysis.refinement import refine
-from ..extensions.choosing.marginals import differentiable
 from ..measuring.logits import require_numbers
 from ..models.architectures import Architecture
 from ..models.identity import model_device
@@ -137,3 +136,17 @@ def gated(architecture: Architecture, gates: Mapping[Block, Tensor]) -> Iterator
             else:
                 stack.enter_context(scaled(architecture, {(layer, kind): gate.expand(width)}))
         yield
+
+
+@contextmanager
+def differentiable(model: torch.nn.Module) -> Iterator[None]:
+    """Allow gradients inside `measuring`, of activations but not of weights."""
+    asking = [weight for weight in model.parameters() if weight.requires_grad]
+    try:
+        for weight in asking:
+            weight.requires_grad_(False)
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        for weight in asking:
+            weight.requires_grad_(True)

@@ -122,7 +122,7 @@ class CoCurve(Method):
         """The guards with the one kind this method prunes, where it prunes only one."""
         if self.only is None:
             return guards
-        if self.only not in guards.kinds:
+        if not guards.allows(self.only):
             raise InfeasibleError(
                 f"{self.name} prunes {self.only} units, but the guards allow {guards.kinds}. "
                 f"Allow {self.only!r}, or use another method.",

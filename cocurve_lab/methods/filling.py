@@ -39,7 +39,7 @@ def take_in_order(
     plan = PartialPlan(rules)
     # a unit too large for its layer's room is passed over; a smaller one later may still fit
     if not fill((int(u) for u in order if plan.fits(u)), plan.remove, plan.enough):
-        most = rules.reachable()[0]
+        most = rules.reachable()
         reached, reachable = plan.spent / units.total_cost, most / units.total_cost
         raise rules.out_of_reach(
             f"the method reaches {reached:.2%} of the removable cost, and no plan exceeds "

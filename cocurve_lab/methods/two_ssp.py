@@ -113,7 +113,7 @@ class TwoSsp(Scored):
 def num_attention_blocks(units: UnitSet, ratio: float, guards: Guards, alpha: float) -> int:
     """N_attn of the blocks that have attention units; 0 where attention may not be pruned."""
     ffn, attention = (
-        int(units.costs[units.kinds == kind].sum()) if kind in guards.kinds else 0
+        int(units.costs[units.kinds == kind].sum()) if guards.allows(kind) else 0
         for kind in ("ffn", "attention")
     )
     if ratio == 0 or attention == 0:

@@ -3,7 +3,7 @@
 In reading order:
 
     targets.py      how much goes: a ratio, or parameters, bytes or KV cache left
-    guards.py       where units may go, and how much can go at most (subset_sum.py)
+    guards.py       where units may go, and how much can go at most
     protection.py   default guards, and which to relax where a target cannot be reached
     selection.py    a plan: which units go, in which order, at what predicted cost (plan_json.py)
     greedy.py       Algorithm 2, and `fill`, the loop behind every plan

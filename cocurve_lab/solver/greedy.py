@@ -1,4 +1,4 @@
-"""Algorithm 2: cost-normalized greedy co-pruning, and `fill`, the one loop behind every plan.
+"""Algorithm 2: cost-normalized greedy co-pruning, and `fill`, its loop.
 
 The objective is fixed, so a solve is a loop over one vector: the running interactions g of
 Proposition "Running-sum marginal". At M = 768 and ratio 0.2 that is about a millisecond, which is
@@ -24,9 +24,9 @@ Step = TypeVar("Step")
 def fill(steps: Iterable[Step], take: Callable[[Step], object], enough: Callable[[], bool]) -> bool:
     """Take steps in turn until there is enough; return whether the steps sufficed.
 
-    This loop makes all plans, which differ in their steps: the unit of lowest marginal per cost,
-    scored again after each removal (Algorithm 2); the same within a quota per layer, or several
-    units at once (uniform.py); units in the order of a score (methods/); units near another plan.
+    Plans differ in their steps: the unit of lowest marginal per cost, scored again after each
+    removal (Algorithm 2); several units at once (uniform.py); units in the order of a score
+    (methods/).
     """
     if enough():
         return True
@@ -56,8 +56,6 @@ class Greedy(PartialPlan):
         self.divisors = np.where(costs > 0, costs, 1).astype(np.float64)  # cost 0: never chosen
         self.strength, self.stalled = 0.0, False
         self.edges: list[float] = []
-        # units are ordered by layer: those of layer l are bounds[l] : bounds[l + 1]
-        self.bounds = np.searchsorted(layers, np.arange(rules.units.num_layers + 1)).tolist()
         largest = np.zeros(rules.units.num_layers, dtype=costs.dtype)
         np.maximum.at(largest, layers, costs)
         self.largest = largest.tolist()
@@ -107,10 +105,8 @@ class Greedy(PartialPlan):
         layer, block = self.layers[u], self.blocks[u]
         full = self.spare[block] <= 0
         if full or self.room[layer] < self.largest[layer]:  # both only ever tighten
-            mine = slice(self.bounds[layer], self.bounds[layer + 1])
-            closed = self.budget.costs[mine] > self.room[layer]
-            closed |= full & (self.rules.block[mine] == block)
-            self.open[mine][closed] = np.inf
+            closed = (self.budget.costs > self.room[layer]) & (self.rules.units.layers == layer)
+            self.open[closed | (full & (self.rules.block == block))] = np.inf
 
     @property
     def pruned_cost(self) -> float:
@@ -150,17 +146,17 @@ class Greedy(PartialPlan):
 
     def infeasible(self) -> InfeasibleError:
         """The error of a stalled run: no plan at all, or none that greedy finds at this lambda."""
-        most, exact = self.rules.reachable()
+        most, shown = self.rules.reachable(), self.budget.shown
         if most < self.budget.needed:
-            beyond, ask = self.budget.bounds(most)
-            advice = remedy(self.rules, ask)
-            return self.rules.out_of_reach(f"no plan {beyond} under {self.rules}. {advice}", most)
-        shown, done = self.budget.shown, self.pruned_cost
-        less = "a smaller ratio" if self.budget.target is None else "a milder target"
+            return self.rules.out_of_reach(
+                f"the most that any plan reaches under {self.rules} is {shown(most)}. "
+                f"{remedy(self.rules)}",
+                most,
+            )
         return self.rules.out_of_reach(
-            f"greedy at lambda {self.strength:g} stalls at {shown(done)} under {self.rules}, "
-            f"though {'a plan of' if exact else 'room for'} {shown(most)} exists. Try another "
-            f"interaction_strength, {less}, or looser guards.",
+            f"greedy at lambda {self.strength:g} stalls at {shown(self.pruned_cost)} under "
+            f"{self.rules}, though there is room for {shown(most)}. Try another "
+            "interaction_strength, ask for less, or loosen the guards.",
             most,
             stalled=self.pruned_share,
         )

@@ -5,7 +5,7 @@ Which of the admissible units to remove is the question of greedy.py.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,8 +16,7 @@ from ..base.errors import InfeasibleError, InputError
 from ..models.architectures import UNIT_KINDS
 from ..models.unit import Kind
 from ..models.units import Unit, UnitSet
-from .subset_sum import largest_sum
-from .targets import Budget, ratio_budget
+from .targets import Budget, Target, as_budget
 
 UnitsLike = Iterable[Unit | str | int]
 
@@ -36,7 +35,7 @@ class Guards:
             one of the two caps. This one depends on the ratio, so plans of smaller ratios are not
             prefixes of larger ones.
         protect_first, protect_last: number of layers at either end that stay whole.
-        kinds: the unit kinds that may be pruned; by default every kind of the model.
+        kinds: the unit kinds that may be pruned; None for every kind of the model.
 
     Example:
         >>> from cocurve_lab import Guards
@@ -49,29 +48,34 @@ class Guards:
     layer_cap_factor: float | None = None
     protect_first: int = 0
     protect_last: int = 0
-    kinds: tuple[Kind, ...] = tuple(UNIT_KINDS)
+    kinds: tuple[Kind, ...] | None = None
 
     def __post_init__(self) -> None:
         # numbers of any type: a half-precision cap would round the room of every layer
-        for name in ("layer_cap", "layer_cap_factor"):
+        for name, most in (("layer_cap", 1.0), ("layer_cap_factor", sys.float_info.max)):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, as_float(getattr(self, name), name))
+                number = as_float(getattr(self, name), name)
+                if not 0 < number <= most:
+                    raise InputError(
+                        f"{name} is {number}. Give a layer_cap in (0, 1], a finite factor above 0, "
+                        "or None."
+                    )
+                object.__setattr__(self, name, number)
         for name in ("protect_first", "protect_last"):
             object.__setattr__(self, name, as_int(getattr(self, name), name))
-        object.__setattr__(self, "kinds", tuple(as_list(self.kinds, "kinds")))
-        cap, factor = self.layer_cap, self.layer_cap_factor
-        if cap is not None and factor is not None:
+        if self.layer_cap is not None and self.layer_cap_factor is not None:
             raise InputError(
-                f"layer_cap is {cap} and layer_cap_factor is {factor}. Give only one of them."
+                f"layer_cap is {self.layer_cap} and layer_cap_factor is {self.layer_cap_factor}. "
+                "Give only one of them."
             )
-        if cap is not None and not 0 < cap <= 1:
-            raise InputError(f"layer_cap is {cap}. Give a share in (0, 1], or None for no cap.")
-        if factor is not None and not 0 < factor < math.inf:
-            raise InputError(
-                f"layer_cap_factor is {factor}. Give a number above 0, such as 1.5, or None."
-            )
-        if not self.kinds or any(kind not in tuple(UNIT_KINDS) for kind in self.kinds):
-            raise InputError(f"kinds is {self.kinds!r}; choose from {tuple(UNIT_KINDS)}.")
+        if self.kinds is not None:
+            object.__setattr__(self, "kinds", tuple(as_list(self.kinds, "kinds")))
+            if not self.kinds or any(kind not in tuple(UNIT_KINDS) for kind in self.kinds):
+                raise InputError(f"kinds is {self.kinds!r}; choose from {tuple(UNIT_KINDS)}.")
+
+    def allows(self, kind: Kind) -> bool:
+        """Whether units of a kind may be pruned."""
+        return self.kinds is None or kind in self.kinds
 
     def cap_at(self, ratio: float) -> float:
         """Return the layer cap at a ratio, as a share of a layer's cost; 1 where there is none."""
@@ -100,12 +104,11 @@ def reachable_ratio(
     """Return the largest share of removable cost that any plan can remove under the guards.
 
     Guards act on each layer separately, so the maximum is one subset-sum problem per layer: the
-    most expensive set of admissible units that fits under the cap. It is exact for up to 40 units
-    per layer, and for whole costs if the cap is at most 2^24 times their common divisor, as in all
-    real models. Otherwise the cap itself is used, an upper bound. `ratio` matters only through
-    `Guards.layer_cap_factor`.
+    most expensive set of admissible units that fits under the cap. It is exact for whole costs if
+    the cap is at most 2^24 times their common divisor, as in all real models. Otherwise the cap
+    itself is used, an upper bound. `ratio` matters only through `Guards.layer_cap_factor`.
     """
-    return Rules(units, guards, ratio, include, exclude).reachable()[0] / units.total_cost
+    return Rules(units, guards, ratio, include, exclude).reachable() / units.total_cost
 
 
 class Rules:
@@ -127,13 +130,13 @@ class Rules:
         self,
         units: UnitSet,
         guards: Guards,
-        ratio: float | Budget,
+        ratio: float | Target | Budget,
         include: UnitsLike = (),
         exclude: UnitsLike = (),
     ) -> None:
         require_type(guards, Guards, "guards")
         self.units, self.guards = units, guards
-        self.budget = ratio if isinstance(ratio, Budget) else ratio_budget(units, ratio)
+        self.budget = as_budget(units, ratio)
         self.cap = guards.cap_at(self.budget.share)
         self.room = self._room()
         self.block, self.fewest = self._blocks()
@@ -141,7 +144,9 @@ class Rules:
         self.excluded[list(units.indices(exclude))] = True
         last = units.num_layers - guards.protect_last
         self.open = (units.layers >= guards.protect_first) & (units.layers < last)
-        self.of_kind = np.isin(units.kinds, guards.kinds)
+        self.of_kind = np.ones(len(units), dtype=bool)
+        if guards.kinds is not None:
+            self.of_kind = np.isin(units.kinds, guards.kinds)
         self.admissible = self.open & self.of_kind & ~self.excluded & self._may_leave()
         self.forced = units.indices(include)
         self._require_forced()
@@ -182,10 +187,10 @@ class Rules:
         left[list(pruned)] = 0
         return (np.bincount(self.block, left).astype(np.int64) - self.fewest).tolist()
 
-    def reachable(self) -> tuple[float, bool]:
-        """Return the most that any plan can remove (see `reachable_ratio`), and if it is exact."""
+    def reachable(self) -> float:
+        """Return the most that any plan can remove, or a bound on it (see `reachable_ratio`)."""
         costs = self.budget.costs
-        reachable, exact = costs[list(self.forced)].sum().item(), True
+        reachable: float = costs[list(self.forced)].sum().item()
         free = self.admissible.copy()
         free[list(self.forced)] = False
         spare = self.spare_after(self.forced)
@@ -197,9 +202,8 @@ class Rules:
                 if self.fewest[block]:  # the dearest of those that may go
                     pool = np.sort(pool)[::-1][: max(spare[block], 0)]
                 pools.append(pool)
-            largest, sure = largest_sum(np.concatenate(pools), room)
-            reachable, exact = reachable + largest, exact and sure
-        return reachable, exact
+            reachable += largest_sum(np.concatenate(pools), room)
+        return reachable
 
     def under(self, guards: Guards) -> Rules:
         """The same problem under other guards."""
@@ -220,44 +224,28 @@ class Rules:
 
     def _require_forced(self) -> None:
         """Raise InputError if an included unit breaks a rule."""
-        guards = self.guards
         for count, u in enumerate(self.forced, start=1):
-            unit, upto = (
-                self.units[u],
-                self.forced[:count],
-            )  # so that the first to break it is named
+            unit, upto = self.units[u], self.forced[:count]  # so that the first fault is named
             faults = {
-                "is also in exclude": self.excluded[u],
-                f"is in a protected layer (first {guards.protect_first}, last "
-                f"{guards.protect_last})": not self.open[u],
-                f"is of a kind that may not be pruned (kinds {guards.kinds})": not self.of_kind[u],
-                f"takes layer {unit.layer} above its cap of {self.cap:.4g} of its cost": (
-                    self.room_after(upto)[unit.layer] < 0
-                ),
-                f"leaves too few {unit.kind} units in its layer": (
+                "exclude": self.excluded[u],
+                "the protected layers": not self.open[u],
+                "the kinds that may be pruned": not self.of_kind[u],
+                f"the cap of layer {unit.layer}": self.room_after(upto)[unit.layer] < 0,
+                f"the fewest {unit.kind} units that a layer keeps": (
                     self.spare_after(upto)[self.block[u]] < 0
                 ),
             }
-            for fault, broken in faults.items():
-                if broken:
-                    raise InputError(
-                        f"include names {unit}, which {fault}. Remove it or loosen the guards."
-                    )
-
-    def words(self) -> list[str]:
-        """Name each guard and exclusion in force."""
-        guards, excluded = self.guards, int(self.excluded.sum())
-        parts = {
-            f"a layer cap of {self.cap:.4g}": self.cap < 1,
-            f"protect_first {guards.protect_first}": guards.protect_first > 0,
-            f"protect_last {guards.protect_last}": guards.protect_last > 0,
-            f"kinds {', '.join(guards.kinds)}": set(guards.kinds) != set(UNIT_KINDS),
-            f"{excluded} excluded unit{'' if excluded == 1 else 's'}": excluded > 0,
-        }
-        return [words for words, given in parts.items() if given]
+            broken = " and ".join(name for name, holds in faults.items() if holds)
+            if broken:
+                raise InputError(
+                    f"include names {unit}, against {broken} (under {self}). Remove it or loosen "
+                    "the guards."
+                )
 
     def __str__(self) -> str:
-        return "; ".join(self.words()) or "no guards"
+        guards, excluded = self.guards, int(self.excluded.sum())
+        kinds = "" if guards.kinds is None else f", kinds {' and '.join(guards.kinds)}"
+        return f"{guards}{kinds}" + (f", {excluded} units excluded" if excluded else "")
 
 
 class PartialPlan:
@@ -294,3 +282,23 @@ class PartialPlan:
     def enough(self) -> bool:
         """Whether the budget is met; a budget of NaN is, and fails the last check of the plan."""
         return not self.spent < self.budget.needed
+
+
+def largest_sum(costs: np.ndarray, room: float) -> float:
+    """Return the largest sum of some of the costs that is at most `room`, or else the room.
+
+    It is exact where `reachable_ratio` says so.
+    """
+    if costs.sum() <= room:
+        return float(costs.sum().item())
+    # every sum of whole costs is a multiple of their common divisor, so sums are counted in steps
+    # of it. Costs of a model are multiples of a width: a layer of Llama-3.1-8B has 416 steps
+    step = int(np.gcd.reduce(costs)) if costs.dtype == np.int64 else 0
+    if not step or room // step > 1 << 24:  # above this the bits below would take over 2 MB
+        return room
+    # one big integer holds every reachable sum: bit k is set if some subset sums to k steps
+    sums, within = 1, (1 << (int(room) // step + 1)) - 1
+    for cost in costs.tolist():
+        # shifting adds this cost to every sum so far; the mask drops sums beyond the room
+        sums |= (sums << (cost // step)) & within
+    return (sums.bit_length() - 1) * step  # the highest set bit is the largest sum

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..base.arguments import require_type
 from ..base.errors import InputError
-from ..base.progress import Bar
 from ..curvature.matrix import Curvature
 from .greedy import Greedy, fill
 from .guards import FREE, Guards, Rules, UnitsLike
 from .selection import Selection
-from .targets import require_strength
+from .targets import Target, require_strength
 
 BLOCK = 50_000  # crossings found at once: arrays that stay in the cache of the processor
 
@@ -93,13 +92,12 @@ class LambdaPath:
 
 def lambda_path(
     curvature: Curvature,
-    ratio: float,
+    ratio: float | Target,
     guards: Guards = FREE,
     maximum: float = 1.0,
     *,
     include: UnitsLike = (),
     exclude: UnitsLike = (),
-    progress: bool = False,
 ) -> LambdaPath:
     """Find all plans of `solve_greedy` over lambda in [0, maximum], by an exact event sweep.
 
@@ -117,7 +115,6 @@ def lambda_path(
     Args:
         curvature, ratio, guards, include, exclude: as for `solve_greedy`.
         maximum: the largest lambda, finite and >= 0.
-        progress: show a bar over lambda.
 
     Returns:
         The path. Where only greedy stalls, a segment states it; if no plan reaches the ratio at any
@@ -137,119 +134,67 @@ def lambda_path(
     require_type(curvature, Curvature, "curvature")
     rules = Rules(curvature.units, guards, ratio, include, exclude)
     maximum = require_strength(maximum)
-    sweep = _Sweep(_Resumable(curvature, rules))
-    form = "{desc} {n:.3f}/{total:.3f} [{elapsed}]"
-    with Bar(total=maximum, desc="lambda", bar_format=form, disable=not progress) as bar:
-        while (event := sweep.next_event()) < maximum:
-            done = sweep.now
-            sweep.advance(event)
-            bar.update(sweep.now - done)
-        sweep.close(maximum)
+    sweep = _Sweep(curvature, rules)
+    while sweep.events.min(initial=np.inf) < maximum:
+        sweep.advance()
+    sweep.close(maximum)
     return LambdaPath(tuple(sweep.segments), sweep.orders, rules.budget.share)
 
 
-class _Resumable(Greedy):
-    """Algorithm 2 that keeps each of its steps, so that it can resume from any of them.
-
-    Attributes:
-        history: [M + 1, M], g before each step.
-        until: [M] int, the first step at which a unit is no longer admissible.
-    """
-
-    def __init__(self, curvature: Curvature, rules: Rules) -> None:
-        super().__init__(curvature, rules)
-        self.size = len(self.half)
-        self.history = np.zeros((self.size + 1, self.size))
-        self.until = np.where(rules.admissible, self.size + 1, 0)
-
-    def remove(self, u: int) -> None:
-        super().remove(u)
-        step, layer = len(self.order), self.layers[u]
-        self.history[step] = self.g
-        mine = slice(self.bounds[layer], self.bounds[layer + 1])  # a removal closes no other layer
-        until = self.until[mine]
-        until[(until > step) & np.isinf(self.open[mine])] = step
-
-    def resume(self, strength: float, start: int) -> int:
-        """Run at this lambda from step `start` on; the steps before it stay.
-
-        Once the new order has removed the same set as the last run's order at that step, the rest
-        of that order is kept too: g, caps and cost depend on the set alone. That holds only if no
-        later step of it changes its winner at this lambda, which the caller must know.
-
-        Returns:
-            The step from which on the last run was kept.
-        """
-        order, edges, until = self.order[start:], self.edges[start:], self.until.copy()
-        stalled, rejoined = self.stalled, False
-        differs: set[int] = set()  # units that only one of the two runs has removed
-        self._rewind(start)
-        self.strength = strength
-
-        def enough() -> bool:
-            nonlocal rejoined
-            step = len(self.order) - start  # steps of the new order
-            if start > 0 and 0 < step <= len(order):
-                differs.symmetric_difference_update({self.order[-1]} ^ {order[step - 1]})
-                rejoined = not differs
-            return rejoined or self.enough()
-
-        self.stalled = not fill(self.cheapest(), self.remove, enough)
-        kept = len(self.order)
-        if rejoined:
-            self.order += order[kept - start :]
-            self.edges += edges[kept - start :]
-            self.until[until > kept] = until[until > kept]
-            self.stalled = stalled
-        return kept
-
-    def _rewind(self, start: int) -> None:
-        """Go back to before step `start`, or to after the included units."""
-        del self.order[start:], self.edges[start:]
-        self.until[self.until > start] = self.size + 1
-        self.open = np.where(self.until > start, self.half, np.inf)
-        self.g = self.history[start].copy()
-        self.spent = self.pruned_cost
-        self.room = self.rules.room_after(self.order)
-        self.spare = self.rules.spare_after(self.order)
-        for u in self.rules.forced[len(self.order) :]:
-            self.remove(u)
-
-
-class _Sweep:
-    """State of the event sweep over lambda, which only ever moves up.
+class _Sweep(Greedy):
+    """The event sweep over lambda, which only ever moves up: Algorithm 2 that keeps its steps.
 
     Attributes:
         now: the lambda reached.
-        since: the lambda from which the current order (`greedy.order`) holds.
+        since: the lambda from which the current order holds.
         orders: removal orders passed through.
+        history: [M + 1, M], g before each step.
+        opens: [M + 1, M], 1/2 H_uu of the units admissible before each step, +inf for all others.
         events: [M] per step, the next lambda at which its winner may change; inf if none is left.
         patience: [M] per step, how far ahead to look again after an event that changed nothing.
         base: [M] a_u, the score of each unit at lambda = 0.
     """
 
-    def __init__(self, greedy: _Resumable) -> None:
-        self.greedy = greedy
+    def __init__(self, curvature: Curvature, rules: Rules) -> None:
+        super().__init__(curvature, rules)
         self.now = self.since = 0.0
         self.orders = 1
-        self.may_stall = False  # known: some plan reaches the ratio, so a stall is greedy's own
         self.segments: list[Segment] = []
         self.pruned: bytes | None = None  # the set of the last segment, as sorted indices
         self.widest = 0.0  # the longest interval of one order in the last segment
-        self.events = np.full(greedy.size, np.inf)
-        self.patience = np.zeros(greedy.size)
-        self.base = greedy.half / greedy.divisors
-        self._solve(0)
+        size = len(self.half)
+        self.history, self.opens = np.zeros((size + 1, size)), np.zeros((size + 1, size))
+        self.events, self.patience = np.full(size, np.inf), np.zeros(size)
+        self.base = self.half / self.divisors
+        self.run(0.0)
+        if self.stalled:
+            error = self.infeasible()
+            if error.stalled_ratio is None:  # no plan reaches the ratio at any lambda
+                raise error
+        self._find_events(0, len(self.order))
 
-    def next_event(self) -> float:
-        """Return the smallest lambda at which any step may change its winner; inf if none can."""
-        return float(self.events.min(initial=np.inf))
+    def restart(self, strength: float) -> None:
+        """Begin anew at a lambda, before the included units."""
+        super().restart(strength)
+        self._keep()
 
-    def advance(self, event: float) -> None:
+    def remove(self, u: int) -> None:
+        """Remove a unit, and keep the state after it."""
+        super().remove(u)
+        self._keep()
+
+    def _keep(self) -> None:
+        self.history[len(self.order)] = self.g
+        self.opens[len(self.order)] = self.open
+
+    def advance(self) -> None:
         """Move to the next event: start a new order, or look at the step again a little later."""
-        self.now = max(self.now, event)  # rounding may put an event before the last one
         step = int(self.events.argmin())
-        if self._winner(step) == self.greedy.order[step]:
+        event = float(self.events[step])
+        self.now = max(self.now, event)  # rounding may put an event before the last one
+        # the same operations in the same order as in `cheapest`, so the same rounding
+        score = (self.history[step] * self.now + self.opens[step]) / self.divisors
+        if score.argmin() == self.order[step]:
             # the division that gave the event rounds differently from the scores, which may change
             # places a hair later. So look again after 1e-13, 2e-13, 4e-13, ... (relative): doubling
             # bounds the number of looks, and stopping at the next crossing skips none
@@ -262,7 +207,8 @@ class _Sweep:
             self.close(self.now)
             self.orders += self.now > self.since  # an order of zero width was never in force
             self.since = self.now
-            self._solve(step)  # steps before this one keep their winners, and so their events
+            # steps before this one keep their winners, and so their events
+            self._find_events(step, self._resume(step))
 
     def close(self, stop: float) -> None:
         """Record that the current order held until `stop`, in a new segment or the last one."""
@@ -270,39 +216,61 @@ class _Sweep:
         if width == 0 and stop > 0:
             return  # another order replaced it where it began
         # orders differ more often than sets do, and a segment is one set
-        pruned = np.sort(self.greedy.order).tobytes()
-        again = pruned == self.pruned
-        if again and width <= self.widest:  # the order that holds longest stands for the set
-            self.segments.append(replace(self.segments.pop(), stop=stop))
-            return
-        first = self.segments.pop().start if again else start
-        self.segments.append(Segment(first, stop, *self._outcome(start, stop)))
-        self.pruned, self.widest = pruned, width
+        pruned = np.sort(self.order).tobytes()
+        plan, stalled = None, None
+        if pruned == self.pruned:
+            last = self.segments.pop()
+            start, plan, stalled = last.start, last.selection, last.stalled_ratio
+        if pruned != self.pruned or width > self.widest:
+            # the order that holds longest stands for the set. It is recorded at the middle of its
+            # interval, where rounding cannot give another order
+            self.pruned, self.widest = pruned, width
+            plan = None if self.stalled else self.selection((self.since + stop) / 2)
+            stalled = self.pruned_share if self.stalled else None
+        self.segments.append(Segment(start, stop, plan, stalled))
 
-    def _outcome(self, start: float, stop: float) -> tuple[Selection | None, float | None]:
-        """The plan of the current order, or None and the ratio at which greedy stalls."""
-        if self.greedy.stalled:
-            return None, self.greedy.pruned_share
-        # recorded at the middle of its interval, where rounding cannot give another order
-        return self.greedy.selection((start + stop) / 2), None
+    def _resume(self, start: int) -> int:
+        """Run at `now` from step `start` on; the steps before it stay.
 
-    def _solve(self, start: int) -> None:
-        """Solve again at `now` from step `start` on, and find the events of the new steps."""
-        greedy = self.greedy
-        # from `stop` on the new order removes the same units as the old one, so the old steps and
-        # their events are kept. None of them changes its winner at this lambda: the event was the
-        # earliest of all steps
-        stop = greedy.resume(self.now, start)
-        if greedy.stalled and not self.may_stall:
-            error = greedy.infeasible()  # expensive, so asked once: can any plan reach the ratio?
-            if error.stalled_ratio is None:
-                raise error
-            self.may_stall = True
-        if stop == len(greedy.order):  # nothing was kept: drop events beyond a shorter new order
+        Once the new order has removed the same set as the old one at that step, the rest of the old
+        order is kept too, with its events: g, caps and cost depend on the set alone. None of those
+        steps changes its winner at this lambda, for the event was the earliest of all steps.
+
+        Returns:
+            The step from which on the old order was kept.
+        """
+        order, edges, stalled = self.order[start:], self.edges[start:], self.stalled
+        del self.order[start:], self.edges[start:]
+        self.strength = self.now
+        self.g, self.open = self.history[start].copy(), self.opens[start].copy()
+        self.spent = self.pruned_cost
+        self.room = self.rules.room_after(self.order)
+        self.spare = self.rules.spare_after(self.order)
+        differs: set[int] = set()  # units that only one of the two orders has removed
+
+        def rejoined() -> bool:
+            return len(self.order) > start > 0 and not differs
+
+        def take(u: int) -> None:
+            self.remove(u)
+            place = len(self.order) - start - 1
+            differs.symmetric_difference_update({u} ^ set(order[place : place + 1]))
+
+        self.stalled = not fill(self.cheapest(), take, lambda: rejoined() or self.enough())
+        kept = len(self.order)
+        if rejoined():
+            self.order += order[kept - start :]
+            self.edges += edges[kept - start :]
+            self.stalled = stalled
+        else:  # drop events beyond a shorter new order
             self.events[start:] = np.inf
+        return kept
+
+    def _find_events(self, start: int, stop: int) -> None:
+        """Find the events of the new steps."""
         self.patience[start:stop] = self._hair()
-        start = max(start, len(greedy.rules.forced))  # forced steps have no rivals
-        steps = BLOCK // (greedy.size + 1) + 1
+        start = max(start, len(self.rules.forced))  # forced steps have no rivals
+        steps = BLOCK // len(self.history) + 1
         for first in range(start, stop, steps):
             last = min(first + steps, stop)
             self.events[first:last] = self._crossings(first, last).min(axis=1)
@@ -311,23 +279,15 @@ class _Sweep:
         """Distance after an event at which to look at a step again for the first time."""
         return 1e-13 * max(self.now, 1e-3)  # relative, but not 0 at lambda = 0
 
-    def _winner(self, step: int) -> int:
-        """The unit that greedy would remove at this step at the current lambda."""
-        greedy = self.greedy
-        # the same operations in the same order as in the loop of greedy, so the same rounding
-        half = np.where(greedy.until > step, greedy.half, np.inf)
-        return int(((greedy.history[step] * self.now + half) / greedy.divisors).argmin())
-
     def _crossings(self, start: int, stop: int) -> np.ndarray:
         """Lambda [stop - start, M] at which each unit overtakes the winner of each step, or inf."""
-        greedy = self.greedy
         # per step: b_w - b_v and a_v - a_w of the docstring of `lambda_path`. Only a unit whose
         # score grows more slowly than the winner's can overtake it (the winner itself does not),
         # and only one that is still admissible at that step
         steps = np.arange(start, stop)
-        winners = np.array(greedy.order[start:stop])
-        slope = greedy.history[start:stop] / greedy.divisors
+        winners = np.array(self.order[start:stop])
+        slope = self.history[start:stop] / self.divisors
         faster = slope[steps - start, winners][:, None] - slope
         ahead = self.base - self.base[winners][:, None]
-        rival = (faster > 0) & (greedy.until > steps[:, None])
+        rival = (faster > 0) & np.isfinite(self.opens[start:stop])
         return np.divide(ahead, faster, out=np.full_like(ahead, np.inf), where=rival)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import FileFormatError
-from ..base.origin import ALLOWED, RECORD, require_same_source
+from ..base.origin import ALLOWED, RECORD
 from ..base.schema import (
     COUNT,
     FLAG,
@@ -38,7 +38,7 @@ from ..base.storage import SUM, unseal_json
 from ..curvature.settings import WINDOWS
 from ..models.architectures import UNIT_KINDS
 from .guards import Guards
-from .targets import Target, ratio_budget
+from .targets import Target, as_budget
 
 FORMAT, VERSION = "cocurve-selection", 1
 _CHANGED = f"To change a plan by hand, remove its {SUM}; its origin then counts as unknown"
@@ -64,6 +64,8 @@ _MADE: Schema = {
 }
 _FIELDS: Schema = {
     **_MADE,
+    "format": Field(FORMAT, lambda value: value == FORMAT),
+    "version": Field(f"{VERSION}", lambda value: type(value) is int and value == VERSION),
     "units": OBJECT,
     "pruned": Field("a list of unit indices", list_of(is_count)),
     "node_terms": _TERMS,
@@ -87,7 +89,8 @@ _GUARDS: Schema = optional(
 
 def guards_to_plain(guards: Any, units: Any) -> dict[str, Any]:
     """Return the fields of guards for JSON, without kinds of unit that only other models have."""
-    own = [kind for kind in guards.kinds if UNIT_KINDS[kind].columns or kind in units.kinds]
+    kinds = guards.kinds or tuple(UNIT_KINDS)
+    own = [kind for kind in kinds if UNIT_KINDS[kind].columns or kind in units.kinds]
     return vars(guards) | {"kinds": own}
 
 
@@ -138,29 +141,23 @@ def made_from_plain(content: dict[str, Any], units: Any) -> dict[str, Any]:
 
 
 def read_fields(text: str) -> dict[str, Any]:
-    """Parse a plan in JSON and return its fields, checked one by one, without format and version.
+    """Parse a plan in JSON and return its fields, checked one by one.
 
     The fields of its units are checked by `UnitSet.from_plain`.
     """
-    try:
-        content = parse_json(text)
-        if not isinstance(content, dict):
-            raise FileFormatError(f"it is {told(content)}, not an object with fields")
-        if SUM in content:
-            unseal_json(content, _CHANGED)
-        else:  # by hand: its origin is not known
-            content.pop("origin", None)
-        found = (content.pop("format", None), content.pop("version", None))
-        if found != (FORMAT, VERSION):
-            raise FileFormatError(f"its format is {told(found[0])} version {told(found[1])}")
-        require_fields(content, _FIELDS)
-        require_fields(content["guards"], _GUARDS, inside="guards")
-        require_fields(content.get("origin", {}), RECORD, inside="origin")
-    except FileFormatError as error:
-        raise no_plan(str(error)) from None
+    content = parse_json(text)
+    if not isinstance(content, dict):
+        raise FileFormatError(f"it is {told(content)}, not an object with fields")
+    if SUM in content:
+        unseal_json(content, _CHANGED)
+    else:  # by hand: its origin is not known
+        content.pop("origin", None)
+    require_fields(content, _FIELDS)
+    require_fields(content["guards"], _GUARDS, inside="guards")
+    require_fields(content.get("origin", {}), RECORD, inside="origin")
     counts = [None if content[name] is None else len(content[name]) for name in _TERM_NAMES]
     if counts not in ([None, None], [len(content["pruned"])] * 2):
-        raise no_plan(
+        raise FileFormatError(
             f"node_terms and edge_terms have {counts[0]} and {counts[1]} numbers for "
             f"{len(content['pruned'])} pruned units"
         )
@@ -170,44 +167,25 @@ def read_fields(text: str) -> dict[str, Any]:
 def require_consistent(plan: Any) -> None:
     """Raise FileFormatError if two fields of a plan contradict each other; names both."""
     units, made = plan.units, plan.made
-    budget = made.target.budget(units) if made.target else ratio_budget(units, made.requested_ratio)
+    budget = as_budget(units, made.target or made.requested_ratio)
+    removed = budget.costs[list(plan.pruned)].sum().item()
+    asked = "its target" if made.target else "requested_ratio"
     node = np.zeros(0) if plan.terms is None else plan.terms.node
-    fault = ""
-    if made.matrix == "H" and node.min(initial=0.0) < -1e-9 * np.abs(node).max(initial=0.0):
-        fault = f"node_terms has {node.min():.3g}, but 1/2 H_uu is never negative"
-    elif made.forced > len(plan):
-        fault = f"forced is {made.forced}, but {len(plan)} units are pruned"
-    elif not budget.reached(plan.pruned):
-        removed = budget.costs[list(plan.pruned)].sum().item()
-        asked = f"requested_ratio is {made.requested_ratio}"
-        if made.target:
-            asked = f"its target is {made.target}"
-        fault = f"{asked}, but its units come to {budget.shown(removed)}"
-    elif made.uniform and not _is_uniform(plan):
-        fault = f"uniform is {told(made.uniform)}, but its layers lose different counts"
-    if fault:
-        raise FileFormatError(fault)
-
-
-def require_plan_of(plan: Any, curvature: Any, terms: bool = True) -> None:
-    """Raise MismatchError unless plan and H are of the same units and weights.
-
-    Terms that this H gave to the plan must be its own, else FileFormatError.
-    """
-    plan.units.require_same(curvature.units, mine="the selection", theirs="the curvature")
-    if plan.origin is not None:
-        require_same_source(curvature.origin, plan.origin, between=("H", "the plan"))
-    same = plan.made.matrix == "H" and plan.curvature_fingerprint == curvature.fingerprint
-    if not terms or not same or plan.terms is None:
-        return
-    block = curvature.matrix[np.ix_(plan.pruned, plan.pruned)]
-    own = np.array([np.diagonal(block) / 2, np.tril(block, -1).sum(axis=1)])
-    gap = np.abs(np.array([plan.terms.node, plan.terms.edge]) - own).max(initial=0.0)
-    if gap > 1e-9 * np.abs(block).sum():
-        raise FileFormatError(
-            f"the terms of the plan are {gap:.3g} from those of its H: it was changed after it was "
-            "solved. Solve it again."
-        )
+    lowest, largest = node.min(initial=0.0), np.abs(node).max(initial=0.0)
+    faults = {
+        f"node_terms has {lowest:.3g}, but 1/2 H_uu is never negative": (
+            made.matrix == "H" and lowest < -1e-9 * largest
+        ),
+        f"forced is {made.forced}, but {len(plan)} units are pruned": made.forced > len(plan),
+        f"{asked} is {made.target or made.requested_ratio}, but its units come to "
+        f"{budget.shown(removed)}": not budget.reached(plan.pruned),
+        f"uniform is {told(made.uniform)}, but its layers lose different counts": (
+            made.uniform and not _is_uniform(plan)
+        ),
+    }
+    for fault, holds in faults.items():
+        if holds:
+            raise FileFormatError(fault)
 
 
 def _is_uniform(plan: Any) -> bool:
@@ -217,16 +195,11 @@ def _is_uniform(plan: Any) -> bool:
     """
     uniform = plan.made.uniform
     kinds = tuple(UNIT_KINDS) if uniform is True else uniform
-    having = {unit.layer for unit in plan.units if unit.kind in kinds}
-    layers = range(plan.units.num_layers) if uniform is True else having
-    lost = {layer: Counter[tuple[str, int]]() for layer in layers}
+    lost = {layer: Counter[tuple[str, int]]() for layer in range(plan.units.num_layers)}
+    if uniform is not True:
+        lost = {unit.layer: Counter() for unit in plan.units if unit.kind in kinds}
     for unit in (plan.units[index] for index in plan.pruned):
         if unit.kind in kinds:  # by width too: FFN groups of a layer may differ by one channel
             lost[unit.layer][unit.kind, unit.stop - unit.start] += 1
-    first, *others = lost.values() or [Counter()]
-    return all(other == first for other in others)
-
-
-def no_plan(fact: str) -> FileFormatError:
-    """Make the error for a file that is not a plan; `fact` has no full stop."""
-    return FileFormatError(f"not a selection: {fact}. Use a file that Selection.to_json wrote.")
+    counts = list(lost.values())
+    return all(count == counts[0] for count in counts)

@@ -25,16 +25,15 @@ def opening_guards(units: UnitSet) -> Guards:
     return Guards(protect_first=count, protect_last=count)
 
 
-def remedy(rules: Rules, ask: str) -> str:
+def remedy(rules: Rules) -> str:
     """Suggest how to make the target reachable: by asking for less, or by looser guards.
 
-    Where looser guards of one sort are not enough, all that are set are named. `ask` is the largest
-    reachable target.
+    Where looser guards of one sort are not enough, all that are set are named.
     """
     named = " or ".join(in_the_way(rules)) or " and ".join(_given(rules.guards)) or "the guards"
     factor = rules.guards.layer_cap_factor
     if factor is None or rules.cap == 1:
-        return f"Ask for {ask}, or loosen {named}."
+        return f"Ask for less, or loosen {named}."
     return f"Loosen {named}: the layer cap is {factor:g} x the ratio and shrinks with it."
 
 
@@ -56,5 +55,4 @@ def _given(guards: Guards) -> list[str]:
 def _reaches(rules: Rules, *dropped: str) -> bool:
     """Whether some plan reaches the target without these guards."""
     free = {name: getattr(FREE, name) for name in dropped}
-    reachable, _ = rules.under(replace(rules.guards, **free)).reachable()
-    return bool(reachable >= rules.budget.needed)
+    return rules.under(replace(rules.guards, **free)).reachable() >= rules.budget.needed

@@ -13,6 +13,8 @@ import numpy as np
 
 from ..base.arguments import as_float
 from ..base.errors import FileFormatError, InputError, shown
+from ..base.origin import require_same_source
+from ..base.schema import reading
 from ..base.storage import fingerprint, seal_json
 from ..curvature.matrix import Curvature
 from ..curvature.release import RELEASE
@@ -23,13 +25,11 @@ from ..models.units import Unit, UnitSet
 from .guards import FREE, Guards
 from .plan_json import (
     made_from_plain,
-    no_plan,
     read_fields,
     require_consistent,
-    require_plan_of,
     to_plain,
 )
-from .targets import Target, ratio_budget
+from .targets import Target, as_budget, require_ratio
 
 GAINED = tuple(kind for kind in KINDS if UNIT_KINDS[kind].grouped)  # kinds that may have gains
 
@@ -142,7 +142,7 @@ class Selection:
 
     def predicted_by(self, curvature: Curvature) -> Selection:
         """Return the same plan with the risk that this H [M, M] predicts, whatever made it."""
-        require_plan_of(self, curvature, terms=False)
+        self.require_curvature(curvature)
         plan = self.with_made(
             curvature_fingerprint=curvature.fingerprint,
             origin=curvature.origin,
@@ -205,8 +205,10 @@ class Selection:
     @property
     def realized_target(self) -> float | None:
         """What is left in the unit of the target, or the share gone; None for a plain ratio."""
-        target = self.made.target
-        return None if target is None else target.realized(self.units, self.pruned)
+        if self.made.target is None:
+            return None
+        budget = self.made.target.budget(self.units)
+        return budget.value(budget.costs[list(self.pruned)].sum().item())
 
     # Risk ---------------------------------------------------------------------------------------
 
@@ -268,9 +270,10 @@ class Selection:
 
         Raises InputError for a plan that is not greedy's under fixed guards and a ratio alone.
         """
-        self.require_by_ratio("its prefixes")
-        budget, factor = ratio_budget(self.units, ratio), self.guards.layer_cap_factor
+        budget = as_budget(self.units, require_ratio(ratio))
+        factor = self.guards.layer_cap_factor
         faults = {
+            "it keeps to more than a ratio": not self.by_ratio,
             "it has no removal order": not self.ordered,
             f"its cap is {factor} x ratio": factor is not None,
             f"it has {len(self.gains)} gains, solved for its own pruned set": bool(self.gains),
@@ -280,9 +283,7 @@ class Selection:
         }
         for fault, holds in faults.items():
             if holds:
-                raise InputError(
-                    f"this plan has no such prefix: {fault}. Solve again at that ratio."
-                )
+                raise InputError(f"{self!r} has no such prefix: {fault}. Solve at that ratio.")
         running = np.concatenate([[0], np.cumsum(self.units.costs[list(self.pruned)])])
         # the first length that reaches the target, as in the loop of greedy; 0 for ratio 0. A fresh
         # solve forces the included units at every ratio too
@@ -325,24 +326,42 @@ class Selection:
     @classmethod
     def from_json(cls, text: str) -> Selection:
         """Read `to_json` output; a FileFormatError names the field that is wrong."""
-        content = read_fields(text)
-        try:
+        with reading("not a selection", "Use a file that Selection.to_json wrote."):
+            content = read_fields(text)
             units = UnitSet.from_plain(content["units"])
             gains = {units.index(int(index)): gain for index, gain in content["gains"].items()}
             terms = None
             if content["node_terms"] is not None:
-                node, edge = content["node_terms"], content["edge_terms"]
-                terms = Terms(np.array(node, np.float64), np.array(edge, np.float64))
+                node = np.array(content["node_terms"], np.float64)
+                terms = Terms(node, np.array(content["edge_terms"], np.float64))
             made = Made(**made_from_plain(content, units))
             plan = cls(units, units.indices(content["pruned"]), terms, made).with_gains(gains)
             require_consistent(plan)
-        except (LookupError, TypeError, ValueError, FileFormatError) as error:
-            raise no_plan(str(error).rstrip(".")) from None
         return plan
 
     def require_units(self, units: UnitSet) -> None:
         """Raise MismatchError if `units` are not this selection's; names the first difference."""
         units.require_same(self.units, mine="the model", theirs="the selection")
+
+    def require_curvature(self, curvature: Curvature) -> None:
+        """Raise MismatchError unless a curvature is of the same units and weights."""
+        self.units.require_same(curvature.units, mine="the selection", theirs="the curvature")
+        if self.origin is not None:
+            require_same_source(curvature.origin, self.origin, between=("H", "the plan"))
+
+    def require_own_terms(self, curvature: Curvature) -> None:
+        """Raise FileFormatError if this H gave the terms of the plan, and they are not its own."""
+        self.require_curvature(curvature)
+        same = self.made.matrix == "H" and self.curvature_fingerprint == curvature.fingerprint
+        if self.terms is None or not same:
+            return
+        own = Terms.of(curvature, self.pruned)
+        gap = np.abs([self.terms.node - own.node, self.terms.edge - own.edge]).max(initial=0.0)
+        if gap > 1e-9 * np.abs(curvature.matrix[np.ix_(self.pruned, self.pruned)]).sum():
+            raise FileFormatError(
+                f"the terms of the plan are {gap:.3g} from those of its H: it was changed after it "
+                "was solved. Solve it again."
+            )
 
     @property
     def by_ratio(self) -> bool:
@@ -355,39 +374,25 @@ class Selection:
         """Whether only some counts of units were allowed in a layer or a block."""
         return bool(self.made.uniform or self.made.rule)
 
-    def require_by_ratio(self, what: str) -> None:
-        """Raise InputError, naming the wanted result, if more than a ratio constrains the plan."""
-        if not self.by_ratio:
-            alike = "equal counts in every layer" if self.made.uniform else ""
-            kept = self.made.rule or alike or f"a target, {self.made.target}"
-            raise InputError(f"this plan keeps to {kept}; {what} would not. Solve again instead.")
-
     def __len__(self) -> int:
         return len(self.pruned)
 
     def __repr__(self) -> str:
-        made, risk = self.made, self.predicted_risk
-        words = [f"Selection of {len(self)} of {len(self.units)} units"]
-        if made.interaction_strength is not None:
-            words.append(f" at lambda {made.interaction_strength:g}")
-        if made.uniform:
-            alike = "counts"
-            if isinstance(made.uniform, tuple):
-                kinds = " and ".join(UNIT_KINDS[kind].plural for kind in made.uniform)
-                alike = f"counts of {kinds}"
-            words.append(f", the same {alike} in every layer")
-        if made.rule:
-            words.append(f", {made.rule}")
-        if made.matrix != "H":
-            words.append(f" on the {made.matrix}")
+        made, strength, risk = self.made, self.interaction_strength, self.predicted_risk
+        kinds = made.uniform if isinstance(made.uniform, tuple) else ("all",)
         asked = f"{self.requested_ratio:.2%} asked"
         if made.target is not None and self.realized_target is not None:
             asked = f"{made.target} asked, {made.target.shown(self.realized_target)} realized"
-        words.append(
+        parts = [
+            f"Selection of {len(self)} of {len(self.units)} units",
+            "" if strength is None else f" at lambda {strength:g}",
+            f", the same counts of {' and '.join(kinds)} units in every layer"
+            if made.uniform
+            else "",
+            f", {made.rule}" if made.rule else "",
+            "" if made.matrix == "H" else f" on the {made.matrix}",
             f": {self.realized_ratio:.2%} of removable cost ({self.pruned_cost:,} parameters; "
-            f"{asked})"
-        )
-        if risk is not None:
-            words.append(f", predicted risk {risk:.4g} nats")
-            words.append(" (below 0: not a price)" if risk < 0 else "")
-        return "".join(words)
+            f"{asked})",
+            "" if risk is None else f", predicted risk {risk:.4g} nats",
+        ]
+        return "".join(parts)

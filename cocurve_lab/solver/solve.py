@@ -24,7 +24,6 @@ def solve_greedy(
     *,
     include: UnitsLike = (),
     exclude: UnitsLike = (),
-    costs: Iterable[float] | None = None,
     uniform: bool | Iterable[Kind] | None = None,
 ) -> Selection:
     """Remove `ratio` of the removable cost, cheapest signed marginal per parameter first (Alg. 2).
@@ -38,13 +37,12 @@ def solve_greedy(
     Args:
         curvature: H [M, M], nats per token.
         ratio: share of removable cost to remove, [0, 1); 0 is the empty plan. Or a `Target`: at
-            most so many parameters, bytes, or bytes of KV cache left.
+            most so many parameters, bytes, or bytes of KV cache left; or a share of other costs,
+            which then stand for parameters throughout (ratio, score, layer caps).
         interaction_strength: lambda >= 0; 0 is the diagonal (OBD) selector, 1 the full edge model.
         guards: where units may go. A unit that would push its layer above the cap is inadmissible.
         include: units pruned first, in this order, whatever they cost and even beyond the ratio.
         exclude: units never pruned.
-        costs: [M] numbers that stand for parameters throughout (ratio, score, layer caps): short
-            for `Target(ratio=ratio, costs=costs)`.
         uniform: True removes the same number of units of each kind and width in each layer, so that
             the pruned model is one of its stock class (uniform.py). Or the kinds of which each
             layer loses as many; () or False for none. None is the kinds of which a stock class has
@@ -71,12 +69,7 @@ def solve_greedy(
     """
     require_type(curvature, Curvature, "curvature")
     strength = require_strength(interaction_strength)
-    if costs is not None:
-        if isinstance(ratio, Target):
-            raise InputError(f"costs and a Target ({ratio}): give the costs to the Target instead.")
-        ratio = Target(ratio=ratio, costs=costs)
-    goal = ratio.budget(curvature.units) if isinstance(ratio, Target) else ratio
-    greedy = Greedy(curvature, Rules(curvature.units, guards, goal, include, exclude))
+    greedy = Greedy(curvature, Rules(curvature.units, guards, ratio, include, exclude))
     if uniform is True:
         return EqualCounts(greedy).solve(strength)
     alike = _alike(uniform, greedy.rules)
@@ -90,7 +83,7 @@ def _alike(uniform: bool | Iterable[Kind] | None, rules: Rules) -> tuple[Kind, .
     elif isinstance(uniform, bool):
         uniform = ()
     asked = as_list(uniform, "uniform")
-    if any(kind not in UNIT_KINDS for kind in asked):
+    if any(kind not in tuple(UNIT_KINDS) for kind in asked):
         raise InputError(f"uniform is {uniform!r}. Give True, or some of {tuple(UNIT_KINDS)}.")
     may = set(rules.units.kinds[rules.admissible].tolist())
     return tuple(kind for kind in UNIT_KINDS if kind in asked and kind in may)

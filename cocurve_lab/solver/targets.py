@@ -1,8 +1,7 @@
 """Pruning targets: a ratio, parameters or bytes left, KV cache per token, or costs of your own.
 
 A `Budget` is what the solver needs: the cost of each unit, and how much cost must go. A `Target`
-becomes a budget for one UnitSet, and reports what a plan achieves in the unit in which the target
-was given. The last section reads and prints such quantities ("6B", "12 GiB").
+becomes a budget for one UnitSet. The last section reads quantities ("6B", "12 GiB").
 """
 
 from __future__ import annotations
@@ -12,29 +11,26 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..base.arguments import EXACT, as_float, as_int, as_list
 from ..base.errors import InputError, NumericalError, shown
-from ..models.architectures import UNIT_KINDS, describe
+from ..models.architectures import UNIT_KINDS
 from ..models.unit import Kind
-from ..models.units import Unit, UnitSet, require_units
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from ..models.units import Unit, UnitSet
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
 _CACHED: Kind = "attention"  # the kind whose units hold keys and values
 _GOALS = ("parameters", "size", "kv_cache", "ratio")
+_IN_BYTES = ("size", "kv_cache")
 _SMALLEST_COST, _LARGEST_COST = 1e-100, 1e100  # of a Target; a score divides by a cost
 _NOUNS = {
     "parameters": "parameters",
-    "size": "of weights in {dtype}",
-    "kv_cache": "of KV cache per token",
+    "size": "bytes of weights in {dtype}",
+    "kv_cache": "bytes of KV cache per token",
 }
 
 
@@ -64,9 +60,9 @@ class Target:
     Example:
         >>> from cocurve_lab import Target
         >>> print(Target(parameters="6B"))
-        at most 6B parameters
+        at most 6,000,000,000 parameters
         >>> print(Target(size="12 GiB", dtype="bf16"))
-        at most 12 GiB of weights in bfloat16
+        at most 12,884,901,888 bytes of weights in bfloat16
     """
 
     parameters: str | float | None = None
@@ -86,21 +82,13 @@ class Target:
         for name, read in (("costs", _as_costs), ("dtype", dtype_name), ("ratio", require_ratio)):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, read(getattr(self, name)))
-        in_bytes = self.size is not None or (self.kv_cache is not None and self.costs is None)
-        faults = {
-            "is in bytes, but the number format is not given. Add dtype, such as bfloat16.": (
-                in_bytes and self.dtype is None
-            ),
-            f"does not count bytes, but dtype is {self.dtype}. Remove dtype.": (
-                self.dtype is not None and not in_bytes
-            ),
-            "does not go with costs. Use ratio or kv_cache.": (
-                self.costs is not None and self.goal not in ("ratio", "kv_cache")
-            ),
-        }
-        for fault, holds in faults.items():
-            if holds:
-                raise InputError(f"the target {self.goal}= {fault}")
+        if (self.dtype is not None) != (self.goal in _IN_BYTES):
+            raise InputError(
+                f"the target is {self.goal}= and dtype is {self.dtype}. Give dtype, such as "
+                f"bfloat16, with {' or '.join(_IN_BYTES)}, which are in bytes, and only there."
+            )
+        if self.costs is not None and self.ratio is None:
+            raise InputError(f"costs do not go with {self.goal}=. Give them with ratio.")
         if self.ratio is None:
             _ = self.limit  # reads the quantity now, not at the first solve
 
@@ -112,13 +100,12 @@ class Target:
     @property
     def in_parameters(self) -> bool:
         """Whether the goal is equivalent to some ratio of removable parameters."""
-        return self.goal in ("parameters", "size") or (self.goal == "ratio" and self.costs is None)
+        return self.goal != "kv_cache" and self.costs is None
 
-    @cached_property
-    def limit(self) -> Quantity:
+    @property
+    def limit(self) -> int:
         """The most that may be left, in parameters or bytes."""
-        read = read_count if self.goal == "parameters" else read_bytes
-        return read(getattr(self, self.goal), self.goal)
+        return read_quantity(getattr(self, self.goal), self.goal)
 
     def budget(self, units: UnitSet) -> Budget:
         """Turn the target into unit costs and the cost that must go."""
@@ -126,7 +113,7 @@ class Target:
         total = costs.sum().item()  # int or float
         if self.ratio is not None:
             return Budget(costs, target_cost(self.ratio, total), self.ratio, self)
-        whole, allowed = total, self.limit.amount
+        whole, allowed, item = total, self.limit, 1
         if self.goal != "kv_cache":
             if units.total_parameters is None:
                 raise InputError(
@@ -135,30 +122,24 @@ class Target:
                 )
             whole = units.total_parameters
         if self.goal == "size":
-            allowed //= ITEM_BYTES[self.dtype]  # unit costs are in parameters, so this is too
-        needed = max(0, whole - allowed)
-        return Budget(costs, needed, needed / total, self, whole)
-
-    def realized(self, units: UnitSet, pruned: Iterable[int]) -> float:
-        """Return what a plan leaves, in parameters or bytes, or the share that it removes."""
-        budget = self.budget(units)
-        return budget.value(budget.costs[list(pruned)].sum().item())
+            item = ITEM_BYTES[self.dtype]  # unit costs are in parameters, so the rest is too
+        needed = max(0, whole - allowed // item)
+        return Budget(costs, needed, needed / total, self, whole, item)
 
     def shown(self, value: float) -> str:
-        """Format a realized value in the unit of the target, never rounded down."""
+        """Format a realized value in what the target counts."""
         if self.ratio is not None:
             return f"{value:.2%} of the costs" if self.costs is not None else f"{value:.2%}"
-        return f"{self.limit.shown(value)} {_NOUNS[self.goal].format(dtype=self.dtype)}"
+        return f"{math.ceil(value):,} {_NOUNS[self.goal].format(dtype=self.dtype)}"
 
     def __str__(self) -> str:
         if self.ratio is not None:
             return f"at least {self.shown(self.ratio)} removed"
-        return f"at most {self.shown(self.limit.amount)}"
+        return f"at most {self.shown(self.limit)}"
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields that are set, for JSON; `Target(**fields)` reads them back."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: value for name, value in fields.items() if value is not None}
+        return {name: value for name, value in vars(self).items() if value is not None}
 
     def _costs(self, units: UnitSet) -> np.ndarray:
         if self.costs is None:
@@ -181,32 +162,28 @@ class Budget:
     Attributes:
         share: `needed` as a share of all costs; above 1 where no plan can reach it.
         target: the target it came from; None for a plain ratio.
-        whole: the amount before anything is removed, where the target says what may be left.
+        whole: the cost before anything is removed, where the target says what may be left.
+        item: what the target counts, such as bytes, in one unit of cost.
     """
 
     costs: np.ndarray
     needed: float
     share: float
     target: Target | None = None
-    whole: float = 0
-
-    @property
-    def limit(self) -> Target | None:
-        """The target, if it says what may be left; None where a share is to go."""
-        return None if self.target is None or self.target.ratio is not None else self.target
+    whole: float | None = None
+    item: int = 1
 
     def value(self, removed: float) -> float:
         """Convert a removed cost to what the target counts: the amount left, or the share gone."""
-        if self.limit is None:
-            return float(removed / self.costs.sum())
-        left = self.whole - removed
-        return left * ITEM_BYTES[self.limit.dtype] if self.limit.size is not None else left
+        if self.whole is None:
+            return float(removed / (self.costs.sum() or 1))  # an emptied model has no costs
+        return (self.whole - removed) * self.item
 
     def shown(self, removed: float) -> str:
         """Format `value`, rounded so that asking for the printed value asks for no more."""
-        if self.limit is None:
+        if self.target is None or self.whole is None:
             return f"{math.floor(self.value(removed) * 1e4) / 100:.2f}%"
-        return self.limit.shown(self.value(removed))
+        return self.target.shown(self.value(removed))
 
     def reached(self, pruned: Iterable[int]) -> bool:
         """Whether a plan of these units removes what was asked: the post-condition of a solve.
@@ -229,13 +206,6 @@ class Budget:
                 f"a plan was asked for {self.share:.6%} of the costs and comes to {removed:g} of "
                 f"{self.costs.sum():g}, so it is not returned. Give costs of like size."
             )
-
-    def bounds(self, removed: float) -> tuple[str, str]:
-        """Word two phrases for messages: exceeding this removal, and asking for at most it."""
-        words = self.shown(removed)
-        if self.limit is None:
-            return f"removes more than {words}", f"at most {words}"
-        return f"leaves less than {words}", f"{words} or more"
 
 
 # Ratios and lambda ------------------------------------------------------------------------------
@@ -270,8 +240,12 @@ def target_cost(ratio: float, total: float) -> float:
     return ratio * total * (1 - 1e-12)
 
 
-def ratio_budget(units: UnitSet, ratio: float) -> Budget:
-    """Return the budget of a plain ratio of removable parameters; checks the ratio."""
+def as_budget(units: UnitSet, ratio: float | Target | Budget) -> Budget:
+    """Return the budget of a target, or of a ratio of removable parameters; checks the ratio."""
+    if isinstance(ratio, Target):
+        return ratio.budget(units)
+    if isinstance(ratio, Budget):
+        return ratio
     ratio = require_ratio(ratio)
     return Budget(units.costs, target_cost(ratio, units.total_cost), ratio)
 
@@ -279,16 +253,15 @@ def ratio_budget(units: UnitSet, ratio: float) -> Budget:
 # KV cache and operations -------------------------------------------------------------------------
 
 
-def kv_cache_costs(units: UnitSet, dtype: Any, model: PreTrainedModel | None = None) -> np.ndarray:
+def kv_cache_costs(units: UnitSet, dtype: Any) -> np.ndarray:
     """Return the bytes of keys and values per token that each unit holds [M] int64; 0 for FFN.
 
     A KV head caches one key and one value of head_dim numbers per token, however many query heads
-    share it. A layer with a sliding window does so only up to its window.
+    share it. A layer with a sliding window does so only up to its window. head_dim is derived from
+    the costs and column counts of the units.
 
     Args:
         dtype: the number format of the cache, as for `Target`.
-        model: the model of these units. Without it, head_dim is derived from unit costs and column
-            counts, which is not possible for every family.
     """
     item = ITEM_BYTES[dtype_name(dtype)]
     if _CACHED not in units.kinds:
@@ -296,14 +269,9 @@ def kv_cache_costs(units: UnitSet, dtype: Any, model: PreTrainedModel | None = N
             "there are no attention units, so there is no KV cache to reduce. Give units of both "
             "kinds, or another target."
         )
-    if model is None:
-        ffn = next((unit for unit in units if UNIT_KINDS[unit.kind].grouped), None)
-        sizes = [] if ffn is None else _hidden_sizes(ffn.cost // (ffn.stop - ffn.start))
-        widths = [_head_dim(unit, sizes) if unit.kind == _CACHED else 0 for unit in units]
-    else:
-        require_units(model, units)
-        queries = describe(model).queries_per_group
-        widths = [(u.stop - u.start) // queries(u.layer) if u.kind == _CACHED else 0 for u in units]
+    ffn = next((unit for unit in units if UNIT_KINDS[unit.kind].grouped), None)
+    sizes = [] if ffn is None else _hidden_sizes(ffn.cost // (ffn.stop - ffn.start))
+    widths = [_head_dim(unit, sizes) if unit.kind == _CACHED else 0 for unit in units]
     return np.array([2 * item * width for width in widths], np.int64)
 
 
@@ -323,38 +291,39 @@ def _hidden_sizes(channel: int) -> list[int]:
     """Return the hidden sizes that explain the cost of one FFN channel, gated forms first."""
     # a gated channel costs 3 x hidden, plus 2 with biases; an ungated one 2 x hidden, plus 1
     forms = ((3, 0), (3, 2), (2, 1), (2, 0))
-    return [(channel - more) // per for per, more in forms if (channel - more) % per == 0]
+    return [
+        (channel - more) // per
+        for per, more in forms
+        if channel > more and (channel - more) % per == 0
+    ]
 
 
 def _head_dim(unit: Unit, sizes: Iterable[int]) -> int:
     """head_dim of one KV head; raises InputError if no candidate explains the unit's cost."""
     width = unit.stop - unit.start  # rows of q, and columns of the output projection
-    heads = [width // queries for queries in range(1, width + 1) if width % queries == 0]
-    for hidden, head in product(sizes, heads):
-        plain = 2 * hidden * (width + head)  # q and output have `width` rows, k and v `head`
-        biases, norms = width + 2 * head, width + head  # on q, k and v (Qwen2); of q and k (OLMo2)
-        if hidden and unit.cost - plain in (0, biases, norms):
+    # q and the output have `width` rows of `hidden` numbers, k and v have head_dim. Biases of q, k
+    # and v (Qwen2) add width + 2 head_dim numbers, norms of q and k (OLMo2) width + head_dim
+    for hidden, (of_width, of_head) in product(sizes, ((0, 0), (1, 2), (1, 1))):
+        left = unit.cost - (2 * hidden + of_width) * width
+        head, rest = divmod(left, 2 * hidden + of_head)
+        if rest == 0 and head > 0 and width % head == 0:
             return head
     raise InputError(
         f"the cost {unit.cost:,} of {unit} fits no head_dim, so the size of its cache is not "
-        "known. Give Target(kv_cache=..., costs=kv_cache_costs(units, dtype, model))."
+        "known. Give another target, such as a ratio."
     )
 
 
 def _as_costs(costs: Iterable[float]) -> tuple[float, ...]:
     """Costs of any number type as Python ints, or as Python floats if one is not an integer."""
-    given, floats = as_list(costs, "costs"), list[float]()
-    for place, cost in enumerate(given):
-        number = as_float(cost, f"costs[{place}]")
-        possible = number == 0 or _SMALLEST_COST <= number <= _LARGEST_COST
-        if isinstance(cost, (bool, np.bool_)) or not possible:
-            raise InputError(
-                f"costs[{place}] is {shown(cost)}. Give 0, or a number from {_SMALLEST_COST:g} to "
-                f"{_LARGEST_COST:g}: beyond these, sums and scores leave float64."
-            )
-        floats.append(number)
-    if not any(floats):
-        raise InputError("all costs are 0, so no removal counts. Give a positive one.")
+    given = as_list(costs, "costs")
+    floats = [as_float(cost, f"costs[{place}]") for place, cost in enumerate(given)]
+    odd = [n for n in floats if n != 0 and not _SMALLEST_COST <= n <= _LARGEST_COST]
+    if odd or not any(floats) or any(isinstance(cost, (bool, np.bool_)) for cost in given):
+        raise InputError(
+            f"costs are {shown(given)}. Give one number per unit, 0 or from {_SMALLEST_COST:g} to "
+            f"{_LARGEST_COST:g}, beyond which sums and scores leave float64, and not all 0."
+        )
     whole = all(isinstance(cost, (int, np.integer)) for cost in given)
     return tuple(map(int, given)) if whole else tuple(floats)
 
@@ -371,36 +340,24 @@ _BYTES = {"": 1, "b": 1} | {
 _NUMBER = re.compile(r"((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e\+?\d{1,2})?)\s*([a-z]*)")
 
 
-class Quantity(NamedTuple):
-    """An amount, parameters or bytes, and the unit in which it was written.
+def read_quantity(value: Any, goal: str) -> int:
+    """Read parameters (6e9, "6B", "6,738,415,616") or, of the other goals, bytes.
 
-    Attributes:
-        factor: how many of them the unit stands for, such as 10^9.
-        suffix: the unit as it was written, with its space; empty for a bare number.
-        whole: the unit of factor 1: " B" for bytes, empty for counts.
+    Bytes are 1024, "12 GB" (10^9) or "12 GiB" (2^30); "12 G" is ambiguous, and so an InputError.
     """
-
-    amount: int
-    factor: int
-    suffix: str
-    whole: str
-
-    def shown(self, amount: float) -> str:
-        """Format another amount in this unit, rounded up to three decimals; whole if far below."""
-        if 100 * amount < self.factor:
-            return f"{math.ceil(amount):,}{self.whole}"
-        number = math.ceil(Fraction(amount) / self.factor * 1000) / 1000
-        return f"{number:,.3f}".rstrip("0").rstrip(".") + (self.suffix or self.whole)
-
-
-def read_count(value: Any, what: str) -> Quantity:
-    """Read a number of things, 6e9, "6B", "350M", "6,738,415,616"; an InputError names `what`."""
-    return _read(value, what, _COUNTS, 'k, M, B or T, as in "6B"', "")
-
-
-def read_bytes(value: Any, what: str) -> Quantity:
-    """Read a number of bytes, 1024, "12 GB" (10^9), "12 GiB" (2^30); "12 G" is ambiguous."""
-    return _read(value, what, _BYTES, "B, kB, MB, GB (10^9) or KiB, MiB, GiB (2^30)", " ")
+    table = _COUNTS if goal == "parameters" else _BYTES
+    # Python neither prints nor reads a number of thousands of digits
+    huge = isinstance(value, int) and value.bit_length() > 1000
+    text = "" if huge else str(value).strip().lower()
+    found = _NUMBER.fullmatch(text) if len(text) < 400 else None
+    factor = table.get(found[2], 0) if found else 0
+    amount = int(Fraction(found[1].replace(",", "")) * factor) if found else 0
+    if not 0 < amount < 1e300:  # beyond that no float could show it
+        raise InputError(
+            f"{goal} is {shown(value)}, which is not a positive quantity. Write a number and one "
+            f"of {', '.join(filter(None, table))}."
+        )
+    return amount
 
 
 def dtype_name(dtype: Any) -> str:
@@ -411,19 +368,3 @@ def dtype_name(dtype: Any) -> str:
     if name not in ITEM_BYTES:
         raise InputError(f"dtype is {str(dtype)!r}; choose from {', '.join(ITEM_BYTES)}.")
     return name
-
-
-def _read(value: Any, what: str, table: dict[str, int], units: str, gap: str) -> Quantity:
-    # Python neither prints nor reads a number of thousands of digits
-    huge = isinstance(value, int) and value.bit_length() > 1000
-    text = "" if huge else str(value).strip()
-    found = _NUMBER.fullmatch(text.lower()) if len(text) < 400 else None
-    factor = table.get(found[2], 0) if found else 0
-    amount = int(Fraction(found[1].replace(",", "")) * factor) if found else 0
-    if found is None or not 0 < amount < 1e300:  # beyond that no float could show it
-        raise InputError(
-            f"{what} is {shown(value)}, which is not a positive quantity. Write a number and one "
-            f"of {units}."
-        )
-    suffix = text[len(text) - len(found[2]) :] if found[2] else ""
-    return Quantity(amount, factor, gap + suffix if suffix else "", " B" if gap else "")

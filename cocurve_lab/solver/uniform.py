@@ -68,7 +68,8 @@ def solve_together(
             greedy.remove(u)
 
     greedy.restart(strength)
-    return fill(steps(), remove, lambda: greedy.enough() and not unfinished())
+    greedy.stalled = not fill(steps(), remove, lambda: greedy.enough() and not unfinished())
+    return not greedy.stalled
 
 
 # The same counts of some kinds --------------------------------------------------------------------
@@ -108,7 +109,6 @@ def solve_alike(greedy: Greedy, kinds: tuple[Kind, ...], strength: float) -> Sel
             yield cheapest_of(greedy, single, 1, single)
 
     if not solve_together(greedy, strength, offers, uneven):
-        greedy.stalled = True
         raise greedy.infeasible()
     return greedy.selection().with_made(uniform=kinds)
 
@@ -168,10 +168,9 @@ class EqualCounts:
         if plans:
             return plans[np.array([plan.objective for plan in plans]).argmin()]
         most = max((self.removed(counts) for counts in self.allowed()), default=0)
-        beyond, ask = self.greedy.budget.bounds(most)
         raise self.greedy.rules.out_of_reach(
-            f"with the same counts in every layer no plan {beyond}. Ask for {ask}, loosen the "
-            "guards, or omit uniform.",
+            "the most that a plan with the same counts in every layer reaches is "
+            f"{self.greedy.budget.shown(most)}. Ask for less, loosen the guards, or omit uniform.",
             most,
         )
 
@@ -183,14 +182,15 @@ class EqualCounts:
             if self.removed(counts) <= room and self._keeps_each_kind(counts) and self.fit(counts):
                 yield counts
 
-    def minimal(self) -> Iterator[Counts]:
-        """Yield the allowed counts that reach the budget and would not with any one lowered."""
+    def minimal(self) -> list[Counts]:
+        """Return the allowed counts that reach the budget, without those that exceed another."""
         needed = self.greedy.budget.needed  # larger counts would remove more than was asked for
-        for counts in self.allowed():
-            if self.removed(counts) >= needed and not any(
-                self.removed(fewer) >= needed for fewer in self._lowered(counts)
-            ):
-                yield counts
+        found: list[Counts] = []
+        for counts in self.allowed():  # in rising order, so those below come first
+            below = any(np.less_equal(fewer, counts).all() for fewer in found)
+            if self.removed(counts) >= needed and not below:
+                found.append(counts)
+        return found
 
     def fit(self, counts: Counts) -> bool:
         """Whether layers may lose these counts, apart from guards; here any."""
@@ -205,35 +205,18 @@ class EqualCounts:
         """Run Algorithm 2 with a quota per layer and shape."""
         greedy, layers = self.greedy, self.greedy.rules.units.layers
         greedy.restart(strength)
-        left = np.tile(counts, (self.layers, 1))
-
-        def close_full() -> None:
-            """Close the layers and shapes whose quota is filled."""
-            greedy.open[left[layers, self.of] == 0] = np.inf
-
-        def take(u: int) -> None:
+        left = np.tile(counts, (self.layers, 1)) - self._count(np.array(greedy.order, np.int64))
+        greedy.open[left[layers, self.of] == 0] = np.inf
+        for u in greedy.cheapest():  # it ends where all quotas are filled
             greedy.remove(u)
             left[layers[u], self.of[u]] -= 1
-            close_full()
-
-        left -= self._count(np.array(greedy.order, dtype=np.int64))
-        close_full()
-        fill(greedy.cheapest(), take, lambda: not left.any())
+            greedy.open[left[layers, self.of] == 0] = np.inf
 
     def _keeps_each_kind(self, counts: Counts) -> bool:
         left: dict[Kind, int] = {}
         for (kind, _), kept in zip(self.shapes, self.total - counts, strict=True):
             left[kind] = left.get(kind, 0) + kept
         return all(kept >= self.least[kind] for kind, kept in left.items())
-
-    def _lowered(self, counts: Counts) -> Iterator[Counts]:
-        """The counts with one of them lowered to the next number that fits."""
-        for place, low in enumerate(self.low):
-            for n in range(counts[place] - 1, low - 1, -1):
-                fewer = (*counts[:place], n, *counts[place + 1 :])
-                if self.fit(fewer):
-                    yield fewer
-                    break
 
     def _count(self, chosen: np.ndarray) -> np.ndarray:
         """Count the units of an index array by layer and shape [layers, shapes]."""

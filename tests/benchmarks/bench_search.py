@@ -2,11 +2,9 @@
 
 python tests/benchmarks/bench_search.py             # the demo model at 20 and 40 %
 python tests/benchmarks/bench_search.py --repair --ratios 0.4 --evaluations 480
-python tests/benchmarks/bench_search.py --front --ratios 0.1 0.2 0.3 --evaluations 1500
 python tests/benchmarks/bench_search.py --quick     # for checking the script; also with the others
 
---repair refits every plan on rows of its own before it is measured. --front searches at all ratios
-in one run, on one budget.
+--repair refits every plan on rows of its own before it is measured.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from transformers import PreTrainedModel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
-from cocurve_lab.extensions.choosing.search import PlanSearch, SearchOptions, search_front
+from cocurve_lab.extensions.choosing.search import PlanSearch, SearchOptions
 from cocurve_lab.extensions.judging.agreement import random_set
 from cocurve_lab.extensions.repairing.repair import RepairOptions
 from helpers.benchmarks import arguments, demo, error_bar, flag, head, row, seconds
@@ -40,7 +38,6 @@ def main() -> None:
         swaps=flag(["random"], "guided: half of them proposed by H", choices=["random", "guided"]),
         repair=flag(False, "refit every plan"),
         refit_rows=32,
-        front=flag(False, "all ratios in one run, on one budget"),
         evaluations=4000,
         rows=flag(16, "of H, and of the search"),
         held_out=32,
@@ -70,10 +67,9 @@ def main() -> None:
         settings |= {"surrogate": curvature if swaps == "guided" else None, "repair": counted}
         for name in options.starts:
             starts = [start(name, curvature, ratio, options.seed) for ratio in options.ratios]
-            for few in [starts] if options.front else [[one] for one in starts]:
-                took, front = seconds(lambda: search_front(model, few, rows, **settings))  # noqa: B023
-                for found in front.results:
-                    report(name, swaps, found, took / 60)
+            for one in starts:
+                took, found = seconds(lambda: cl.search_plan(model, one, rows, **settings))  # noqa: B023
+                report(name, swaps, found, took / 60)
     if counted is not None:
         print(f"\n{counted.plans} refits on {counted.text}")
 

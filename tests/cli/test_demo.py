@@ -90,9 +90,8 @@ def test_demo_command_prints_the_table_and_both_texts(capsys: pytest.CaptureFixt
     demo.main(["--rows", "2", "--held-out", "2", "--ratios", "0.2"])
     shown = capsys.readouterr().out
     for expected in (
-        "lambda      0",
-        "lambda      1",
-        "random",
+        "lambda 0, lambda 1, and 5 random plans",
+        "interaction_strength",
         "masked = pruned",
         "dense ",
         "pruned ",

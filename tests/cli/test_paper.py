@@ -181,7 +181,8 @@ def test_ratios_may_count_operations(place: Path, tmp_path: Path, capsys: Any) -
     costs = flop_costs(units, 2000)  # attention takes far more than its share of parameters
     settings = (tmp_path, model, curvature, rows, held_out, published.published(""), "none")
     by_cost, plain = (Protocol(*settings, progress=False, costs=c) for c in (costs, None))
-    plans = {s: cl.solve_greedy(curvature, 0.4, s, costs=costs) for s in (0.0, 0.5, 1.0)}
+    target = cl.Target(ratio=0.4, costs=costs)
+    plans = {s: cl.solve_greedy(curvature, target, s) for s in (0.0, 0.5, 1.0)}
     for strength, plan in plans.items():
         assert by_cost.solved(0.4, strength).fingerprint == plan.fingerprint
         assert costs[list(plan.pruned)].sum() >= 0.4 * costs.sum()

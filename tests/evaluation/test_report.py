@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
-import pytest
-
 from cocurve_lab.evaluation.report import EvaluationReport
 
 REPORT = EvaluationReport(
@@ -21,7 +17,6 @@ REPORT = EvaluationReport(
 
 def test_average_and_rows() -> None:
     assert REPORT.average == 0.5
-    assert REPORT.average_error == pytest.approx(math.hypot(0.3, 0.4) / 2)
     rows = REPORT.rows()
     assert [(row["task"], row["metric"], row["averaged"]) for row in rows] == [
         ("a", "acc", False),
@@ -36,7 +31,6 @@ def test_average_and_rows() -> None:
 def test_an_average_with_a_gap_is_none() -> None:
     gap = EvaluationReport("local", {"a": {"acc": 1.0}}, averaged={"a": "acc", "b": "acc"})
     assert gap.average is None
-    assert gap.average_error is None
     assert EvaluationReport("local", {}).average is None
 
 

@@ -12,21 +12,21 @@ import pytest
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.evaluation import suites, tasks
+from cocurve_lab.evaluation import suites, task_files, tasks
 from cocurve_lab.evaluation.code_execution import (
     WORTH,
     Limits,
     run_programs,
     why_not_confined,
 )
+from cocurve_lab.evaluation.report import EvaluationReport
 from cocurve_lab.evaluation.task_files import (
-    LocalTask,
     humaneval,
     local_tasks,
     mbpp,
     write_task_files,
 )
-from cocurve_lab.evaluation.tasks import Scores, TaskOptions, evaluate_tasks
+from cocurve_lab.evaluation.tasks import TaskOptions, evaluate_tasks
 from cocurve_lab.extensions.texts.records import read_objects
 from helpers.tiny_models import full_logits, tiny_model, word_tokenizer
 
@@ -90,7 +90,10 @@ def test_multiple_choice_equals_likelihoods_by_hand(harness: Any, tmp_path: Path
     assert report.versions["lm_eval"] == harness.__version__
 
 
-def test_schema_cloze_and_generation_equal_those_by_hand(harness: Any, tmp_path: Path) -> None:
+def test_schema_cloze_and_generation_equal_those_by_hand(
+    harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_files, "_LOCAL_TOKENS", 2)
     model, rows = tiny_model(), rows_of(10, seed=1)
     contexts = [[" ".join(row[:3]), " ".join(row[3:6])] for row in rows]
     schemas = [
@@ -123,7 +126,7 @@ def test_schema_cloze_and_generation_equal_those_by_hand(harness: Any, tmp_path:
         model,
         write(tmp_path / "schema.jsonl", schemas),
         write(tmp_path / "cloze.jsonl.gz", clozes),
-        LocalTask(write(tmp_path / "g.jsonl", asked), name="written", max_new_tokens=2),
+        write(tmp_path / "written.jsonl", asked),
     )
     assert report["schema"]["acc"] == pytest.approx(np.mean(better))
     assert report["cloze"]["acc"] == pytest.approx(np.mean([is_greedy for _, is_greedy in found]))
@@ -172,10 +175,12 @@ def test_pruned_and_streamed_models_go_through(harness: Any) -> None:
     assert narrow["knowledge"]["exact_match"] < dense["knowledge"]["exact_match"] == 1
 
 
-def test_long_prompts_are_counted(harness: Any, tmp_path: Path) -> None:
+def test_long_prompts_are_counted(
+    harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_files, "_LOCAL_TOKENS", 3)
     rows = [{"prompt": " ".join(["w1"] * n), "answer": "w2"} for n in (5, 60, 63)]
-    file = LocalTask(write(tmp_path / "long.jsonl", rows), max_new_tokens=3)
-    report = run(tiny_model(), file)
+    report = run(tiny_model(), write(tmp_path / "long.jsonl", rows))
     assert report.settings["truncated"] == {"long": 1}  # 61 and fewer tokens leave room for 3
     assert "1 of long" in repr(report)
 
@@ -202,11 +207,11 @@ def test_pass_at_1_is_the_share_of_programs_that_run() -> None:
     task = humaneval(code_rows())
     replies = ["    return 2 * x", "    return x", "    import sys; sys.exit(0)"]
     samples = [{"doc_id": n, "resps": [[reply]]} for n, reply in reversed(list(enumerate(replies)))]
-    scores, results = Scores(), {"samples": {"humaneval": samples}}
+    scores = EvaluationReport("local", {})
+    results = {"samples": {"humaneval": samples}}
     tasks.execute_code(results, task, TaskOptions(progress=False), scores)
     assert scores.values == {"humaneval": {"pass@1": pytest.approx(1 / 3)}}
     assert scores.errors["humaneval"]["pass@1"] == pytest.approx(1 / 3)
-    assert WORTH in scores.notes[0]
 
 
 def test_without_bubblewrap_no_program_runs_and_the_report_says_so(
@@ -224,6 +229,7 @@ def test_code_goes_through_the_harness(harness: Any, tmp_path: Path) -> None:
     report = run(tiny_model(), write(tmp_path / "human.jsonl", code_rows()), allow=True)
     assert report["human"] == {"pass@1": 0.0}
     assert "human: replies have at most 32 tokens" in repr(report)
+    assert WORTH in repr(report)
     assert report.samples["human"] == 3
 
 

@@ -243,27 +243,15 @@ def test_types_of_storage(tmp_path: Path) -> None:
         assert (error <= 0.5 * step + 127 * step * 2**-11 + 1e-9).all()
 
 
-REASONS = {
-    "qwen3": "not its input embedding",
-    "gemma": "GELU",
-    "gemma2": "capped",
-    "gemma3_text": "after its blocks",
-    "olmo2": "after its blocks",
-    "gpt_neox": "in parallel",
-    "gpt_neox_sequential": "in parallel",
-    "gpt2": "learned positions",
-    "opt": "learned positions",
-    "opt_350m": "learned positions",
-}
 EXPORTED = ("ministral", "seed_oss", "ernie4_5", "helium", "cwm", "internlm3", "iquestcoder")
 
 
 @pytest.mark.parametrize("family", [*MORE_FAMILIES, *(f for f in FURTHER if f not in EXPORTED)])
-def test_other_families_are_refused_with_the_reason(family: str, tmp_path: Path) -> None:
+def test_other_families_are_refused(family: str, tmp_path: Path) -> None:
     model = tiny_model(family, "mha" if family in MHA_ONLY else "gqa", layers=2)
-    with pytest.raises(ArchitectureError, match=REASONS.get(family, " has ")) as refused:
+    reason = "not its input embedding" if family == "qwen3" else "cannot compute"
+    with pytest.raises(ArchitectureError, match=reason):
         export_gguf(model, None, tmp_path / "m.gguf")
-    assert "of another form" not in str(refused.value)
     assert not list(tmp_path.iterdir())
 
 
@@ -512,14 +500,11 @@ def with_rules(*rules: Any) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=copy, eos_token="<|end|>")
 
 
-def test_unknown_rules_are_refused_or_chosen(tmp_path: Path) -> None:
+def test_unknown_rules_are_left_out_with_a_note_or_refused(tmp_path: Path) -> None:
     model = tiny_model(vocab_size=SIZE)
     odd = with_rules(pre_tokenizers.Split(Regex("[aeiou]"), "isolated"))
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="cannot split text"):
         export_gguf(model, odd, tmp_path / "m.gguf")
-    with pytest.warns(UserWarning, match="'gpt-2', as requested"):
-        result = export_gguf(model, odd, tmp_path / "m.gguf", pretokenizer="gpt-2")
-    assert result.tokenizer == "gpt2/gpt-2"
     near = with_rules(
         pre_tokenizers.Split(Regex("[aeiou]"), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False),
@@ -529,7 +514,7 @@ def test_unknown_rules_are_refused_or_chosen(tmp_path: Path) -> None:
     assert "gpt-2" in result.notes[-1]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        own = export_gguf(model, byte_level("gpt-2"), tmp_path / "o.gguf", pretokenizer="gpt-2")
+        own = export_gguf(model, byte_level("gpt-2"), tmp_path / "o.gguf")
     assert own.notes == ()
 
 
@@ -542,10 +527,6 @@ def test_tokenizers_llama_cpp_does_not_have(tmp_path: Path) -> None:
             export_gguf(tiny_model(vocab_size=size), byte_level("gpt-2"), path)
     with pytest.raises(InputError):
         export_gguf(tiny_model(vocab_size=SIZE), spaced, path)
-    with pytest.raises(InputError):
-        export_gguf(
-            tiny_model(vocab_size=SIZE), sentencepiece("prefix"), path, pretokenizer="gpt-2"
-        )
     nameless = with_rules(pre_tokenizers.ByteLevel(add_prefix_space=False))
     nameless.eos_token = None
     with pytest.raises(InputError):

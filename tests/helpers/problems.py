@@ -99,7 +99,7 @@ def allowed(
         u not in pruned
         and costs[u] > 0
         and guards.protect_first <= unit.layer < units.num_layers - guards.protect_last
-        and unit.kind in guards.kinds
+        and guards.allows(unit.kind)
         and gone + costs[u] <= cap * sum(costs[i] for i in layer) * (1 + 1e-12)
     )
 

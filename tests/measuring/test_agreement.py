@@ -159,7 +159,6 @@ def test_pools_of_other_sizes() -> None:
     [
         lambda: cl.agreement([1.0, 2.0], [1.0, 2.0, 3.0]),
         lambda: cl.agreement(np.ones((2, 2)), np.ones((2, 2))),
-        lambda: same_budget_pool(CURVATURE, 0.2, size=1),
         lambda: same_budget_pool(CURVATURE, 1.0),
         lambda: same_budget_pool(CURVATURE, 0.2, interaction_strength=-1),
     ],

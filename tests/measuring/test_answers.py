@@ -314,8 +314,6 @@ def test_bad_input_is_refused(model: PreTrainedModel, plans: list[cl.Selection])
     ):
         with pytest.raises(cl.InputError):
             ask(model, chosen, [asked])
-    with pytest.raises(cl.InputError):
-        AnswerOptions(batch_tokens=0)
     with pytest.raises(cl.MismatchError):
         ask(model, [cl.Selection.from_pruned(make_units(), [0])], [good])
     table = ask(model, plans, [Question("words", "ab"), good])

@@ -24,11 +24,10 @@ from cocurve_lab.extensions.judging.generation import (
 )
 from cocurve_lab.extensions.judging.lockstep import (
     Sampling,
-    TokenPair,
     compare_text,
     first_divergence,
     forced_kl,
-    generate_lockstep,
+    generate_rows,
     next_token_probabilities,
 )
 from cocurve_lab.measuring import logits
@@ -47,6 +46,11 @@ from helpers.tiny_models import (
 )
 
 PROMPT = "w1 w5 w7 w20"
+
+
+def in_lockstep(model: Any, tokenizer: Any, prompt: str, plan: Any, *sampling: Sampling) -> Any:
+    """The dense model's text beside that of a plan."""
+    return generate_rows(model, tokenizer, prompt, ([], plan), *sampling)
 
 
 @pytest.fixture(scope="module")
@@ -182,16 +186,16 @@ def test_a_row_ends_while_the_other_goes_on(tokenizer: Any) -> None:
     end = next(token for token in free.dense_ids[:10] if token not in free.pruned_ids)
     place = free.dense_ids.index(end)
     model.generation_config.eos_token_id = [end, 10**6]
-    steps = list(generate_lockstep(model, tokenizer, PROMPT, plan, Sampling(12)))
-    assert [pair.dense for pair in steps] == [*free.dense_ids[: place + 1], *[None] * (11 - place)]
-    assert tuple(pair.pruned for pair in steps) == free.pruned_ids
+    steps = list(in_lockstep(model, tokenizer, PROMPT, plan, Sampling(12)))
+    assert [dense for dense, _ in steps] == [*free.dense_ids[: place + 1], *[None] * (11 - place)]
+    assert tuple(pruned for _, pruned in steps) == free.pruned_ids
     stopped = compare_text(model, tokenizer, PROMPT, plan, Sampling(12))
     assert stopped.dense_ids == ids_alone(model, tokenizer, PROMPT, 12)
     assert stopped.pruned_ids == ids_alone(model, tokenizer, PROMPT, 12, plan)
     # and both rows end
     model.generation_config.eos_token_id = first = free.dense_ids[0]
-    steps = list(generate_lockstep(model, tokenizer, PROMPT, [], Sampling(50)))
-    assert steps == [TokenPair(first, first)]
+    steps = list(in_lockstep(model, tokenizer, PROMPT, [], Sampling(50)))
+    assert steps == [(first, first)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-12, 1.0])
@@ -281,8 +285,8 @@ def test_stopping_midway_restores_everything(tokenizer: Any) -> None:
     model.train()
     model.lm_head.eval()  # modes may differ from the top
     before, weights = state_of(model), {k: v.clone() for k, v in model.state_dict().items()}
-    whole = list(generate_lockstep(model, tokenizer, PROMPT, plan, Sampling(9)))
-    steps = generate_lockstep(model, tokenizer, PROMPT, plan, Sampling(9))
+    whole = list(in_lockstep(model, tokenizer, PROMPT, plan, Sampling(9)))
+    steps = in_lockstep(model, tokenizer, PROMPT, plan, Sampling(9))
     begun = [next(steps) for _ in range(3)]
     assert state_of(model) == before  # nothing is held between two tokens either
     taken: list[bool] = []
@@ -290,7 +294,7 @@ def test_stopping_midway_restores_everything(tokenizer: Any) -> None:
     thread.start()
     thread.join()
     assert taken == [True]
-    steps.close()  # type: ignore[attr-defined]
+    steps.close()
     assert begun == whole[:3]
     assert state_of(model) == before
     assert all(torch.equal(weights[k], v) for k, v in model.state_dict().items())
@@ -299,9 +303,9 @@ def test_stopping_midway_restores_everything(tokenizer: Any) -> None:
 def test_the_model_may_be_used_between_steps(tokenizer: Any) -> None:
     model = tiny_model()
     plan = plan_of(model)
-    whole = list(generate_lockstep(model, tokenizer, PROMPT, plan, Sampling(8)))
+    whole = list(in_lockstep(model, tokenizer, PROMPT, plan, Sampling(8)))
     found = []
-    for pair in generate_lockstep(model, tokenizer, PROMPT, plan, Sampling(8)):
+    for pair in in_lockstep(model, tokenizer, PROMPT, plan, Sampling(8)):
         with cl.ablate(model, cl.enumerate_units(model, GROUPS)):
             cl.continue_text(model, tokenizer, PROMPT, 2)
         found.append(pair)
@@ -358,9 +362,9 @@ WORDS = word_tokenizer()
     ("call", "error"),
     [
         # refused before the first step
-        *((lambda p=p: generate_lockstep(TINY, WORDS, p, []), cl.InputError) for p in ("", "  \n")),
-        (lambda: generate_lockstep(TINY, WORDS, "w1 " * 64, []), cl.InputError),
-        (lambda: generate_lockstep(tiny_model(vocab_size=9), WORDS, PROMPT, []), cl.InputError),
+        *((lambda p=p: in_lockstep(TINY, WORDS, p, []), cl.InputError) for p in ("", "  \n")),
+        (lambda: in_lockstep(TINY, WORDS, "w1 " * 64, []), cl.InputError),
+        (lambda: in_lockstep(tiny_model(vocab_size=9), WORDS, PROMPT, []), cl.InputError),
         (lambda: next_token_probabilities(TINY, WORDS, [], PROMPT), cl.InputError),
         (lambda: forced_kl(TINY, plan_of(TINY), [4]), cl.InputError),
         (lambda: forced_kl(TINY, plan_of(TINY), [4] * 65), cl.InputError),

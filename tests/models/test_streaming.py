@@ -169,7 +169,6 @@ NEED_ALL: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "prune in place": lambda m, plan, h, small: cl.prune(m, plan, inplace=True, verify=TEXT),
     "cut": lambda m, plan, h, small: cut(m, plan),
     "repair": lambda m, plan, h, small: cl.repair(m, plan, TEXT),
-    "repair with gains": lambda m, plan, h, small: cl.repair(m, plan, TEXT, gains=(h, OTHER)),
     "refit": lambda m, plan, h, small: refit(m, small, plan, TEXT),
     "efficiency": lambda m, plan, h, small: measure_efficiency(m, small),
     "speeds": lambda m, plan, h, small: speed_table(m, {"plan": plan}),

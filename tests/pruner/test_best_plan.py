@@ -13,7 +13,6 @@ import torch
 import cocurve_lab as cl
 from cocurve_lab.cli import DONE, FAILED, main
 from cocurve_lab.extensions.choosing import best_plan
-from cocurve_lab.extensions.judging.generation import Question
 from cocurve_lab.extensions.texts.documents import default_calibration
 from cocurve_lab.measuring.risk import compare_models
 from cocurve_lab.models.identity import model_name
@@ -56,44 +55,15 @@ def test_the_report_is_measured_on_rows_that_nothing_else_has_seen(text: Path) -
     assert best.kl == pytest.approx(cl.pruning_risk(model, best.selection, test), rel=1e-3)
     assert best.search.held_out.kl.shape[1] == 16
     lines = repr(best).splitlines()
-    assert 8 <= len(lines) <= 10
+    assert len(lines) == 8
     assert f"KL(dense || result) {best.kl:.4f}" in lines[1]
-
-
-def test_questions_are_asked_of_the_dense_model_and_of_the_result(text: Path) -> None:
-    model, tokenizer = tiny_model(), word_tokenizer(64)
-    said = cl.continue_text(model, tokenizer, "w1 w2")
-    questions = [
-        Question("copying", "w1 w2", said.strip()),  # what the dense model says
-        Question("copying", "w3 w4", "w5 w5"),
-        Question("other", "w7", "w8 w8"),
-    ]
-    best = found(text, questions=questions)
-    dense, now = best.answers
-    assert dense.right.tolist() == [[True, False, False]]
-    expected = [
-        question.is_right(cl.continue_text(best.model, tokenizer, question.prompt))
-        for question in questions
-    ]
-    assert now.right.tolist() == [expected]
-    line = next(line for line in repr(best).splitlines() if line.startswith("Right answers"))
-    assert line == (
-        f"Right answers, dense to now: copying 1 to {int(expected[0])} of 2, other 0 to 0 of 1, "
-        f"all 1 to {int(expected[0])} of 3."
-    )
-    assert len(repr(best).splitlines()) == 10
-    assert found(text, refit=False).answers is None
-    with pytest.raises(cl.InputError):
-        found(text, questions=[Question("other", "w1")])
 
 
 def test_without_time_to_search_the_start_is_the_plan(text: Path) -> None:
     best = found(text, minutes=1e-6, refit=False)
     assert best.search.history == ()
-    assert (best.selection, best.gained) == (best.search.start, 0)
-    assert repr(best).endswith(
-        "There was no time to search: the plan is the start. Give more minutes."
-    )
+    assert best.selection is best.search.start
+    assert "Search: 0 row evaluations" in repr(best)
 
 
 def test_a_refit_is_taken_only_where_it_is_better(text: Path) -> None:
@@ -156,15 +126,9 @@ def test_compress_writes_a_folder_and_a_report(
     command = ["compress", str(tmp_path / "model"), "--ratio", "0.3", "--minutes", "0.1"]
     command += ["--text", str(text), "--length", str(LENGTH), "--sequences", str(SEQUENCES)]
     command += ["--out", str(tmp_path / "smaller"), "--device", "cpu"]
-    question = {"family": "counting", "prompt": "w1 w2", "answer": "w3"}
-    (tmp_path / "questions.jsonl").write_text(json.dumps(question))
-    assert main([*command, "--questions", str(tmp_path / "nowhere.jsonl")]) == FAILED
-    assert "nowhere.jsonl" in capsys.readouterr().err
-    command += ["--questions", str(tmp_path / "questions.jsonl")]
     assert main(command) == DONE
     said = capsys.readouterr().out
     assert "nats per token, on 16 rows that no step before has seen" in said
-    assert "Right answers, dense to now: counting 0 to 0 of 1" in said
     assert cl.load_pruned(tmp_path / "smaller").num_parameters() < tiny_model().num_parameters()
     assert "no step of the search has seen" in (tmp_path / "smaller" / "README.md").read_text()
     assert main(command) == FAILED
@@ -175,13 +139,14 @@ def test_whole_layers_are_measured_where_time_allows() -> None:
     model = tiny_model(layers=3)
     units, rows = cl.enumerate_units(model, 4), tiny_text(2)
     inputs = (model, units, rows)
-    (layers,) = best_plan._layers(*inputs, best_plan._Clock(60.0), None, False)
+    layers = best_plan._layers(*inputs, best_plan._Clock(60.0), None, False)
+    assert layers is not None
     assert (len(layers.parts), layers.pool) == (3, (0, 1, 2))
-    assert best_plan._layers(*inputs, best_plan._Clock(1e-9), None, False) == []
+    assert best_plan._layers(*inputs, best_plan._Clock(1e-9), None, False) is None
     curvature = cl.estimate_curvature(model, units, rows, 16, progress=False)
-    plans = best_plan._candidates(curvature, [layers], 0.3, cl.Guards())
+    plans = best_plan._candidates(curvature, layers, 0.3, cl.Guards())
     assert {"KL of each unit alone", "measured layers, lambda 0.5"} <= plans.keys()
     whole = plans["measured layers, lambda 0.5"]
     assert {units.layers[u] for u in whole.pruned} == {whole.units.layers[whole.pruned[0]]}
-    capped = best_plan._candidates(curvature, [layers], 0.3, cl.Guards(protect_first=1))
+    capped = best_plan._candidates(curvature, layers, 0.3, cl.Guards(protect_first=1))
     assert not any(name.startswith("measured") for name in capped)

@@ -19,14 +19,14 @@ from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.path import lambda_path
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import longest, solve_greedy
-from cocurve_lab.solver.targets import Target, kv_cache_costs, read_bytes, read_count
+from cocurve_lab.solver.targets import Target, kv_cache_costs, read_quantity
 from helpers.problems import make_units, random_curvature
 
 UNITS = make_units()
 H = random_curvature(UNITS)
 PLAN = solve_greedy(H, 0.3)
 NAN = math.nan
-RATIO: Any = Target(ratio=0.1)  # only solve_greedy takes targets
+RATIO: Any = Target(ratio=0.1)  # a prefix takes none
 
 
 def of_units(**fields: Any) -> Callable[[], Any]:
@@ -53,12 +53,10 @@ CALLS: list[Callable[[], Any]] = [
     of_units(include=["L0.ffn[1]"], guards=Guards(protect_first=1)),
     of_units(include=["L0.ffn[1]"], guards=Guards(kinds=("attention",))),
     of_units(include=["L0.attention[0]", "L0.ffn[1]"], guards=Guards(layer_cap=0.3)),
-    of_units(costs=[1, 2, 3]),
-    lambda: solve_greedy(H, 1.5, costs=np.ones(15)),
-    lambda: solve_greedy(H, Target(ratio=0.2), costs=np.ones(15)),
+    lambda: solve_greedy(H, Target(ratio=0.2, costs=[1, 2, 3])),
     lambda: solve_greedy(H, Target(parameters="100")),  # of a model that is not known
     of_units(guards=Guards(protect_last=1), uniform=True),
-    of_units(costs=np.arange(1, 16), uniform=True),
+    lambda: solve_greedy(H, Target(ratio=0.2, costs=np.arange(1, 16)), uniform=True),
     *(lambda m=m: lambda_path(H, 0.3, maximum=m) for m in (-1.0, NAN, math.inf)),
     *(lambda at=at: lambda_path(H, 0.3).at(at) for at in (-0.1, 1.1, NAN)),
     lambda: longest(H, Guards(), 0.8, interaction_strength=-1.0),
@@ -71,6 +69,7 @@ CALLS: list[Callable[[], Any]] = [
     of_target(parameters="6B", dtype="bf16"),
     of_target(ratio=0.2, dtype="bf16"),
     of_target(parameters="6B", costs=[1]),
+    of_target(kv_cache="96 KiB", dtype="bf16", costs=[1]),
     of_target(ratio=1.0),
     of_target(ratio=NAN),
     *(
@@ -78,7 +77,7 @@ CALLS: list[Callable[[], Any]] = [
         for costs in ([1, -2], [1, math.inf], [1, NAN], [0, 0], ["a"], [[1]], [], [1e308], [True])
     ),
     *(
-        lambda text=text: read_count(text, "parameters")
+        lambda text=text: read_quantity(text, "parameters")
         for text in (
             *["B", "six", "-1B", "0", "0.0001", "1,5B", "1.2.3", "6BB", "nan", "1e400"],
             "12 G",
@@ -89,7 +88,7 @@ CALLS: list[Callable[[], Any]] = [
         )
     ),
     *(
-        lambda text=text: read_bytes(text, "size")
+        lambda text=text: read_quantity(text, "size")
         for text in ("12 G", "12 Gi", "12B GB", "6 M", "-1 GB", "1,5 GB")
     ),
     lambda: kv_cache_costs(UNITS, "bf16"),  # costs that fit no head_dim
@@ -97,7 +96,7 @@ CALLS: list[Callable[[], Any]] = [
     lambda: Selection.from_pruned(UNITS, [0, 1]).prefix(0.0),
     lambda: solve_greedy(H, 0.3, guards=Guards(layer_cap_factor=1.5)).prefix(0.1),
     lambda: solve_greedy(H, 0.4, uniform=True).prefix(0.1),
-    lambda: solve_greedy(H, 0.3, costs=np.arange(1, 16)).prefix(0.1),
+    lambda: solve_greedy(H, Target(ratio=0.3, costs=np.arange(1, 16))).prefix(0.1),
     *(lambda g=g: PLAN.with_gains(g) for g in ([1.0], {PLAN.pruned[0]: 1.0}, {99: 1.0}, {0: 1.0})),
     *(lambda r=r: solve_gains(H, PLAN, ridge=r) for r in (-0.1, NAN, math.inf)),
     *(lambda c=c: solve_gains(H, PLAN, clip=c) for c in (0.0, -1.0, NAN)),
@@ -106,10 +105,8 @@ CALLS: list[Callable[[], Any]] = [
     lambda: edge_variant(H, sign="positive"),  # type: ignore[arg-type]
     lambda: cl.redundancy_gate(H, ratio=1.0),
     lambda: measured_diagonal(H),  # without measured risks
-    lambda: lambda_path(H, RATIO),
     lambda: PLAN.prefix(RATIO),
     lambda: refine(Selection.from_pruned(UNITS, [0]), H),  # made at no lambda
-    lambda: refine(PLAN, H, max_rounds=-1),
     lambda: refine(PLAN, H, exclude=[PLAN.pruned[0]]),
     lambda: refine(solve_greedy(H, 0.4, uniform=True), H),
     *(lambda x=x: cl.risk_lower_bound(H, 0.2, interaction_strength=x) for x in (-0.1, 1.1, NAN)),

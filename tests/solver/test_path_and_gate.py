@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cocurve_lab.base.errors import InfeasibleError
+from cocurve_lab.base.errors import InfeasibleError, InputError
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.analysis.gate import redundancy_gate
 from cocurve_lab.models.units import Unit, UnitSet
@@ -312,8 +312,9 @@ def test_the_gate_is_undecided_where_the_edges_are_no_larger_than_the_diagonal()
 def test_without_errors_the_rule_of_the_paper_stands() -> None:
     curvature = planted(0.05, 20_000)
     assert not redundancy_gate(curvature).decided
-    edited = replace(curvature, matrix=2 * curvature.matrix)  # these groups are not its own
-    for other in (Curvature(curvature.matrix, UNITS), edited, planted(0.05, 20_000, groups=1)):
+    with pytest.raises(InputError, match="its group Grams come to another value"):
+        replace(curvature, matrix=2 * curvature.matrix)
+    for other in (Curvature(curvature.matrix, UNITS), planted(0.05, 20_000, groups=1)):
         gate = redundancy_gate(other)
         assert (gate.decided, gate.verdict) == (True, 1)
         assert gate.redundancy_error is gate.edge_to_diagonal_error is None

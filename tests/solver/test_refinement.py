@@ -62,7 +62,8 @@ def feasible(units: UnitSet, ratio: float, guards: Guards, plans: np.ndarray = P
         if layer < guards.protect_first or layer >= units.num_layers - guards.protect_last:
             cap = 0
         ok &= plans @ np.where(mine, units.costs, 0) <= cap
-    return ok & ~plans[:, ~np.isin(units.kinds, guards.kinds)].any(axis=1)
+    closed = [not guards.allows(unit.kind) for unit in units]
+    return ok & ~plans[:, closed].any(axis=1)
 
 
 def greedy_or_none(
@@ -140,7 +141,7 @@ def test_no_exchange_improves_a_refined_plan(
     assert refined.objective is not None
     assert set(forced) <= set(refined.pruned)
     limit = ratio * 96 + max(
-        c for c, k in zip(UNITS.costs, UNITS.kinds, strict=True) if k in guards.kinds
+        c for c, k in zip(UNITS.costs, UNITS.kinds, strict=True) if guards.allows(k)
     )
     assert refined.pruned_cost < max(limit, UNITS.costs[forced].sum() + 1)
     rows = np.zeros((0, 12), dtype=int)
@@ -185,16 +186,6 @@ def test_excluded_units_stay_out() -> None:
     assert not entered & set(refined.pruned)
 
 
-def test_max_rounds_stops_early_with_a_better_plan(caplog: pytest.LogCaptureFixture) -> None:
-    curvature = random_curvature(make_units(6, 4, 8), 1, shared=1.0)
-    greedy = solve_greedy(curvature, 0.4)
-    values = [refine(greedy, curvature, max_rounds=n).objective for n in (0, 1, 10_000)]
-    assert values[0] == pytest.approx(greedy.objective)
-    assert values[0] > values[1] > values[2]  # type: ignore[operator]
-    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
-    assert "before a local optimum" in caplog.text
-
-
 def test_hundreds_of_units_take_seconds() -> None:
     curvature = random_curvature(make_units(16, 8, 16), 0, shared=1.0, positions=450)
     greedy = solve_greedy(curvature, 0.2, guards=Guards(layer_cap=0.3, protect_first=2))
@@ -212,8 +203,8 @@ def test_hundreds_of_units_take_seconds() -> None:
         ([0, 2], {"interaction_strength": None}, "interaction_strength"),
         ([0], {"requested_ratio": 0.3}, "29"),
         ([0, 2, 3, 6], {"requested_ratio": 0.1}, "38"),
-        ([0, 2], {"guards": Guards(protect_first=1)}, r"L0.attention\[0\]"),
-        ([0, 2], {"guards": Guards(layer_cap=0.4)}, "layer 0"),
+        ([0, 2], {"guards": Guards(protect_first=1)}, r"may not go: .*L0.attention\[0\]"),
+        ([0, 2], {"guards": Guards(layer_cap=0.4)}, r"layers above their cap: \[0\]"),
     ],
 )
 def test_plans_that_break_their_own_rules_are_refused(

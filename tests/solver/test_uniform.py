@@ -166,7 +166,7 @@ def test_the_most_that_uniform_plans_reach_is_named() -> None:
     assert caught.value.reachable_ratio == 86 / 118  # 2 of 3 heads and 3 of 4 groups
     assert solve_greedy(curvature, 0.7288, uniform=True).pruned_cost == 86
     plan = solve_greedy(curvature, 0.4, uniform=True)
-    assert "the same counts in every layer" in repr(plan)
+    assert "the same counts of all units in every layer" in repr(plan)
     assert Selection.from_json(plan.to_json()).made.uniform
 
 

@@ -53,7 +53,7 @@ def controls(ratio: float, strength: float, guards: cl.Guards) -> dict[str, Any]
         "layer_cap_factor": guards.layer_cap_factor,
         "protect_first": guards.protect_first,
         "protect_last": guards.protect_last,
-        "kinds": [kind for kind in ("attention", "ffn") if kind in guards.kinds],
+        "kinds": [kind for kind in ("attention", "ffn") if guards.allows(kind)],
     }
 
 

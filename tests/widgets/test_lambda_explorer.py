@@ -67,7 +67,8 @@ def test_setting_a_trait_solves_like_solve_greedy(explorer: LambdaExplorer) -> N
     ):
         explorer.ratio, explorer.interaction_strength = ratio, strength
         explorer.layer_cap, explorer.layer_cap_factor = guards.layer_cap, guards.layer_cap_factor
-        explorer.protect_first, explorer.kinds = guards.protect_first, list(guards.kinds)
+        explorer.protect_first = guards.protect_first
+        explorer.kinds = list(guards.kinds or cl.KINDS)
         expected = cl.solve_greedy(CURVATURE, ratio, strength, guards)
         assert explorer.selection.pruned == expected.pruned
         assert explorer.selection.guards == guards

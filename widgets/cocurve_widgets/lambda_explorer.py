@@ -83,7 +83,7 @@ class LambdaExplorer(ByHand, Explorer):
     layer_cap_factor = Within(1e-6, 100, None, allow_none=True).tag(sync=True)
     protect_first = Int(0).tag(sync=True)
     protect_last = Int(0).tag(sync=True)
-    kinds = Some(cl.KINDS, least=1, beside=cl.Guards().kinds).tag(sync=True)
+    kinds = Some(cl.KINDS, least=1).tag(sync=True)
     selection = Owed(cl.Selection, allow_none=True)
     flips = List(Float()).tag(sync=True)
     flips_stale = Bool(True).tag(sync=True)
@@ -160,7 +160,7 @@ class LambdaExplorer(ByHand, Explorer):
             self.layer_cap_factor,
             self.protect_first,
             self.protect_last,
-            tuple(self.kinds) if len(self.kinds) < len(cl.KINDS) else cl.Guards().kinds,
+            tuple(self.kinds) if len(self.kinds) < len(cl.KINDS) else None,
         )
 
     def next_plan(self) -> float:
@@ -437,7 +437,7 @@ class LambdaExplorer(ByHand, Explorer):
             return None
         caps = guards.layer_cap, guards.layer_cap_factor
         ends = guards.protect_first, guards.protect_last
-        kinds = [kind for kind in guards.kinds if kind in cl.KINDS]
+        kinds = [kind for kind in cl.KINDS if guards.allows(kind)]
         return strength, plan.requested_ratio, *caps, *ends, kinds
 
     def _take(self, plan: cl.Selection) -> None:

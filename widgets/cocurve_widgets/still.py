@@ -20,8 +20,8 @@ ROWS = 40  # of the table; all of them would make notebooks large
 _SIZE = (420, 260)  # of a plot, pixels
 _LEAST, _MOST = (64, 226), (408, 12)  # where the axes begin and end in it
 
-# A widget without its model is a box with text alone, or with a script (nbconvert); a living one has
-# elements.
+# A widget without its model is a box with text alone, or (from nbconvert) with a script; a living
+# one has elements.
 _NOTE = """<style>.jp-OutputArea:has(.cocurve, .jupyter-widgets > :not(script)) .cocurve-still {{ display: none }}</style>
 <div class="cocurve-still">{picture}<p><b>{name}</b>: run this cell to use it. If this note
 stays, scripts are blocked here: trust the notebook, or allow those of widgets.</p><p>Last state: {text}</p>{table}</div>"""  # noqa: E501

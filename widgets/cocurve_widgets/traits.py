@@ -32,17 +32,17 @@ class Within(Float):
 
 
 class Some(List):
-    """Some of a few names, in the order of these; at first all. What is in `beside` is left out."""
+    """Some of a few names, in the order of these; at first all."""
 
-    def __init__(self, names: Sequence[str], least: int = 0, beside: Sequence[str] = ()) -> None:
+    def __init__(self, names: Sequence[str], least: int = 0) -> None:
         super().__init__(Unicode(), list(names))
-        self.names, self.least, self.beside = tuple(names), least, tuple(beside)
+        self.names, self.least = tuple(names), least
 
     def validate(self, obj: Any, value: Any) -> list[str]:
         """The names; TraitError for others, and for fewer than `least`."""
         given = super().validate(obj, value) or []
         found = [name for name in self.names if name in given]
-        if not set(given) <= {*self.names, *self.beside} or len(found) < self.least:
+        if not set(given) <= set(self.names) or len(found) < self.least:
             raise TraitError(f"{self.name} is {given}. Choose from {', '.join(self.names)}.")
         return found
 

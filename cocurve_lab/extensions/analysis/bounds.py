@@ -48,7 +48,7 @@ def risk_lower_bound(
             "lambda H + (1 - lambda) diag H need not be positive semidefinite."
         )
     rules = Rules(curvature.units, guards, ratio)
-    if rules.reachable()[0] < rules.budget.needed:
+    if rules.reachable() < rules.budget.needed:
         raise Greedy(curvature, rules).infeasible()
     _require_semidefinite(curvature.matrix)
     may = np.flatnonzero(rules.admissible)

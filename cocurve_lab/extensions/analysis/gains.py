@@ -11,7 +11,6 @@ import numpy as np
 from ...base.arguments import as_float, require_type
 from ...base.errors import InputError, NumericalError
 from ...curvature.matrix import Curvature
-from ...solver.plan_json import require_plan_of
 from ...solver.selection import GAINED, Selection
 
 # the values the paper tries: gamma / mean diagonal, and tau (appendix "Models and Configuration")
@@ -54,7 +53,7 @@ def solve_gains(
     if not clip > 0:
         raise InputError(f"clip is {clip}. Give 1 or 2, as the paper does, or inf for no clipping.")
     curvature.require_gram("the gains of eq. (comp)")
-    require_plan_of(selection, curvature)
+    selection.require_own_terms(curvature)
     kept = np.flatnonzero(np.isin(selection.units.kinds, GAINED) & ~selection.indicator)
     block = curvature.matrix[np.ix_(kept, kept)]
     lost = curvature.matrix[np.ix_(kept, np.flatnonzero(selection.indicator))].sum(axis=1)

@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 
 from ...base.arguments import require_type
-from ...base.errors import InputError
 from ...curvature.groups import Saturation
 from ...curvature.matrix import Curvature
 from ...curvature.uncertainty import Sample, jackknife
@@ -226,11 +225,7 @@ def _balance(curve: np.ndarray) -> float:
 
 def _errors(curvature: Curvature, chosen: list[int]) -> tuple[float | None, float | None]:
     """Standard errors of the redundancy and of the measured balance; None without groups."""
-    try:
-        groups = Sample.of(curvature)
-    except InputError:  # it has no groups, or was edited, so that these groups are not its own
-        return None, None
-    if len(groups) < 2:
+    if curvature.groups is None or len(groups := Sample.of(curvature)) < 2:
         return None, None
     redundancy = float(jackknife(curvature, "ffn_redundancy").standard_error)
     if len(chosen) < 2:

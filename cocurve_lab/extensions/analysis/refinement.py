@@ -6,7 +6,6 @@ has to be measured.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,11 +14,8 @@ from ...base.arguments import require_type
 from ...base.errors import InputError
 from ...curvature.matrix import Curvature
 from ...solver.guards import Rules, UnitsLike
-from ...solver.plan_json import require_plan_of
 from ...solver.selection import Selection
-from ...solver.targets import require_strength
 
-log = logging.getLogger(__name__)
 _WIN = 1e-12  # of the trace of H: an exchange that lowers R_lambda by less is rounding
 
 
@@ -28,7 +24,6 @@ def refine(
     curvature: Curvature,
     *,
     exclude: UnitsLike = (),
-    max_rounds: int = 10_000,
 ) -> Selection:
     """Improve a plan by local search, keeping its objective, budget and guards.
 
@@ -45,7 +40,6 @@ def refine(
             dropped, because they were solved for its own pruned set.
         exclude: units that may not enter. Repeat those given to `solve_greedy`: a Selection does
             not record them.
-        max_rounds: the most exchanges to make; at this limit the log warns.
 
     Returns:
         A Selection with the same requested ratio, guards and lambda, whose objective is never above
@@ -70,14 +64,12 @@ def refine(
             f"{selection!r} has no interaction_strength, so no objective to improve. Set one with "
             "selection.with_made(interaction_strength=...)."
         )
-    strength = require_strength(selection.interaction_strength)
-    if max_rounds < 0:
-        raise InputError(f"max_rounds is {max_rounds}. Give 0 or more.")
-    require_plan_of(selection, curvature)
-    selection.with_made(rule="").require_by_ratio("a refined plan")
-    search = _Search(selection, curvature, strength, exclude)
-    if not search.run(max_rounds):
-        log.warning("refine stopped after %d exchanges, before a local optimum", max_rounds)
+    selection.require_own_terms(curvature)
+    if not selection.with_made(rule="").by_ratio:
+        raise InputError(f"{selection!r} keeps to more than a ratio. Solve again instead.")
+    search = _Search(selection, curvature, selection.interaction_strength, exclude)
+    while (exchange := search.best()) is not None:
+        search.make(exchange)
     forced = selection.pruned[: selection.forced]
     rest = sorted(set(np.flatnonzero(search.pruned).tolist()) - set(forced))
     pruned, same_h = (*forced, *rest), selection.curvature_fingerprint == curvature.fingerprint
@@ -153,31 +145,15 @@ class _Search:
             )
         strangers = np.flatnonzero(self.pruned & ~rules.admissible)
         full = np.flatnonzero(self.room < 0)
-        if len(strangers):
-            why = f"prunes {selection.units[int(strangers[0])]}, which is not admissible"
-        elif len(full):
-            why = f"takes layer {full[0]} above its cap of {rules.cap:.4g} of the layer's cost"
-        elif self.spent < self.target:
-            why = f"removes {self.spent:,} of the {self.target:,.0f} parameters asked for"
-        elif self.spent >= self.ceiling:
-            why = f"removes {self.spent:,} parameters where {self.target:,.0f} were asked for"
-        else:
-            return
-        raise InputError(
-            f"{selection!r} cannot be refined: it {why}. Give a plan that keeps its own ratio and "
-            "guards, such as one from solve_greedy."
-        )
+        if len(strangers) or len(full) or not self._in_budget(np.array(self.spent)):
+            raise InputError(
+                f"{selection!r} cannot be refined: it does not keep its own ratio and guards "
+                f"(units that may not go: {[selection.units[int(u)].name for u in strangers]}; "
+                f"layers above their cap: {full.tolist()}; removed: {self.spent:,} where "
+                f"{self.target:,.0f} were asked for). Give a plan that solve_greedy made."
+            )
 
-    def run(self, max_rounds: int) -> bool:
-        """Make up to `max_rounds` exchanges; return whether a local optimum was reached."""
-        for _ in range(max_rounds):
-            exchange = self._best()
-            if exchange is None:
-                return True
-            self._make(exchange)
-        return self._best() is None
-
-    def _best(self) -> _Exchange | None:
+    def best(self) -> _Exchange | None:
         """The exchange to make next; None at a local optimum."""
         if self.counted:
             swap = self._swap()
@@ -198,7 +174,7 @@ class _Search:
                     return found
         return None
 
-    def _make(self, exchange: _Exchange) -> None:
+    def make(self, exchange: _Exchange) -> None:
         for unit in exchange.units:
             sign = -1 if self.pruned[unit] else 1
             self.pruned[unit] = sign > 0

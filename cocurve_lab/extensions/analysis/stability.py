@@ -5,12 +5,12 @@ The groups of sequences of a build are its independent draws of text (curvature/
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...base.arguments import as_int
 from ...base.errors import InfeasibleError, InputError
 from ...curvature.matrix import Curvature
 from ...curvature.uncertainty import ENOUGH, Sample, relative, trust
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ...estimator.build import Build
 
 TOLERANCE = 0.1
-_CHUNK = 64 << 20  # bytes of resampled matrices held at a time
 
 
 # Stability of a plan ----------------------------------------------------------------------------
@@ -58,11 +57,6 @@ class Stability:
         """Whether there are enough groups (16) to resample."""
         return self.groups >= ENOUGH
 
-    @property
-    def note(self) -> str:
-        """A sentence on the reliability of the frequencies."""
-        return trust(self.groups)
-
     def contested(self, low: float = 0.1, high: float = 0.9) -> tuple[int, ...]:
         """Return the units pruned in more than `low` and less than `high` of the draws."""
         return tuple(np.flatnonzero((self.frequency > low) & (self.frequency < high)).tolist())
@@ -72,7 +66,7 @@ class Stability:
         return (
             f"Stability of {len(self.selection)} of {len(self.frequency)} units pruned: mean "
             f"overlap {self.mean_overlap:.0%} over {self.draws} draws{stalled}; "
-            f"{len(self.contested())} units contested. {self.note}"
+            f"{len(self.contested())} units contested. {trust(self.groups)}"
         )
 
 
@@ -99,26 +93,16 @@ def selection_stability(
     # drawing G groups with replacement is the same as drawing how often each one is taken
     counts = np.random.default_rng(seed).multinomial(len(groups), even, size=draws)
     chosen = []
-    for sample in _resampled(groups, counts):
+    for draw in counts:
         try:
-            chosen.append(solve_greedy(sample, ratio, interaction_strength, guards).indicator)
+            plan_of_draw = solve_greedy(groups.weighted(draw), ratio, interaction_strength, guards)
         except InfeasibleError:
             continue
+        chosen.append(plan_of_draw.indicator)
     pruned = np.array(chosen).reshape(-1, len(curvature.units))
     frequency = pruned.mean(axis=0) if chosen else np.full(len(curvature.units), np.nan)
     overlaps = np.array([_overlap(plan.indicator, other) for other in pruned])
     return Stability(plan, frequency, overlaps, draws, draws - len(chosen), len(groups))
-
-
-def _resampled(groups: Sample, counts: np.ndarray) -> Iterator[Curvature]:
-    """Yield the H of each row of counts [draws, G]."""
-    size = len(groups.units)
-    step = max(1, _CHUNK // (8 * size**2))  # as many draws per matrix product as memory allows
-    for start in range(0, len(counts), step):
-        part = counts[start : start + step]
-        sums = np.tensordot(part.astype(np.float64), groups.grams, axes=1)
-        for total, positions in zip(sums, part @ groups.positions, strict=True):
-            yield Curvature(total / positions, groups.units, groups.facts)
 
 
 def _overlap(one: np.ndarray, other: np.ndarray) -> float:
@@ -184,8 +168,6 @@ def is_converged(
     risk was known to 8 %, while the plans of the halves cost 34 % more on the other half. It takes
     milliseconds. The plan is without guards.
     """
-    if not tolerance > 0:
-        raise InputError(f"tolerance is {tolerance}. Give a number above 0, such as 0.1.")
     groups = Sample.of(curvature)
     plan = solve_greedy(curvature, ratio, interaction_strength).indicator
     risk = _risk(curvature.matrix, plan)
@@ -211,8 +193,17 @@ def is_converged(
         reason = f"Not converged: {', '.join(failing)} above {tolerance:.1%} ({numbers})."
     else:
         reason = f"Converged: relative errors at most {tolerance:.1%} ({numbers})."
-    known = (risk, risk_error, saliency_error, optimism, overlap, len(groups), tolerance, reason)
-    return Convergence(converged, *known)
+    return Convergence(
+        converged=converged,
+        risk=risk,
+        risk_error=risk_error,
+        saliency_error=saliency_error,
+        optimism=optimism,
+        overlap=overlap,
+        groups=len(groups),
+        tolerance=tolerance,
+        reason=reason,
+    )
 
 
 def _risk(matrix: np.ndarray, plan: np.ndarray) -> float:
@@ -262,12 +253,7 @@ class StopWhenConverged:
         patience: int = 4,
     ) -> None:
         self.criterion = (require_ratio(ratio), require_strength(interaction_strength), tolerance)
-        if not tolerance > 0 or patience < 1:
-            raise InputError(
-                f"tolerance is {tolerance} and patience {patience}. Give a tolerance above 0 and a "
-                "patience of at least 1."
-            )
-        self.patience = patience
+        self.patience = as_int(patience, "patience", 1)
         self.history: list[tuple[int, Convergence]] = []
 
     def __call__(self, build: Build) -> None:

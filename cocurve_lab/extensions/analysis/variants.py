@@ -111,15 +111,15 @@ def _kept_edges(curvature: Curvature, structure: str, reach: str) -> np.ndarray:
 
 def _with_sign(matrix: np.ndarray, sign: str) -> np.ndarray:
     """The entries of H [M, M] after sign handling; the caller puts the diagonal back."""
-    if sign == "clipped":
-        return np.maximum(matrix, 0.0)
-    if sign == "absolute":
-        return np.abs(matrix)
-    if sign == "correlation_clipped":
-        scale = np.sqrt(np.clip(np.diagonal(matrix), 0.0, None))
-        bound = np.outer(scale, scale)
-        return np.clip(matrix, -bound, bound)
-    return matrix
+    scale = np.sqrt(np.clip(np.diagonal(matrix), 0.0, None))
+    bound = np.outer(scale, scale)
+    signs = {
+        "signed": matrix,
+        "clipped": np.maximum(matrix, 0.0),
+        "absolute": np.abs(matrix),
+        "correlation_clipped": np.clip(matrix, -bound, bound),
+    }
+    return signs[sign]
 
 
 def solve_variant(

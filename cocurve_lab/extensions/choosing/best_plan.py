@@ -11,10 +11,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,12 +37,9 @@ from ...solver.solve import solve_greedy
 from ...solver.targets import Target
 from ..analysis.variants import measured_diagonal
 from ..interactions.measured import Interactions, measure_interactions
-from ..judging.answers import ALL, AnswerTable, answer_accuracy
-from ..judging.generation import Question, own_questions
 from ..judging.kept import plans_file
 from ..repairing.repair import RepairOptions, repair
 from ..texts.documents import default_calibration
-from ..writing import duration
 from .search import PlanSearch, search_plan
 
 if TYPE_CHECKING:
@@ -53,7 +48,6 @@ if TYPE_CHECKING:
 _BUILD, _SEARCH = 0.4, 0.85  # of the time: when the build ends, and when the search does
 _LAYERS = 0.1  # of the time, for measured layers
 _SEARCH_ROWS, _JUDGE_ROWS, _TEST_ROWS = 32, 16, 16
-_QUESTIONS = 40  # of each ability of the demo model
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,10 +63,7 @@ class BestPlan:
         start: what made the start: "H, lambda 1", "KL of each unit alone", and so on.
         pruned, refitted: the plan as pruned and as refitted, on the test rows; `refitted` is None
             where no refit was asked for.
-        minutes: that were given.
-        seconds: that each step took, by name.
-        answers: replies of the dense model and of the result to the questions; None where there are
-            none.
+        minutes: the minutes that it took.
     """
 
     selection: Selection
@@ -84,17 +75,6 @@ class BestPlan:
     pruned: Side
     refitted: Side | None
     minutes: float
-    seconds: dict[str, float]
-    answers: tuple[AnswerTable, AnswerTable] | None = None
-
-    @property
-    def gained(self) -> float:
-        """By how much the second half of the search lowered the KL on its rows, nats per token."""
-        history, half = self.search.history, self.search.evaluations / 2
-        if not history:
-            return 0.0  # the budget was too small to judge a plan
-        before = [kl for at, kl in history if at <= half] or [history[0][1]]
-        return before[-1] - history[-1][1]
 
     @property
     def side(self) -> Side:
@@ -120,7 +100,6 @@ class BestPlan:
             better = "taken" if self.repaired else "not taken: no better on the judging rows"
             refit = f"refit {better} (on the rows of this report {self.pruned.kl.mean():.4f} "
             refit += f"without, {self.refitted.kl.mean():.4f} with)"
-        took = ", ".join(f"{name} {duration(s)}" for name, s in self.seconds.items())
         return "\n".join(
             [
                 f"Removed {plan.pruned_cost:,} of {total:,} parameters "
@@ -129,36 +108,14 @@ class BestPlan:
                 f"{len(side.kl)} rows that no step before has seen.",
                 f"Perplexity on them {dense:.3f} dense, {loss:.3f} now.",
                 f"The likeliest next token is the dense model's at {side.kept:.1%} of positions.",
-                *self._abilities(),
                 f"H: {self.curvature.provenance['sequences_done']} rows; start: {self.start}.",
                 f"Search: {search.evaluations:,} row evaluations; {search.distance} units differ "
                 f"from the start, whose KL on the judging rows was {search.held_out.mean[0]:.4f}, "
                 f"now {search.kl:.4f}.",
                 f"Repair: {refit}.",
-                f"Time: {took}; {self.minutes:g} minutes were given.",
-                self._more(),
+                f"It took {self.minutes:.1f} minutes.",
             ]
         )
-
-    def _abilities(self) -> list[str]:
-        """Right answers by ability, in one line; none without questions."""
-        if self.answers is None:
-            return []
-        parts = []
-        for ability in (*self.answers[0].capabilities, ALL):
-            dense, now = (table.right[0, table.of(ability)] for table in self.answers)
-            parts.append(f"{ability} {dense.sum()} to {now.sum()} of {len(now)}")
-        return [f"Right answers, dense to now: {', '.join(parts)}."]
-
-    def _more(self) -> str:
-        """What more time might bring, as far as the numbers tell."""
-        if not self.search.history:
-            return "There was no time to search: the plan is the start. Give more minutes."
-        error = float(self.search.searched.standard_error[self.search.chosen])
-        more = f"The second half of the search lowered the KL on its rows by {self.gained:.4f}"
-        if self.gained > error:
-            return f"{more}, more than the error of {error:.4f}: more time may lower it further."
-        return f"{more}, within the error of {error:.4f}: more time promises little."
 
 
 def best_plan(
@@ -172,7 +129,6 @@ def best_plan(
     num_sequences: int = 128,
     text_file: str | os.PathLike[str] | None = None,
     seq_len: int | None = None,
-    questions: Sequence[Question] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress = True,
 ) -> BestPlan:
@@ -194,8 +150,6 @@ def best_plan(
             are for judging and for the report.
         text_file: the text for all of it; None takes the model's default (C4 from the hub).
         seq_len: tokens per row; None = min(2048, the context).
-        questions: asked of the dense model and of the result (`read_questions`); None takes 40 of
-            each ability for the demo model, a few for smollm2, and none for another.
         checkpoint: a folder for what is measured; the same call with more minutes goes on from it.
         progress: show progress.
 
@@ -226,53 +180,41 @@ def best_plan(
     units = enumerate_units(model)
     # before hours of work: whether the target can be reached at all
     solve_greedy(Curvature(np.eye(len(units)), units), target, 0.0, guards)
-    if questions is None:
-        questions = own_questions(model_name(model), _QUESTIONS) or None
-    # the dense replies first, because they tell whether the questions can be judged
-    dense = None if questions is None else _answers(model, tokenizer, questions, progress)
-    with clock.step("H"):
-        curvature = _build(model, units, calibration, clock, folder, progress)
+    curvature = _build(model, units, calibration, clock, folder, progress)
     done = curvature.provenance["sequences_done"]
     rows = calibration.rows(0, max(2, min(_SEARCH_ROWS, done)))
-    with clock.step("layers"):
-        layers = _layers(model, units, rows.rows(0, 2), clock, folder, progress)
-    with clock.step("plans"):
-        path = plans_file(folder, model, rows)
-        named = _candidates(curvature, layers, target, guards)
-        plans = list(named.values())
-        table = measure_plans(model, plans, rows, checkpoint=path, progress=progress)
-        best = int(table.mean.argmin())
-        begun, few = clock.gone, rows.rows(0, 2)
-        measure_plans(model, plans, few, progress=False)  # no file: it may know them
-        seconds = (clock.gone - begun) / (len(plans) * len(few))
-        # the row evaluations that fit; at least 1
-        evaluations = max(1, int((_SEARCH * clock.total - clock.gone) / seconds))
-    with clock.step("search"):
-        found = search_plan(
-            model,
-            plans[best],
-            rows,
-            held_out=judge,
-            evaluations=evaluations,
-            surrogate=curvature,
-            scales=layers,
-            checkpoint=path,
-            progress=progress,
-        )
+    layers = _layers(model, units, rows.rows(0, 2), clock, folder, progress)
+    path = plans_file(folder, model, rows)
+    named = _candidates(curvature, layers, target, guards)
+    plans = list(named.values())
+    table = measure_plans(model, plans, rows, checkpoint=path, progress=progress)
+    best = int(table.mean.argmin())
+    begun, few = clock.gone, rows.rows(0, 2)
+    measure_plans(model, plans, few, progress=False)  # no file: it may know them
+    seconds = (clock.gone - begun) / (len(plans) * len(few))
+    # the row evaluations that fit; at least 1
+    evaluations = max(1, int((_SEARCH * clock.total - clock.gone) / seconds))
+    found = search_plan(
+        model,
+        plans[best],
+        rows,
+        held_out=judge,
+        evaluations=evaluations,
+        surrogate=curvature,
+        scales=() if layers is None else (layers,),
+        checkpoint=path,
+        progress=progress,
+    )
     plan = found.selection
-    with clock.step("repair and report"):
-        smaller = prune(model, plan)
-        pruned, refitted, take = compare_models(model, smaller, test), None, False
-        if refit:
-            options = RepairOptions(progress=progress)
-            other = repair(model, plan, calibration, options=options)
-            # chosen on the judging rows, told on the test rows
-            take = bool(compare_models(model, other, judge).kl.mean() < found.kl)
-            refitted = compare_models(model, other, test)
-            smaller = other if take else smaller
-        answers = None
-        if questions is not None and dense is not None:
-            answers = dense, _answers(smaller, tokenizer, questions, progress)
+    smaller = prune(model, plan)
+    pruned, refitted, take = compare_models(model, smaller, test), None, False
+    if refit:
+        options = RepairOptions(progress=progress)
+        other = repair(model, plan, calibration, options=options)
+        # chosen on the judging rows, told on the test rows
+        take = bool(compare_models(model, other, judge).kl.mean() < found.kl)
+        refitted = compare_models(model, other, test)
+        smaller = other if take else smaller
     return BestPlan(
         selection=plan,
         model=smaller,
@@ -282,9 +224,7 @@ def best_plan(
         start=list(named)[best],
         pruned=pruned,
         refitted=refitted,
-        minutes=minutes,
-        seconds=clock.seconds,
-        answers=answers,
+        minutes=clock.gone / 60,
     )
 
 
@@ -292,22 +232,14 @@ def best_plan(
 
 
 class _Clock:
-    """The time there is, the time since the start, and the seconds of each step by name."""
+    """The seconds there are, and those since the start."""
 
     def __init__(self, seconds: float) -> None:
         self.total, self.begun = seconds, time.monotonic()
-        self.seconds: dict[str, float] = {}
 
     @property
     def gone(self) -> float:
         return time.monotonic() - self.begun
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        """Record how long the block takes."""
-        begun = self.gone
-        yield
-        self.seconds[name] = self.gone - begun
 
 
 def _build(
@@ -319,12 +251,12 @@ def _build(
     progress: Progress,
 ) -> Curvature:
     """H over the rows that fit its share of the time."""
-    stopped = False
+
+    def is_over() -> bool:
+        return clock.gone >= _BUILD * clock.total
 
     def stop(build: Build) -> None:
-        nonlocal stopped
-        if clock.gone >= _BUILD * clock.total and build.done < build.total:
-            stopped = True
+        if is_over() and build.done < build.total:
             raise KeyboardInterrupt("The time for H is spent.")  # as Ctrl-C: what is done is kept
 
     curvature = estimate_curvature(
@@ -335,7 +267,7 @@ def _build(
         progress=progress,
         options=BuildOptions(on_sequence=stop),
     )
-    if not stopped and not curvature.provenance["complete"]:
+    if not curvature.provenance["complete"] and not is_over():
         raise KeyboardInterrupt("interrupted while H was built; with a checkpoint it goes on.")
     return curvature
 
@@ -347,8 +279,8 @@ def _layers(
     clock: _Clock,
     folder: Path | None,
     progress: Progress,
-) -> list[Interactions]:
-    """Measured layers, with as many pairs as their share of the time allows; [] where none fit."""
+) -> Interactions | None:
+    """Measured layers, with as many pairs as their share of the time allows; None: none fit."""
     path = plans_file(folder, model, rows)
     count, begun = len(set(units.layers.tolist())), clock.gone
     whole = Selection.from_pruned(
@@ -358,49 +290,30 @@ def _layers(
     fit = int(_LAYERS * clock.total / (clock.gone - begun)) - count
     pool = min(count, int((1 + math.sqrt(1 + 8 * max(0, fit))) / 2))  # p (p - 1) / 2 pairs
     if fit < 1 or pool < 2:
-        return []
-    measured = measure_interactions(
+        return None
+    return measure_interactions(
         model, "layers", rows, units=units, pool=pool, checkpoint=path, progress=progress
     )
-    return [measured]
 
 
 def _candidates(
-    curvature: Curvature,
-    layers: Sequence[Interactions],
-    target: float | Target,
-    guards: Guards,
+    curvature: Curvature, layers: Interactions | None, target: float | Target, guards: Guards
 ) -> dict[str, Selection]:
     """The plans that H, single units and layers make, by what made them."""
-    ways: dict[str, Callable[[], Selection]] = {
-        "H, lambda 1": lambda: solve_greedy(curvature, target, 1.0, guards),
-        "H, lambda 0": lambda: solve_greedy(curvature, target, 0.0, guards),
-    }
-    if curvature.single_unit_risk is not None:
-        alone = measured_diagonal(curvature)
-        ways["KL of each unit alone"] = lambda: solve_greedy(alone, target, 0.0, guards)
-    if guards == FREE and not isinstance(target, Target):  # theirs are over units
-        for strength in (0.0, 0.5, 1.0):
-            for found in layers:
-                ways[f"measured layers, lambda {strength:g}"] = partial(
-                    found.solve, target, strength
-                )
     plans: dict[str, Selection] = {}
-    for name, solve in ways.items():
-        # greedy stalls at this lambda, or the layers have too few parameters
-        with suppress(InfeasibleError, InputError):
-            plans[name] = solve()
+    ways = [
+        ("H, lambda 1", curvature, 1.0),
+        ("H, lambda 0", curvature, 0.0),
+        ("KL of each unit alone", measured_diagonal(curvature), 0.0),
+    ]
+    for name, matrix, strength in ways:
+        with suppress(InfeasibleError):  # greedy stalls at this lambda
+            plans[name] = solve_greedy(matrix, target, strength, guards)
+    # guards and targets are over units, and layers have none of them
+    if layers is not None and guards == FREE and not isinstance(target, Target):
+        for strength in (0.0, 0.5, 1.0):
+            with suppress(InfeasibleError, InputError):  # the layers have too few parameters
+                plans[f"measured layers, lambda {strength:g}"] = layers.solve(target, strength)
     if not plans:
-        ways["H, lambda 1"]()  # says why
+        solve_greedy(curvature, target, 1.0, guards)  # says why
     return plans
-
-
-def _answers(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    questions: Sequence[Question],
-    progress: Progress,
-) -> AnswerTable:
-    """The replies of a model as it is."""
-    whole = Selection.from_pruned(enumerate_units(model), ())
-    return answer_accuracy(model, tokenizer, [whole], questions, progress=progress is True)

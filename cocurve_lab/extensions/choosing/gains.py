@@ -125,8 +125,7 @@ def choose_gains(
         held_out: rows to choose on, at least two, none of them calibrated on.
         ridges, clips: the gamma / mean diagonal and the tau to try, in all combinations.
         report_on: rows for `report`, disjoint from the others.
-        options: `checkpoint`, `progress` and `plans_per_batch` as for `measure_plans`; its other
-            fields are ignored.
+        options: `checkpoint` and `progress` as for `measure_plans`; its other fields are ignored.
 
     Returns:
         A GainsChoice: `.best` is the plan. The rule is stated in its class.

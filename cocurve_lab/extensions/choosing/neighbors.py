@@ -16,14 +16,14 @@ from ...curvature.matrix import Curvature
 from ...solver.greedy import fill
 from ...solver.guards import Rules, UnitsLike
 from ...solver.selection import Selection
-from ...solver.targets import ratio_budget, require_strength
+from ...solver.targets import as_budget
 
 if TYPE_CHECKING:
     from ..interactions.measured import Interactions
 
 Units = frozenset[int]
 # mean place of a guided draw, as a share of the units in order: near the best, but not always it
-_NOISE, _SHARP_NOISE = 0.1, 0.02  # of H, and of marginals measured at the plan
+_NOISE = 0.1
 
 
 class Neighbors:
@@ -43,12 +43,10 @@ class Neighbors:
         start: the plan that says what to keep.
         rules: its guards and budget.
         unit_scale, part_scales: what a draw may move.
-        noise: mean place of a guided draw among the units in order, as a share of them.
 
     Args:
         exclude: units that may not enter; a Selection does not record them.
         surrogate: H [M, M] for guided draws; without it all draws are random.
-        strength: lambda of the marginals; None takes that of `start`, or 1 where it has none.
         most: the most units to take out in one draw.
         random_share: share of the draws that are random although there is a surrogate.
         scales: measured parts that draws may move as a whole, each scale as often as units.
@@ -61,7 +59,6 @@ class Neighbors:
         exclude: UnitsLike = (),
         surrogate: Curvature | None = None,
         *,
-        strength: float | None = None,
         most: int = 3,
         random_share: float = 0.5,
         scales: Sequence[Interactions] = (),
@@ -69,50 +66,36 @@ class Neighbors:
     ) -> None:
         units, target = start.units, start.made.target
         self.start, self.most, self.random_share, self.seen = start, most, random_share, seen
-        budget = (
-            ratio_budget(units, start.requested_ratio) if target is None else target.budget(units)
-        )
+        budget = as_budget(units, target or start.requested_ratio)
         forced = start.pruned[: start.forced]
         self.rules = Rules(units, start.guards, budget, forced, tuple(exclude))
         self.costs, self.layers, self.forced = budget.costs, units.layers, frozenset(forced)
         self.unit_scale = _Scale(tuple(frozenset([u]) for u in range(len(units))), self.costs)
         if surrogate is not None:
             surrogate.units.require_same(units, mine="the surrogate", theirs="the plan")
-            if strength is None:
-                strength = start.interaction_strength
-            edges = surrogate.matrix * require_strength(1.0 if strength is None else strength)
+            strength = start.interaction_strength  # lambda of the marginals
+            edges = surrogate.matrix * (1.0 if strength is None else strength)
             self.unit_scale = replace(self.unit_scale, half=surrogate.saliency / 2, edges=edges)
-        self.part_scales = [_Scale.of(found, self.costs) for found in scales]
-        self.noise = _NOISE
+        self.part_scales = []
+        for found in scales:
+            found.units.require_same(units, mine="a scale", theirs="the plan")
+            self.part_scales.append(_Scale.of(found, self.costs))
         widths = [unit.stop - unit.start for unit in units]
         # units that may replace each other in a plan that fixes the counts of its blocks
         self.slots = list(zip(units.layers.tolist(), units.kinds.tolist(), widths, strict=True))
         self._require_feasible()
 
-    def draw(
-        self, pruned: Collection[int], rng: np.random.Generator, *, least: int = 1
-    ) -> Units | None:
-        """Draw a plan near `pruned`; None where this draw leads to none.
-
-        Args:
-            pruned: the units of a plan, this one or one of another target.
-            rng: the draws.
-            least: the fewest units to take out; with 0 a plan of another target may only be fitted.
-        """
+    def draw(self, pruned: Collection[int], rng: np.random.Generator) -> Units | None:
+        """Draw a plan near `pruned`, `start` or one drawn before; None where there is none."""
         guided = self.unit_scale.half is not None and rng.random() >= self.random_share
-        draw = _Draw(self, set(pruned) | self.forced, rng, guided)
+        draw = _Draw(self, set(pruned), rng, guided)
         if self.start.counted:
             return draw.swap(int(rng.integers(1, self.most + 1)))
         if self.part_scales and (at := int(rng.integers(len(self.part_scales) + 1))):
             draw.guided, scale = rng.random() >= self.random_share, self.part_scales[at - 1]
             assert scale.edges is not None
             return draw.exchange(1, replace(scale, edges=scale.edges * rng.random()))
-        return draw.exchange(int(rng.integers(least, self.most + 1)), self.unit_scale)
-
-    def guide(self, marginals: np.ndarray) -> None:
-        """Guide draws of units by the harm of each unit's absence at a plan [M], without edges."""
-        self.unit_scale = replace(self.unit_scale, half=marginals, edges=None)
-        self.noise = _SHARP_NOISE
+        return draw.exchange(int(rng.integers(1, self.most + 1)), self.unit_scale)
 
     def selection(self, pruned: Collection[int], curvature: Curvature | None = None) -> Selection:
         """Make the plan of these units, with the target and guards of `start`."""
@@ -140,24 +123,23 @@ class Neighbors:
 
     def _require_feasible(self) -> None:
         start, rules = self.start, self.rules
-        strangers = [u for u in start.pruned if not rules.admissible[u] and u not in self.forced]
-        full = np.flatnonzero(self.room(start.pruned) < 0)
         if start.gains:
-            why = f"has {len(start.gains)} gains, which belong to its own pruned set"
-            step = "Search from with_gains({}), and solve the gains of the result."
-        elif strangers:
-            why = f"prunes {start.units[strangers[0]]}, which is not admissible"
-            step = "Give a plan that keeps its own guards, and exclude none of its units."
-        elif len(full):
-            why = f"takes layer {full[0]} above its cap of {rules.cap:.4g} of the layer's cost"
-            step = "Give a plan that keeps its own guards."
-        elif not rules.budget.reached(start.pruned):
+            raise InputError(
+                f"{start!r} has {len(start.gains)} gains, which belong to its own pruned set. "
+                "Search from with_gains({}), and solve the gains of the result."
+            )
+        if not rules.budget.reached(start.pruned):
             removed = self.costs[list(start.pruned)].sum().item()
-            why = f"removes {removed:,} of the {rules.budget.needed:,.0f} that its target needs"
-            step = "Give a plan that reaches its target."
-        else:
-            return
-        raise InputError(f"{start!r} cannot be searched from: it {why}. {step}")
+            raise InputError(
+                f"{start!r} removes {removed:,} of the {rules.budget.needed:,.0f} that its target "
+                "needs. Give a plan that reaches its target."
+            )
+        keeps = rules.admissible[list(start.pruned[start.forced :])].all()
+        if not keeps or min(self.room(start.pruned)) < 0:
+            raise InputError(
+                f"{start!r} breaks its own guards. Give a plan that keeps them, and exclude none "
+                "of its units."
+            )
 
 
 @dataclass(frozen=True)
@@ -205,10 +187,6 @@ class _Draw:
             part = self._pick(scale.touching(self.chosen - forced), -1.0, scale)
             self.chosen -= frozenset() if part is None else scale.parts[part] - forced
         gone = before - self.chosen  # they may not come back
-        self.chosen = {u for u in self.chosen if rules.admissible[u]} | forced
-        for layer in np.flatnonzero(self._room < 0):  # a plan of a looser cap
-            while self._room[layer] < 0:  # forced units alone fit, or Rules would have raised
-                self._remove_one({u for u in self.chosen - forced if layers[u] == layer})
         kept = set(self.chosen)
 
         def proposed() -> Units | None:
@@ -277,5 +255,5 @@ class _Draw:
                 sums - np.where(np.isin(parts, inside), edges[parts, parts], 0)
             )
         scores = sign * marginals / scale.costs[parts]
-        place = int(self.rng.exponential(max(1.0, self.around.noise * len(parts))))
+        place = int(self.rng.exponential(max(1.0, _NOISE * len(parts))))
         return int(parts[np.argsort(scores, kind="stable")[min(place, len(parts) - 1)]])

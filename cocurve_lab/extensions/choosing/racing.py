@@ -1,34 +1,96 @@
-"""Plans raced on held-out text: the options, the candidates with their numbers, and the report."""
+"""The race of plans over rows, its options, the candidates with their numbers, and the report.
+
+After each stage of the race only those plans go on that are not far behind. Plans are compared in
+pairs over the same rows. Most of the spread over rows is common to both and cancels in the
+difference, so a few rows are enough to drop a clear loser.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
-from ...base.arguments import as_float
 from ...base.errors import InfeasibleError, InputError
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...measuring.risk import PlanTable, mean_and_error, measure_plans
 from ...solver.guards import Guards
 from ...solver.selection import Selection
-from .race import doubling_stages, race, require_pairs, survivors
 
 if TYPE_CHECKING:
     from pandas import DataFrame
     from transformers import PreTrainedModel
 
+Racer = TypeVar("Racer")
+Stage = TypeVar("Stage")
 Interval = tuple[float, float]
 Judge = Literal["kl", "nll"]
 TIE = 1.0  # paired standard errors within which a plan is "not worse" than the winner
 
 
-# Options and results ----------------------------------------------------------------------------
+# The race -----------------------------------------------------------------------------------------
+
+
+def race(
+    candidates: Iterable[Racer],
+    stages: Sequence[Stage],
+    measure: Callable[[list[Racer], Stage], object],
+    ahead: Callable[[list[Racer], Stage], Iterable[Racer]],
+) -> list[Racer]:
+    """Measure candidates stage by stage; return those that were measured in all stages.
+
+    Args:
+        candidates: what is compared: plans, or their numbers.
+        stages: what a candidate goes through, such as the rows of `doubling_stages`.
+        measure: measures the candidates that are left in one stage, and stores their values.
+        ahead: selects those that go on after a stage; not called after the last one.
+    """
+    left = list(candidates)
+    for number, stage in enumerate(stages, 1):
+        if not left:
+            break
+        measure(left, stage)
+        if number < len(stages):
+            left = list(ahead(left, stage))
+    return left
+
+
+def doubling_stages(rows: int, first: int) -> list[slice]:
+    """Split rows into stages: `first` rows, then as many as are done already."""
+    stops = [0, min(first, rows)]
+    while stops[-1] < rows:
+        stops.append(min(2 * stops[-1], rows))
+    return [slice(start, stop) for start, stop in pairwise(stops)]
+
+
+def survivors(judged: np.ndarray, stop_beyond: float) -> list[int]:
+    """Return the places of the plans that are not clearly behind the one of lowest mean.
+
+    Args:
+        judged: [plans, rows] values to compare, nats per token.
+        stop_beyond: paired standard errors beyond which a plan is clearly behind.
+    """
+    leader = judged[judged.mean(axis=1).argmin()]
+    gaps = [mean_and_error(row - leader) for row in judged]
+    # `not >`, so that the leader (0 against 0) stays, and a gap whose error is unknown (NaN) too
+    return [place for place, (gap, error) in enumerate(gaps) if not gap > stop_beyond * error]
+
+
+def require_pairs(text: CalibrationSet, name: str) -> None:
+    """Raise InputError unless there are two rows, for a paired standard error."""
+    if len(text) < 2:
+        raise InputError(
+            f"{name} has {len(text)} row, but a paired standard error needs two. Give more."
+        )
+
+
+# Options and results ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -46,7 +108,7 @@ class ChoiceOptions:
         judge: the value that plans are compared by: "kl", the divergence from the dense model, or
             "nll", the loss on the text (the logarithm of perplexity); both in nats per token.
         checkpoint: beginning of the names of the files to resume from, one per stage.
-        progress, plans_per_batch: as for `measure_plans`.
+        progress: as for `measure_plans`.
     """
 
     max_candidates: int = 32
@@ -55,11 +117,10 @@ class ChoiceOptions:
     judge: Judge = "kl"
     checkpoint: str | os.PathLike[str] | None = None
     progress: bool = True
-    plans_per_batch: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("max_candidates", 2), ("first_rows", 2), ("stop_beyond", TIE)):
-            if not as_float(getattr(self, name), name) >= least:
+            if not getattr(self, name) >= least:
                 raise InputError(f"{name} is {getattr(self, name)}. Give at least {least:g}.")
         if self.judge not in ("kl", "nll"):
             raise InputError(f'judge is {self.judge!r}. Compare plans by "kl" or by "nll".')
@@ -319,7 +380,6 @@ def measure_stage(
         text,
         checkpoint=None if options.checkpoint is None else f"{options.checkpoint}.{part}",
         progress=options.progress,
-        plans_per_batch=options.plans_per_batch,
     )
 
 

@@ -1,13 +1,12 @@
 """Choice of lambda and of the guards by KL or loss on held-out text.
 
 The paper leaves both open. Each chooser lists distinct plans, measures them in a race that stops
-clear losers early (race.py), and compares them by paired standard errors over the same rows. The
+clear losers early (racing.py), and compares them by paired standard errors over the same rows. The
 lowest of many means is biased low, so the chosen plan can be reported on further rows.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -174,7 +173,10 @@ def choose_interaction_strength(
         )
         kept = _spread(plans, options.max_candidates)
     else:
-        strengths = _strengths(candidates)
+        # ascending, so that ties go to the smallest
+        strengths = sorted({require_strength(strength) for strength in candidates})
+        if not strengths:
+            raise InputError('candidates is empty. Give at least one lambda, or "path".')
         plans, infeasible = _distinct(_solve(curvature, ratio, s, guards) for s in strengths)
         kept = plans
     curve = race_plans(model, kept, held_out, options)
@@ -332,28 +334,10 @@ def _spread(plans: list[Contender], limit: int) -> list[Contender]:
     return [plans[number] for number in sorted(ends | picks)]
 
 
-def _strengths(candidates: Sequence[float]) -> list[float]:
-    """The grid, ascending, so that ties go to the smallest."""
-    try:
-        strengths = sorted({float(value) for value in candidates})
-    except (TypeError, ValueError):
-        raise InputError(f"candidates is {candidates!r}. Give a list of numbers.") from None
-    if not strengths:
-        raise InputError('candidates is empty. Give at least one lambda, or "path".')
-    return [require_strength(strength) for strength in strengths]
-
-
 def _guards(cap: LayerCap, protection: tuple[int, int]) -> Guards:
     """The guards of one cap ("1.5x": a multiple of the ratio) and one pair of protected ends."""
-    try:
-        first, last = (int(layers) for layers in protection)
-        if isinstance(cap, str):
-            factor = float(cap.removesuffix("x")) if cap.endswith("x") else math.nan
-            return Guards(layer_cap_factor=factor, protect_first=first, protect_last=last)
-        return Guards(layer_cap=cap, protect_first=first, protect_last=last)
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"cap {cap!r} with protection {protection!r} makes no guards ({error}). Give caps as "
-            'shares in (0, 1], None, or multiples of the ratio such as "1.5x", and protections as '
-            "pairs."
-        ) from None
+    first, last = protection
+    if isinstance(cap, str):
+        factor = float(cap.removesuffix("x"))
+        return Guards(layer_cap_factor=factor, protect_first=first, protect_last=last)
+    return Guards(layer_cap=cap, protect_first=first, protect_last=last)

@@ -72,7 +72,6 @@ def export_gguf(
     path: str | os.PathLike[str],
     *,
     dtype: GGUFDtype = "f16",
-    pretokenizer: str | None = None,
     overwrite: bool = False,
 ) -> GGUFFile:
     """Write a model as one GGUF file for llama.cpp; needs the package `gguf`.
@@ -87,8 +86,6 @@ def export_gguf(
         path: the file to write.
         dtype: of the weight matrices. "q8_0" takes 8.5 bits per weight; a matrix stays in float16
             if its row length is not a multiple of 32.
-        pretokenizer: a name that llama.cpp knows for `tokenizer.ggml.pre`, if none has the
-            tokenizer's rules.
         overwrite: replace an existing file.
 
     Returns:
@@ -106,7 +103,7 @@ def export_gguf(
     architecture.require_columns("export_gguf", "Convert a stock folder with llama.cpp's own.")
     require_expressible(architecture)
     size = architecture.vocabulary
-    vocabulary = read_vocabulary(tokenizer, size, stop_tokens(pruned), pretokenizer)
+    vocabulary = read_vocabulary(tokenizer, size, stop_tokens(pruned))
     if not vocabulary.exact:
         warnings.warn(" ".join(vocabulary.notes), UserWarning, stacklevel=2)
     tensors = list(file_tensors(architecture))

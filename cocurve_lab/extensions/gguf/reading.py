@@ -6,16 +6,13 @@ transformers reads it. What it would leave out of the file in silence is an erro
 from __future__ import annotations
 
 import re
-import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...base.errors import InputError
 from ...base.files import require_regular
-from ...base.schema import parse_json
 from ..opening.errors import explain
-from .tokenizer import pretokenizer_for
 
 if TYPE_CHECKING:
     import torch
@@ -35,77 +32,66 @@ _OF_THE_GGUF = (
 )
 
 
-def gguf_model(file: Path, dtype: torch.dtype | Literal["float32"] = "float32") -> PreTrainedModel:
-    """Read the model of a GGUF file as a stock model on the CPU, in eval mode.
+class Gguf:
+    """Files of llama.cpp's form; a `FileSource`."""
 
-    The object that transformers makes of it claims to be quantized and cannot be saved; a fresh
-    model with its configuration and its weights can.
+    def config(self, file: Path) -> PreTrainedConfig:
+        """Read the configuration, without weights; raises as `model`."""
+        from transformers import AutoConfig
 
-    Raises:
-        InputError: a package is missing, or transformers cannot read the whole file.
-    """
-    from transformers import AutoModelForCausalLM
+        _reader(file)
+        try:
+            config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+            known = {k: v for k, v in config.to_dict().items() if k not in _OF_THE_GGUF}
+            config = type(config)(**known)
+        except Exception as error:  # a damaged file can raise nearly anything
+            raise explain(file, error, part="the configuration of ") from error
+        config._name_or_path = str(file)
+        return config
 
-    reader = _reader(file)
-    config = gguf_config(file)
-    try:
-        read: Any = AutoModelForCausalLM.from_pretrained(
-            file.parent, config=config, gguf_file=file.name, dtype=dtype
-        )
-        model: Any = type(read)(config)
-        model.load_state_dict(read.state_dict(), assign=True)
-    except Exception as error:  # a damaged file can raise nearly anything
-        raise explain(file, error) from error
-    model.tie_weights()
-    _require_whole(file, reader, model)
-    return model.eval()
+    def model(
+        self, file: Path, dtype: torch.dtype | Literal["float32"] = "float32"
+    ) -> PreTrainedModel:
+        """Read the model as a stock model on the CPU, in eval mode.
 
+        The object that transformers makes of it claims to be quantized and cannot be saved; a fresh
+        model with its configuration and its weights can.
 
-def gguf_config(file: Path) -> PreTrainedConfig:
-    """Read the configuration of a GGUF file, without weights; raises as `gguf_model`."""
-    from transformers import AutoConfig
+        Raises:
+            InputError: a package is missing, or transformers cannot read the whole file.
+        """
+        from transformers import AutoModelForCausalLM
 
-    _reader(file)
-    try:
-        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
-        known = {k: v for k, v in config.to_dict().items() if k not in _OF_THE_GGUF}
-        config = type(config)(**known)
-    except Exception as error:  # a damaged file can raise nearly anything
-        raise explain(file, error, part="the configuration of ") from error
-    config._name_or_path = str(file)
-    return config
-
-
-def gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
-    """Read the tokenizer of a GGUF file; raises as `gguf_model`.
-
-    Warns:
-        UserWarning: transformers splits text by other rules than those that the file names.
-    """
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-    from transformers import AutoTokenizer
-
-    reader = _reader(file)
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    except Exception as error:  # a damaged file can raise nearly anything
-        raise explain(file, error, part="the tokenizer of ") from error
-    rules = _text(reader, "tokenizer.ggml.pre")
-    if rules == "smollm":
-        # transformers drops the first rule, each digit by itself, which also decides how the white
-        # space before a digit is split
-        parts = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
-        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(parts)
-    elif rules is not None and _text(reader, "tokenizer.ggml.model") == "gpt2":
-        difference = pretokenizer_for(parse_json(tokenizer.backend_tokenizer.to_str()), rules)[1]
-        if difference is not None:
-            warnings.warn(
-                f"the tokenizer of {file} may split text otherwise than its rules {rules!r}. Give "
-                "the tokenizer of the original model where tokens must agree.",
-                UserWarning,
-                stacklevel=3,
+        reader = _reader(file)
+        config = self.config(file)
+        try:
+            read: Any = AutoModelForCausalLM.from_pretrained(
+                file.parent, config=config, gguf_file=file.name, dtype=dtype
             )
-    return tokenizer
+            model: Any = type(read)(config)
+            model.load_state_dict(read.state_dict(), assign=True)
+        except Exception as error:  # a damaged file can raise nearly anything
+            raise explain(file, error) from error
+        model.tie_weights()
+        _require_whole(file, reader, model)
+        return model.eval()
+
+    def tokenizer(self, file: Path) -> PreTrainedTokenizerBase:
+        """Read the tokenizer; raises as `model`."""
+        from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+        from transformers import AutoTokenizer
+
+        reader = _reader(file)
+        try:
+            tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        except Exception as error:  # a damaged file can raise nearly anything
+            raise explain(file, error, part="the tokenizer of ") from error
+        if _text(reader, "tokenizer.ggml.pre") == "smollm":
+            # transformers drops the first rule, each digit by itself, which also decides how the
+            # white space before a digit is split
+            parts = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+            tokenizer.backend_tokenizer.pre_tokenizer = Sequence(parts)
+        return tokenizer
 
 
 def _reader(file: Path) -> GGUFReader:

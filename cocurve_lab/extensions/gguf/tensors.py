@@ -44,36 +44,6 @@ _AT_ONCE = 2**20  # numbers that are held in float32
 BLOCK = 32  # weights that share one scale in q8_0
 # the largest number of each type; in q8_0 a weight is a byte, up to 127, times a float16 scale
 _LARGEST = {"F32": float(np.finfo(np.float32).max), "F16": 65504.0, "Q8_0": 127 * 65504.0}
-_NORMS = "norms after its blocks and on queries and keys"
-_BIASES, _UNGATED = "layer norms with biases", "an FFN without a gate"
-_REASONS = {
-    "gemma": "scaled embeddings and a GELU",
-    "gemma2": "norms after its blocks and capped logits",
-    **dict.fromkeys(("gemma3_text", "gemma4_unified_text", "olmo2", "olmo3", "exaone4"), _NORMS),
-    "vaultgemma": "scaled embeddings and a GELU",
-    "gpt_neox": f"attention and FFN in parallel, and {_BIASES}",
-    "gpt2": f"learned positions and {_BIASES}",
-    "opt": f"learned positions and {_BIASES}",
-    "phi": f"attention and FFN in parallel, and {_BIASES}",
-    "cohere": "attention and FFN in parallel, and scaled logits",
-    "cohere2": "attention and FFN in parallel, and scaled logits",
-    "granite": "scaled embeddings, blocks and logits",
-    "hyperclovax": "scaled embeddings, blocks and logits",
-    "smollm3": "layers that do not rotate queries and keys",
-    "ministral3": "queries scaled by their position",
-    "hunyuan_v1_dense": "norms on rotated queries and keys",
-    "glm": "rotary positions on a part of each head",
-    "glm4": "rotary positions on a part of each head, and norms after its blocks",
-    "olmo": "layer norms without weights",
-    "doge": "attention that depends on the values, and scaled residuals",
-    "starcoder2": f"{_BIASES} and {_UNGATED}",
-    "stablelm": f"{_BIASES} and rotary positions on a part of each head",
-    "nemotron": f"{_BIASES} and {_UNGATED}",
-    "jais2": f"{_BIASES} and {_UNGATED}",
-    "arcee": _UNGATED,
-    "apertus": f"{_UNGATED} and norms on queries and keys",
-}
-
 
 # What llama.cpp can compute -----------------------------------------------------------------------
 
@@ -82,10 +52,9 @@ def require_expressible(architecture: Architecture) -> None:
     """Raise ArchitectureError, with the reason, unless llama.cpp can compute the model."""
     kind = architecture.model.config.model_type
     if kind not in FAMILIES:
-        reason = _REASONS.get(kind, "a block of another form")
         raise ArchitectureError(
-            f"{kind} has {reason}; llama.cpp's architectures with widths per layer fit "
-            f"{', '.join(FAMILIES)}. Use save_pruned for this model."
+            f"{kind} has a block that llama.cpp's architectures with widths per layer cannot "
+            f"compute; they fit {', '.join(FAMILIES)}. Use save_pruned for this model."
         )
     architecture.require_unpacked()
     for fact in _obstacles(architecture):

@@ -1,8 +1,8 @@
 """A Hugging Face tokenizer in llama.cpp's terms, or the reason why it has none.
 
 llama.cpp splits text by rules compiled into it, one set for each name in `tokenizer.ggml.pre`. A
-tokenizer gets the name whose rules are its own. If there is none, it gets the nearest name with a
-note on the difference, or the caller must choose one.
+tokenizer gets the name whose rules are its own. If there is none, it gets the name that lacks only
+rules which llama.cpp does not know, with a note on the difference.
 """
 
 from __future__ import annotations
@@ -99,7 +99,6 @@ def read_vocabulary(
     tokenizer: PreTrainedTokenizerBase | None,
     size: int,
     stops: Sequence[int] = (),
-    pretokenizer: str | None = None,
 ) -> Vocabulary:
     """Translate a tokenizer into llama.cpp's terms; InputError if llama.cpp has no such tokenizer.
 
@@ -107,7 +106,6 @@ def read_vocabulary(
         tokenizer: the model's; None for a file that takes token ids only.
         size: V, rows of the embedding; those without a token become unused tokens.
         stops: ids with which the model ends a text, in addition to the tokenizer's.
-        pretokenizer: a name that llama.cpp knows, if none has the tokenizer's rules.
     """
     if tokenizer is None:
         return Vocabulary(NONE, notes=("No tokenizer: the file takes token ids only.",))
@@ -115,10 +113,7 @@ def read_vocabulary(
     tokens, types = _tokens(tokenizer, spec, size)
     special = _special(tokenizer, stops, size)
     adds, around = _added_around(tokenizer, special)
-    if spec["model"]["byte_fallback"]:
-        own = _sentencepiece(spec, tokens, pretokenizer)
-    else:
-        own = _byte_level(spec, pretokenizer)
+    own = _sentencepiece(spec, tokens) if spec["model"]["byte_fallback"] else _byte_level(spec)
     template = getattr(tokenizer, "chat_template", None)
     return replace(
         own,
@@ -233,7 +228,7 @@ def _added_around(
 # Byte-level BPE: how text is split ----------------------------------------------------------------
 
 
-def _byte_level(spec: dict[str, Any], chosen: str | None) -> Vocabulary:
+def _byte_level(spec: dict[str, Any]) -> Vocabulary:
     """The vocabulary of a byte-level BPE, without tokens and types."""
     normalizer = (spec["normalizer"] or {"type": None})["type"]
     if normalizer not in (None, "NFC"):
@@ -241,8 +236,21 @@ def _byte_level(spec: dict[str, Any], chosen: str | None) -> Vocabulary:
             f"the tokenizer applies a {normalizer} normalizer to text; llama.cpp does not. Give "
             f"{NO_TOKENIZER}."
         )
-    name, difference = pretokenizer_for(spec, chosen)
-    notes = [] if difference is None else [difference]
+    rules = list(_rules(spec["pre_tokenizer"]))
+    known = {rule for listed, _ in _PRETOKENIZERS for rule in listed}
+    shared = tuple(rule for rule in rules if rule in known)
+    name = _PRETOKENIZERS.get((shared, bool(spec["model"]["ignore_merges"])))
+    if name is None:
+        raise InputError(
+            f"llama.cpp cannot split text by this tokenizer's rules: {rules}. Give {NO_TOKENIZER}."
+        )
+    missing = [rule for rule in rules if rule not in known]
+    notes = []
+    if missing:
+        notes.append(
+            f"Text is split by llama.cpp's {name!r}, which lacks {missing}. Where these rules "
+            "apply, tokens differ from the tokenizer's."
+        )
     if normalizer == "NFC":
         notes.append("llama.cpp does not apply NFC. Give it text that is already in NFC.")
     return Vocabulary(
@@ -250,38 +258,7 @@ def _byte_level(spec: dict[str, Any], chosen: str | None) -> Vocabulary:
         pretokenizer=name,
         merges=[" ".join(pair) for pair in merge_pairs(spec)],
         notes=tuple(notes),
-        exact=difference is None,
-    )
-
-
-def pretokenizer_for(spec: dict[str, Any], chosen: str | None) -> tuple[str, str | None]:
-    """Return the name with the tokenizer's rules, or the nearest with a note on the difference.
-
-    `spec` is the content of tokenizer.json, and `chosen` the name the caller wants, or None.
-    """
-    rules = tuple(_rules(spec["pre_tokenizer"]))
-    whole_words = bool(spec["model"]["ignore_merges"])
-    exact = _PRETOKENIZERS.get((rules, whole_words))
-    if chosen is not None and chosen != exact:
-        return chosen, (
-            f"Text is split by llama.cpp's {chosen!r}, as requested, not by {list(rules)}. A "
-            "llama.cpp that does not know this name rejects the file."
-        )
-    if exact is not None:
-        return exact, None
-    # nearest: the name that has all the rules llama.cpp knows of, and lacks only the others
-    known = {rule for listed, _ in _PRETOKENIZERS for rule in listed}
-    shared = tuple(rule for rule in rules if rule in known)
-    nearest = _PRETOKENIZERS.get((shared, whole_words))
-    if nearest is None:
-        raise InputError(
-            f"llama.cpp cannot split text by this tokenizer's rules: {list(rules)}. Give one of "
-            f"llama.cpp's names as pretokenizer= to use its rules instead, or {NO_TOKENIZER}."
-        )
-    missing = [rule for rule in rules if rule not in known]
-    return nearest, (
-        f"Text is split by llama.cpp's {nearest!r}, which lacks {missing}. Where these rules "
-        "apply, tokens differ from the tokenizer's."
+        exact=not missing,
     )
 
 
@@ -308,13 +285,8 @@ def _rules(pre_tokenizer: dict[str, Any] | None) -> Iterator[str]:
 # SentencePiece: spaces and merges -----------------------------------------------------------------
 
 
-def _sentencepiece(spec: dict[str, Any], tokens: Sequence[str], chosen: str | None) -> Vocabulary:
+def _sentencepiece(spec: dict[str, Any], tokens: Sequence[str]) -> Vocabulary:
     """The vocabulary of a BPE with byte fallback, without tokens and types."""
-    if chosen is not None:
-        raise InputError(
-            f"pretokenizer is {chosen!r}, but a SentencePiece tokenizer splits no text before it "
-            "merges. Remove pretokenizer."
-        )
     absent = next((f"<0x{b:02X}>" for b in range(256) if f"<0x{b:02X}>" not in tokens), None)
     if absent is not None:
         raise InputError(

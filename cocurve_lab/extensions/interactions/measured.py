@@ -27,7 +27,7 @@ import numpy as np
 
 from ...base.arguments import as_int, as_list
 from ...base.atomic import write_atomically
-from ...base.errors import FileFormatError, InputError, MismatchError
+from ...base.errors import FileFormatError, InputError
 from ...base.progress import Progress
 from ...base.schema import (
     COUNT,
@@ -42,12 +42,11 @@ from ...base.schema import (
     require_fields,
 )
 from ...base.storage import dump_npz, load_npz
-from ...base.text_windows import joined
 from ...calibration import CalibrationSet
 from ...curvature.groups import Groups
 from ...curvature.matrix import Curvature
 from ...measuring.plan_memory import model_settings
-from ...measuring.risk import Meter, standard_error
+from ...measuring.risk import Meter
 from ...models.architectures import UNIT_KINDS, kind_number
 from ...models.identity import known_record, model_name
 from ...models.unit import Unit
@@ -116,12 +115,6 @@ class Interactions:
         Negative where the second part costs less once the first is gone.
         """
         return self.by_row.mean(axis=0)
-
-    @cached_property
-    def interaction_error(self) -> np.ndarray:
-        """Standard error of `interaction` over rows [pool, pool]; NaN with a single row."""
-        rows, size, _ = self.by_row.shape
-        return standard_error(self.by_row.reshape(rows, -1).T).reshape(size, size)
 
     @cached_property
     def by_row(self) -> np.ndarray:
@@ -200,12 +193,6 @@ class Interactions:
 
     # Plans --------------------------------------------------------------------------------------
 
-    def risk(self, parts: Iterable[int]) -> float:
-        """Predict the KL of removing parts of the pool: 1/2 s^T Q s, nats per token."""
-        places = [self.pool.index(part) for part in parts]
-        pairs = self.interaction[np.ix_(places, places)].sum() / 2
-        return float(self.alone.mean(axis=0)[list(parts)].sum() + pairs)
-
     def solve(
         self, ratio: float, interaction_strength: float = 1.0, guards: Guards = FREE
     ) -> Selection:
@@ -261,30 +248,6 @@ class Interactions:
         return replace(plan, terms=Terms(np.array(node), np.array(edge)))
 
     # Files --------------------------------------------------------------------------------------
-
-    @classmethod
-    def merge(cls, found: Sequence[Interactions]) -> Interactions:
-        """Put the rows of several measurements of the same parts together."""
-        first, *others = as_list(found, "found")
-        for other in others:
-            if (other.parts, other.pool) != (first.parts, first.pool):
-                raise MismatchError(
-                    "these measurements are of different parts or pools. Measure the same parts."
-                )
-            first.units.require_same(other.units, mine="the first", theirs="another")
-        marks = [mark for each in found for mark in each.provenance.get("row_fingerprints", [])]
-        if len(set(marks)) != len(marks):
-            raise MismatchError("a row is in two of these measurements. Give each row once.")
-        return replace(
-            first,
-            alone=np.concatenate([each.alone for each in found]),
-            together=np.concatenate([each.together for each in found]),
-            provenance=first.provenance
-            | {
-                "row_fingerprints": marks,
-                "text_windows": joined(each.provenance.get("text_windows") for each in found),
-            },
-        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to an `.npz`."""

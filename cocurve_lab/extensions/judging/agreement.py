@@ -173,8 +173,6 @@ def same_budget_pool(
     Returns:
         (method, plan) pairs: EDGE_AWARE, DIAGONAL, then the RANDOM plans, then the SWAP plans.
     """
-    if size < 2:
-        raise InputError(f"size is {size}, but the pool has two greedy sets. Give at least 2.")
     greedy = solve_greedy(curvature, ratio, interaction_strength)
     diagonal = solve_greedy(curvature, ratio, 0.0)
     pool = {greedy.fingerprint: (EDGE_AWARE, greedy)}

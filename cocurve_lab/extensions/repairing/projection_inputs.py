@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from ...base.progress import Bar
@@ -39,7 +39,8 @@ def run_rows(
     `hooks` registers them, once it is known that the model can run.
     """
     require_measurable(model, calibration)
-    architecture, device, step = describe(model), model_device(model), rows_together(calibration)
+    architecture, device = describe(model), model_device(model)
+    step = max(1, TOKENS_PER_BATCH // calibration.seq_len)
     with measuring(model, torch.get_num_threads()), ExitStack() as stack:
         for handle in hooks():
             stack.callback(handle.remove)
@@ -61,11 +62,6 @@ def text_record(calibration: CalibrationSet) -> dict[str, Any]:
     }
 
 
-def rows_together(calibration: CalibrationSet) -> int:
-    """Rows of one forward pass in `run_rows`."""
-    return min(len(calibration), max(1, TOKENS_PER_BATCH // calibration.seq_len))
-
-
 def watch_inputs(
     model: PreTrainedModel,
     calibration: CalibrationSet,
@@ -82,13 +78,19 @@ def watch_inputs(
             the order of the forward; it may keep sums of X but not X, which is not a copy.
         only: blocks to watch; None watches all that have columns.
     """
-    architecture, length = describe(model), calibration.seq_len
+    architecture = describe(model)
 
     def hooks() -> Iterator[RemovableHandle]:
         for block in present_blocks(architecture):
             if only is None or block in only:
-                projection = architecture.output_projection(*block)
-                yield projection.register_forward_pre_hook(_showing(block, observe, length))
+
+                def show(_: Any, args: tuple[Tensor, ...], block: Block = block) -> None:
+                    columns = args[0]  # OPT's FFN sees [rows * T, W]
+                    if columns.dim() == 2:
+                        columns = columns.unflatten(0, (-1, calibration.seq_len))
+                    observe(block, columns)
+
+                yield architecture.output_projection(*block).register_forward_pre_hook(show)
 
     run_rows(model, calibration, hooks, progress=progress, title=title)
 
@@ -101,13 +103,3 @@ def present_blocks(architecture: Architecture) -> list[Block]:
         for kind in architecture.column_kinds(layer)
         if architecture.width(layer, kind) > 0
     ]
-
-
-def _showing(
-    block: Block, observe: Observer, length: int
-) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-    def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        columns = args[0]  # OPT's FFN sees [rows * T, W]
-        observe(block, columns if columns.dim() == 3 else columns.unflatten(0, (-1, length)))
-
-    return hook

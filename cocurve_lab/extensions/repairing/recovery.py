@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...base.arguments import as_float, as_int, require_type
+from ...base.arguments import as_float, as_int
 from ...base.atomic import room_for, scratch
 from ...base.errors import FileFormatError, InputError, NumericalError
 from ...base.progress import Progress
@@ -76,11 +76,9 @@ def recover(
         options: rank, learning rate, epochs and progress.
         checkpoint: a folder for the state after each epoch, from which the same call goes on.
     """
-    require_type(options, RecoverOptions, "options")
     require_one_device(pruned)
     texts = [calibration] if held_out is None else [calibration, held_out]
     for text in texts:
-        require_type(text, CalibrationSet, "the text of a recovery")
         for one in (model, pruned):
             require_measurable(one, text)
     if held_out is not None:

@@ -9,11 +9,11 @@ so a large ridge changes nothing. Where the projection has a bias, x and e are c
 takes the difference of the means.
 
 Targets:
-- "stream" (sequential, the default): x is of the model pruned and refitted so far, layer by layer;
+- "stream" (sequential): x is of the model pruned and refitted so far, layer by layer;
   e is the dense model's residual stream after the block minus this model's. The block makes up for
   what earlier layers left over, too.
-- "write" (sequential): x is the same; e is what the dense block would write on the same input,
-  minus what this block writes.
+- "write" (sequential, behind a norm): x is the same; e is what the dense block would write on the
+  same input, minus what this block writes.
 - "dense" (not sequential): every layer is refitted alone, on the dense model's columns; e is what
   the columns that went wrote. This is the refit of SlimGPT (Ling et al., 2024;
   `methods/slimgpt.py`).
@@ -32,7 +32,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -40,24 +40,19 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
-from ...base.arguments import as_float, as_list, require_type
+from ...base.arguments import as_float
 from ...base.errors import ArchitectureError, InputError
 from ...base.progress import Progress, open_bar
 from ...base.storage import fingerprint
 from ...calibration import CalibrationSet
-from ...curvature.matrix import Curvature
-from ...measuring.risk import model_risk
 from ...models.architectures import Architecture, describe
 from ...models.identity import require_source, weight_marks
 from ...models.kinds import KINDS
 from ...models.runtime import measuring, require_measurable, require_one_device
-from ...models.unit import Kind
 from ...pruner.cutting import prune, require_prunable
 from ...pruner.slicing import kept_columns
 from ...solver.selection import Selection
 from ..big_models.on_disk import Cuts, layer_present, prune_to_folder, write_refitted
-from ..choosing.gains import choose_gains
-from ..choosing.racing import TIE, ChoiceOptions
 from .least_squares_refit import Pair, Target
 from .projection_inputs import Block, text_record
 
@@ -71,26 +66,15 @@ class RepairOptions:
 
     Attributes:
         ridge: gamma >= 0, in units of the mean diagonal of x^T x.
-        kinds: the kinds of block that are refitted; the others stay as pruned.
-        target: "stream" or "write", what a sequential refit matches (see repair.py).
         progress: show a bar; "lines" writes lines for a log file instead.
     """
 
     ridge: float = 0.01
-    kinds: tuple[Kind, ...] = KINDS
-    target: Target = "stream"
     progress: Progress = True
 
     def __post_init__(self) -> None:
         if not 0 <= as_float(self.ridge, "ridge") < math.inf:
             raise InputError(f"ridge is {self.ridge}. Give a finite number of at least 0.")
-        kinds = as_list(self.kinds, "kinds")
-        if not kinds or not all(kind in KINDS for kind in kinds):
-            raise InputError(f"kinds are {self.kinds!r}. Give one or both of {KINDS}.")
-        if self.target not in ("stream", "write"):
-            raise InputError(
-                f'target is {self.target!r}. Give "stream" or "write", or sequential=False.'
-            )
 
 
 @overload
@@ -100,7 +84,6 @@ def repair(
     calibration: CalibrationSet,
     *,
     sequential: bool = True,
-    gains: tuple[Curvature, CalibrationSet] | None = None,
     options: RepairOptions = RepairOptions(),
 ) -> PreTrainedModel: ...
 @overload
@@ -120,7 +103,6 @@ def repair(
     calibration: CalibrationSet,
     *,
     sequential: bool = True,
-    gains: tuple[Curvature, CalibrationSet] | None = None,
     options: RepairOptions = RepairOptions(),
     out: str | os.PathLike[str] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -131,9 +113,7 @@ def repair(
     stay as pruned. Weights in half precision are refitted in float64 and rounded once; on a
     GPU, products of activations are float32.
 
-    The refit starts from the plan's gains, if it has any. With `gains`, they are chosen here, on
-    held-out rows: `choose_gains` must find that they help the pruned model, and the KL of the
-    refitted model must be lower with them than without by more than `TIE` paired standard errors.
+    The refit starts from the plan's gains, if it has any.
 
     Args:
         model: the dense model; it is left as it was.
@@ -141,54 +121,35 @@ def repair(
         calibration: rows; every token counts, whichever positions are scored. "stream" overfits few
             rows: for 40 % of the demo model, 4,096 tokens were too few, and 32,768 enough.
         sequential: statistics from the model pruned and refitted so far; False: from the dense one.
-        gains: H and held-out rows, at least two, to try gains of (eq. comp) instead of the plan's.
-        options: ridge, kinds, target and progress.
+        options: ridge and progress.
         out: a new folder. The refitted model is written there layer by layer, as `save_pruned`
-            would. `model` may be a streamed one. Not with `gains`.
+            would. `model` may be a streamed one.
         tokenizer: with `out`: the dense model's, to save in the folder too.
 
     Returns:
         The pruned and refitted model, whose manifest records the refit under "repair". With `out`,
         the folder.
     """
-    require_type(options, RepairOptions, "options")
     describe(model).require_columns("a refit")
     _require_attention(describe(model))
     if out is None:
         require_one_device(model)  # before the check of the text, which runs the model
-    _require_rows(model, calibration)
+    require_measurable(model, calibration)
     require_source(model, selection)
-    plain = _PlanRefit(model, selection, calibration, sequential, options)
-    if out is not None:
-        if gains is not None:
-            raise InputError(
-                "out= is given with gains=, which compares two refitted models in memory. Choose "
-                "gains first, with choose_gains, and give the plan that has them."
-            )
-        require_prunable(model, selection, on_disk=True)
-        refit, progress = plain if plain.columns else None, options.progress
-        return prune_to_folder(
-            model, selection, out, tokenizer=tokenizer, progress=progress, refit=refit
-        )
-    if gains is None:
-        return plain.repaired()
-    if not isinstance(gains, tuple) or len(gains) != 2:
-        raise InputError(
-            f"gains is {type(gains).__name__}, not H and held-out rows. Give (curvature, held_out)."
-        )
-    curvature, held_out = gains
-    require_type(curvature, Curvature, "the first of gains")
-    _require_rows(model, held_out)
-    held_out.require_disjoint(calibration)
-    choice = ChoiceOptions(progress=options.progress is True)
-    scaled = choose_gains(model, curvature, selection, held_out, options=choice).best
-    without = replace(plain, selection=selection.with_gains({})).repaired()
-    if not scaled.gains:
-        return without
-    other = replace(plain, selection=scaled).repaired()
-    found = model_risk(model, other, held_out) - model_risk(model, without, held_out)
-    error = found.std(ddof=1) / math.sqrt(len(found))
-    return other if found.mean() < -TIE * error else without
+    plan = _PlanRefit(model, selection, calibration, sequential, options)
+    if out is None:
+        pruned = prune(model, selection)
+        plan.refit(pruned)
+        return pruned
+    require_prunable(model, selection, on_disk=True)
+    return prune_to_folder(
+        model,
+        selection,
+        out,
+        tokenizer=tokenizer,
+        progress=options.progress,
+        refit=plan if plan.columns else None,
+    )
 
 
 def refit(
@@ -202,13 +163,8 @@ def refit(
 ) -> None:
     """Refit what `prune` returned, in place, and record it in the manifest; see `repair`."""
     require_one_device(model)
-    _require_rows(model, calibration)
-    _PlanRefit(model, selection, calibration, sequential, options).refit(pruned)
-
-
-def _require_rows(model: PreTrainedModel, calibration: CalibrationSet) -> None:
-    require_type(calibration, CalibrationSet, "the text of a repair")
     require_measurable(model, calibration)
+    _PlanRefit(model, selection, calibration, sequential, options).refit(pruned)
 
 
 @dataclass(frozen=True)
@@ -229,15 +185,8 @@ class _PlanRefit:
             (layer, kind): kept_columns(dense, self.selection, layer, kind)[0]
             for layer in range(len(dense.layers))
             for kind in KINDS
-            if kind in self.options.kinds
         }
         return {block: kept for block, kept in found.items() if 0 < len(kept) < dense.width(*block)}
-
-    def repaired(self) -> PreTrainedModel:
-        """Prune the model and refit the result."""
-        pruned = prune(self.model, self.selection)
-        self.refit(pruned)
-        return pruned
 
     def refit(self, pruned: PreTrainedModel) -> None:
         """Refit a pruned model in place and record it in the manifest."""
@@ -289,7 +238,7 @@ class _PlanRefit:
 
         `present`, given a layer, keeps its weights in both models inside its block.
         """
-        wanted: Target = self.options.target if self.sequential else "dense"
+        wanted: Target = "stream" if self.sequential else "dense"
         threads, student = torch.get_num_threads(), describe(pruned)
         layers = range(1 + max(layer for layer, _ in self.columns))
         bar = open_bar(self.options.progress, total=len(layers), desc="Refit", unit="layer")
@@ -309,7 +258,7 @@ class _PlanRefit:
             "method": "refit",
             "sequential": pair.target != "dense",
             "target": pair.target,
-            "kinds": list(self.options.kinds),
+            "kinds": list(KINDS),
             "ridge": float(self.options.ridge),
             **text_record(self.calibration),
         }

@@ -17,7 +17,7 @@ from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.choosing.gains import choose_gains
-from cocurve_lab.extensions.choosing.racing import ChoiceOptions, race_plans
+from cocurve_lab.extensions.choosing.racing import TIE, ChoiceOptions, race_plans
 from cocurve_lab.extensions.choosing.racing import Contender as Runner
 from cocurve_lab.extensions.choosing.search import SearchOptions, search_plan
 from cocurve_lab.extensions.choosing.settings import loosest_first
@@ -349,15 +349,13 @@ class Bench:
             return choose_gains(self.model, curvature, bare, self.judges.held_out, **how).best, None
         if wanted == "own":
             return plan, method.repair(self.model, plan, evidence) if method.repairs else None
-        gains = None
         if wanted == "gains and refit":
-            gains = (self._curvature(seen.calibration), self.judges.held_out)
+            return bare, self._refitted_with_gains(bare, seen)
         model = repair(
             self.model,
             bare,
             seen.calibration,
             sequential=wanted != "dense refit",
-            gains=gains,
             options=RepairOptions(progress=False),
         )
         if wanted == "refit and training":
@@ -369,6 +367,26 @@ class Bench:
                 options=RecoverOptions(progress=False),
             )
         return bare, model
+
+    def _refitted_with_gains(self, bare: Selection, seen: Seen) -> PreTrainedModel:
+        """Refit a plan, from gains where they help the pruned and the refitted model.
+
+        Gains must lower the held-out KL by more than `TIE` paired standard errors.
+        """
+        held_out, quiet = self.judges.held_out, RepairOptions(progress=False)
+        choice = choose_gains(
+            self.model,
+            self._curvature(seen.calibration),
+            bare,
+            held_out,
+            options=ChoiceOptions(progress=False),
+        )
+        without = repair(self.model, bare, seen.calibration, options=quiet)
+        if not choice.applied:
+            return without
+        other = repair(self.model, choice.best, seen.calibration, options=quiet)
+        found = model_risk(self.model, other, held_out) - model_risk(self.model, without, held_out)
+        return other if found.mean() < -TIE * standard_error(found) else without
 
     # Evidence -------------------------------------------------------------------------------------
 

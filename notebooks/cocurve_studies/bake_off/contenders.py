@@ -43,9 +43,9 @@ class Contender:
         repair: what happens to the remaining weights. "own": what the method itself does, for most
             nothing. The others repair any plan: "refit" and "dense refit" as `repair` with
             statistics of the model pruned so far or of the dense one; "gains" as `choose_gains`;
-            "gains and refit" as `repair(gains=...)`; "refit and training" as `recover` after
-            `repair`. Refits and training read the calibration, gains H and the held-out rows, on
-            which training chooses its epoch.
+            "gains and refit" as a refit from gains that help; "refit and training" as `recover`
+            after `repair`. Refits and training read the calibration, gains H and the held-out rows,
+            on which training chooses its epoch.
         evaluations: row evaluations of a measured search that starts from the plan; 0: no search.
             The search judges plans as pruned; a repair comes after it.
     """

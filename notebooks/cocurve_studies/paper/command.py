@@ -270,10 +270,10 @@ def _rows(options: Paper, tokenizer: Any) -> tuple[CalibrationSet, CalibrationSe
             held_out=held_out
         )
         return calibration, judge
-    if text.recipe is not None or (not text.files and own_text(place) is not None):
+    if text.recipe is not None or (text.file is None and own_text(place) is not None):
         return text.calibration_and_held_out(place, tokenizer, held_out)
     release = replace(text, recipe="release")
-    if not text.files:  # C4 has enough
+    if text.file is None:  # C4 has enough
         return release.calibration_and_held_out(place, tokenizer, held_out)
     try:
         return release.calibration_and_held_out(place, tokenizer, held_out)

@@ -90,7 +90,7 @@ def structure_table(
             variant = edge_variant(curvature, **changes)
             solve = partial(solve_variant, curvature, variant, *settings, guards)
             rows.append(_row(axis, name, solve))
-    if set(guards.kinds) >= set(KINDS):
+    if all(map(guards.allows, KINDS)):
         for name, kinds in (("joint", KINDS), ("head-only", KINDS[:1]), ("FFN-only", KINDS[1:])):
             only = replace(guards, kinds=kinds)
             rows.append(_row("kinds", name, partial(solve_greedy, curvature, *settings, only)))
