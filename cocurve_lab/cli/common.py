@@ -24,7 +24,7 @@ from ..calibration import (
     row_options,
 )
 from ..curvature.matrix import Curvature
-from ..estimator.files import files_in
+from ..estimator.estimate import files_in
 from ..extensions.release.reading import MASK, REGISTRY
 from ..models.identity import allow_other_weights, is_pruned
 from ..models.loading import load_model, load_tokenizer, place_of
