@@ -41,9 +41,6 @@ class WeightSource(Protocol):
     def bytes_present(self) -> int:
         """The most bytes of weights that it has in memory at a time."""
 
-    def bytes_from(self, first: int) -> int:
-        """Bytes of weights that a pass from layer `first` to the end reads."""
-
     def present(self, layer: int) -> AbstractContextManager[None]:
         """Keep the weights of a layer in memory inside the block."""
 
@@ -60,9 +57,6 @@ class Still:
     @property
     def devices(self) -> Mapping[int, torch.device]:
         return {}
-
-    def bytes_from(self, first: int) -> int:
-        return 0
 
     def present(self, layer: int) -> AbstractContextManager[None]:
         return nullcontext()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...measuring.passes import PASSES, MakePasses
 from ...models.layers import STORE, WeightStore
-from ...pruner.plugs import FOLDERS, PruneToFolder
+from ...pruner.folder import FOLDERS, PruneToFolder
 
 
 def _store() -> WeightStore:
