@@ -19,7 +19,7 @@ import cocurve_lab as cl
 from cocurve_lab.extensions.opening.places import require_generation
 from cocurve_lab.extensions.publishing.card import as_markdown, as_markdown_text, model_card
 from cocurve_lab.extensions.writing import as_csv
-from cocurve_lab.pruner.card import CardFacts
+from cocurve_lab.pruner.folder import CardFacts
 from cocurve_lab.pruner.manifest import manifest_on
 from cocurve_studies.tables import shown
 from helpers.tiny_models import tiny_model

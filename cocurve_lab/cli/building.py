@@ -12,8 +12,13 @@ from ..base.errors import InputError
 from ..curvature.matrix import Curvature, merge_shards
 from ..curvature.merging import progress_of, shard_groups
 from ..curvature.settings import BuildOptions, Shard, settings_of
-from ..estimator.estimate import load_or_estimate
-from ..estimator.files import checkpoint_of, files_in, kept_at, whole_path
+from ..estimator.estimate import (
+    checkpoint_of,
+    files_in,
+    kept_at,
+    load_or_estimate,
+    whole_path,
+)
 from ..extensions.device import report_device
 from ..models.units import enumerate_units
 from .common import Rows, StreamedModel, progress, require_counts, require_writable, rows_of

@@ -16,7 +16,7 @@ from ..base.files import MOST_BYTES, read_regular, require_regular
 from ..base.progress import Progress
 from ..calibration import CalibrationSet, Recipe
 from ..curvature.matrix import Curvature
-from ..estimator.files import files_in
+from ..estimator.estimate import files_in
 from ..extensions.release.reading import MASK, REGISTRY
 from ..extensions.release.rows import AUTHORS_SEED
 from ..extensions.texts.documents import default_calibration, default_rows, own_text, row_options

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..extensions.choosing.best_plan import best_plan
-from ..pruner.card import CardFacts
+from ..pruner.folder import CardFacts
 from ..pruner.saving import save_pruned
 from ..solver.targets import Target, require_ratio
 from .common import Model, progress, require_counts, require_new, require_text

@@ -4,12 +4,10 @@ In reading order:
 
     algorithm1.py  Algorithm 1 on one sequence: ablate, whiten, take the Gram
     teacher.py     the teacher pass, and where ablations start
-    fisher.py      centring, the whitened feature and the KL divergence
+    fisher.py      centring and the KL divergence
     replay.py      an ablation runs only what follows the unit
     batches.py     how many ablations run together
     risks.py       the KL of each unit alone, and the dense model's loss
-    worker.py      Algorithm 1 on one sequence after the other, here or elsewhere
     build.py       the loop over sequences, with checkpoints
     estimate.py    `estimate_curvature`, and H kept in a folder
-    files.py       names of the files of H, of its shards and of checkpoints
 """

@@ -2,7 +2,7 @@
 
 `sequence_gram` is the algorithm. Below it: teacher.py (the teacher pass), fisher.py (centring, the
 KL), replay.py (an ablation runs only what follows the unit) and batches.py (how many run together).
-Around it: worker.py (one sequence after the other) and build.py (the sum over sequences). The last
+Around it: build.py (one sequence after the other, and the sum over all). The last
 lines of Algorithm 1 are in curvature/: `Groups.matrix` divides by the number of positions, and
 `Curvature` makes H symmetric and checks its diagonal.
 """
@@ -10,21 +10,23 @@ lines of Algorithm 1 are in curvature/: `Groups.matrix` divides by the number of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..calibration import CalibrationSet
+from ..models.architectures import Architecture
 from ..models.runtime import sums_on
 from ..models.units import Unit
 from .batches import Batches
-from .teacher import AblationPass, Ablations, TeacherSetup
+from .teacher import AblationPass, Ablations, begin
 
 _GRAM_COLUMNS = 1 << 14  # float32 products are summed over this many features, then in float64
 
 
+@runtime_checkable
 class Listener(Protocol):
     """Measures something besides the Gram matrix while Algorithm 1 runs, such as each unit's KL."""
 
@@ -36,7 +38,8 @@ class Listener(Protocol):
 
 
 def sequence_gram(
-    setup: TeacherSetup,
+    architecture: Architecture,
+    top_r: int,
     units: Sequence[Unit],
     calibration: CalibrationSet,
     number: int,
@@ -46,7 +49,8 @@ def sequence_gram(
     """Run Algorithm 1 on sequence x = `number`, and return its share of H.
 
     Args:
-        setup: the model f_0 and r, the size of the teacher's support.
+        architecture: the model f_0, inside `models.runtime.measuring`: in eval mode, no gradients.
+        top_r: r, the size of the teacher's support V_r(x, t).
         units: U, M units; each is masked alone.
         calibration: C, with the scored positions T(x) of each sequence.
         number: which sequence.
@@ -57,7 +61,7 @@ def sequence_gram(
         [M, M] float64, the sum over T(x) of the products of D_u and D_v. Summed over all sequences
         and divided by the total number of positions (the P of eq. gram) it is H.
     """
-    start = setup.begin(calibration, number, batches.first(units))  # the teacher pass
+    start = begin(architecture, top_r, calibration, number)  # the teacher pass
     p_0 = start.teacher.probabilities  # [P, r] on V_r(x, t), renormalized
     D = p_0.new_empty(len(units), p_0.numel())  # whitened shifts of eq. (gram), a row per unit
     for listener in listeners:
@@ -68,7 +72,9 @@ def sequence_gram(
             batch = start.ablations(rows, hidden)  # z_-u - z_0 on the support, centred
             for listener in listeners:
                 listener.hear(batch)
-            torch.mul(batch.shift, p_0.sqrt(), out=D[rows].view(batch.shift.shape))  # eq. (huv)
+            # eq. (huv): sqrt(p_0) (dz_u - E_{p_0}[dz_u]). The dot products of such rows are Fisher
+            # inner products, a^T (diag(p_0) - p_0 p_0^T) b (Proposition gram)
+            torch.mul(batch.shift, p_0.sqrt(), out=D[rows].view(batch.shift.shape))
     return gram_matrix(D)
 
 

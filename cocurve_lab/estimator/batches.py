@@ -22,7 +22,7 @@ from ..models.identity import embedding_weight, model_device
 from ..models.layers import weights_of
 from ..models.runtime import is_out_of_memory
 from ..models.units import Unit, UnitSet
-from .replay import TRACE_BYTES, Batched, trace_bytes
+from .replay import Batched
 from .support import GATHER_BYTES
 
 SMALLER = "Use shorter rows, fewer positions, bfloat16 weights, or a larger device."
@@ -50,10 +50,6 @@ class Batches:
         self.size, self.block = size, block
         self.notes: list[str] = []
         self._tick, self._fitted = tick, True
-
-    def first(self, units: Sequence[Unit]) -> Batched:
-        """The batches of the first block, which may ride along in the teacher pass."""
-        return [batch for _, batch in block_from(units, 0, self.size, self.block)]
 
     def of(self, units: Sequence[Unit], ride: Ride) -> Iterator[tuple[slice, Tensor]]:
         """Yield the rows and result of each batch; a batch that ran out of memory is retried."""
@@ -83,19 +79,14 @@ class Batches:
             self._fitted = False  # halved later: while this error lives, so do its tensors
 
     def _halve(self) -> None:
-        self.size, self.block = halved(self.size, self.block)
+        if self.size == self.block == 1:
+            raise InputError(f"memory runs out with one ablation per batch. {SMALLER}")
+        self.size, self.block = max(1, self.size // 2), max(1, self.block // 2)
         self._fitted = True
         gc.collect()
         if torch.accelerator.is_available():
             torch.accelerator.empty_cache()
         self.notes.append(f"out of memory, {self.size} units per batch from here on")
-
-
-def halved(size: int, block: int) -> tuple[int, int]:
-    """Halve the ablations per batch and per block, down to 1."""
-    if size == block == 1:
-        raise InputError(f"memory runs out with one ablation per batch. {SMALLER}")
-    return max(1, size // 2), max(1, block // 2)
 
 
 def by_layer(units: Sequence[Unit]) -> Iterator[tuple[int, list[Unit]]]:
@@ -171,11 +162,11 @@ class Room:
         if full_vocabulary:  # the head in float32; logits of a few positions, and their KL
             head += 4 * vocabulary * hidden + 4 * LOGIT_BYTES
         teacher = length * hidden * size * (len(architecture.layers) + 8)
-        teacher += positions * vocabulary * 4 + min(trace_bytes(architecture, length), TRACE_BYTES)
+        width = max(map(architecture.active_width, range(len(architecture.layers))))
+        teacher += positions * vocabulary * 4 + length * (3 * hidden + width) * size  # and a trace
         features, grams = len(units) * scored, 8 * len(units) ** 2 * 18
         coming = weights_of(model).bytes_present
         # residual, normed, queries/keys/values, three FFN activations; then logits and shifts
-        width = max(map(architecture.active_width, range(len(architecture.layers))))
         row = length * size * (6 * hidden + 3 * width) + 4 * scored + positions * hidden * 8
         if getattr(config, "_attn_implementation", "") == "eager":
             row += config.num_attention_heads * length**2 * (size + 4)
@@ -222,7 +213,7 @@ class Room:
 
 
 def free_memory(device: torch.device) -> float:
-    """Return the bytes still free on a device; on the CPU, under the limits of this process."""
+    """Return the bytes still free on a device."""
     if device.type in ("cuda", "xpu"):
         on = torch.cuda if device.type == "cuda" else torch.xpu
         # what torch holds back from earlier work is free to us as well
@@ -230,10 +221,4 @@ def free_memory(device: torch.device) -> float:
         return reserved + on.memory_reserved(device) - on.memory_allocated(device)
     import psutil  # mps has the memory of the CPU
 
-    free, process = float(psutil.virtual_memory().available), psutil.Process()
-    if hasattr(process, "rlimit"):  # on Linux
-        taken = process.memory_info()
-        for which, used in ((psutil.RLIMIT_DATA, taken.data), (psutil.RLIMIT_AS, taken.vms)):
-            most = process.rlimit(which)[0]
-            free = free if most == psutil.RLIM_INFINITY else min(free, most - used)
-    return free
+    return float(psutil.virtual_memory().available)

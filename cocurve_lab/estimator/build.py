@@ -2,7 +2,8 @@
 
 Sequences outside, units inside: the Gram of one sequence is added and its features are dropped, so
 memory does not grow with the calibration, an interrupted build is already an estimate, and builds
-over other sequences can be merged. Algorithm 1 on one sequence is algorithm1.py.
+over other sequences can be merged. Algorithm 1 on one sequence is algorithm1.py; `Worker` runs it
+with the KL of each unit and the dense model's loss, in this process or elsewhere.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ import logging
 import os
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..base.arguments import require_threads
 from ..base.atomic import is_full, previous, write_atomically
-from ..base.errors import FileFormatError
+from ..base.errors import FileFormatError, InputError
 from ..base.interrupts import uninterrupted
 from ..base.progress import Progress, open_bar
 from ..base.schema import (
@@ -55,11 +56,11 @@ from ..curvature.settings import (
 )
 from ..models.architectures import describe
 from ..models.identity import known_record, model_device
-from ..models.runtime import device_name, software_versions
+from ..models.runtime import device_name, is_out_of_memory, measuring, software_versions
 from ..models.units import UnitSet
-from .algorithm1 import Listener
-from .risks import is_guess, told_fit
-from .worker import Measure, Measured, Work, measure_here
+from .algorithm1 import Listener, sequence_gram
+from .batches import SMALLER, Batches, Room, Tick
+from .risks import FullVocabulary, Risks, is_guess, told_fit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -78,6 +79,9 @@ _CHECKPOINT: Schema = {
     "events": TEXTS,
     **SUMS,
 }
+
+
+# The loop -----------------------------------------------------------------------------------------
 
 
 class Build:
@@ -199,11 +203,9 @@ class Build:
                 with suppress(KeyboardInterrupt):  # a watcher may stop the build only once
                     self._tell_watcher()
                 bar.leave = False  # the text says how far it came
-                text = f"{self.stopped} H over {self.done} of {self.total} sequences is kept. "
-                text += "Run again to go on."
-                if not self.checkpoint:
-                    text += " (Give checkpoint= for that.)"
-                bar.write(textwrap.fill(text, 100))
+                given = "" if self.checkpoint else " (Give checkpoint= for that.)"
+                text = f"{self.stopped} H over {self.done} of {self.total} sequences is kept. Run "
+                bar.write(textwrap.fill(f"{text}again to go on.{given}", 100))
             except Exception:  # the last worker died, say: save the hours of work before that
                 self.save()
                 raise
@@ -298,7 +300,7 @@ class Build:
         try:
             content = self._stored(path)
         except FileFormatError as error:
-            if path != checkpoint or len(there) == 1:
+            if len(there) == 1:
                 raise
             path = there[1]
             log.warning("%s; falling back to %s", error, path)
@@ -328,25 +330,16 @@ class Build:
     def _consistent(self, content: dict[str, Any]) -> Groups:
         """Return the sums in a checkpoint, if they are those of the first `done` sequences."""
         done, groups = content["done"], Groups(**{name: content[name] for name in SUMS})
-        if groups.grams.shape != self.groups.grams.shape:
-            raise FileFormatError(
-                f"grams has shape {groups.grams.shape}, not {self.groups.grams.shape}: damaged"
-            )
         numbers = np.array(self.numbers[:done], np.int64)
-        wanted = np.bincount(numbers % len(groups), minlength=len(groups))
+        wanted = np.bincount(numbers % len(self.groups), minlength=len(self.groups))
         wanted *= self.calibration.positions_per_sequence
-        if not np.array_equal(groups.positions, wanted):
+        told = {len(content["seconds"]), len(content["losses"])}
+        fits = groups.grams.shape == self.groups.grams.shape and told == {done}
+        if not fits or not np.array_equal(groups.positions, wanted):  # or some would count twice
             raise FileFormatError(
-                f"{done} sequences are done, but its groups have {groups.positions.tolist()} "
-                f"positions, not {wanted.tolist()}: it is damaged"
+                f"{done} sequences are done, but its sums, seconds or losses are not those of "
+                f"{done}: it is damaged"
             )
-        # or sequences would be counted twice
-        for name in ("seconds", "losses"):
-            if len(content[name]) != done:
-                raise FileFormatError(
-                    f"{done} sequences are done, but there are the {name} of "
-                    f"{len(content[name])}: it is damaged"
-                )
         return groups
 
 
@@ -365,3 +358,107 @@ def tell_text(curvature: Curvature, model: PreTrainedModel, progress: Progress) 
 def remedy(error: OSError) -> str:
     """Word the remedy for a file that could not be written, as a clause in the imperative."""
     return "free some space" if is_full(error) else "make its folder writable"
+
+
+# One sequence -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is measured of each sequence; it can be sent to another machine.
+
+    Attributes:
+        units, calibration, top_r: as given to the build.
+        options: of the build, with its threads settled.
+        listeners: what else hears of the ablations.
+    """
+
+    units: UnitSet
+    calibration: CalibrationSet
+    top_r: int
+    options: BuildOptions
+    listeners: Sequence[Listener] = ()
+
+
+class Measured(NamedTuple):
+    """One finished sequence.
+
+    Attributes:
+        number: number of the sequence in the calibration.
+        sums: its share of each array of `Groups`, by name.
+        loss: the dense model's nats per scored token.
+        units_per_batch: the batch size that fitted in memory.
+        device_kind, device: "cpu" or "cuda", and the name of the device.
+        notes: events that belong in the provenance.
+    """
+
+    number: int
+    sums: dict[str, Any]
+    loss: float
+    units_per_batch: int
+    device_kind: str
+    device: str
+    notes: tuple[str, ...] = ()
+
+
+# measures sequences, and yields them in the order of their numbers
+Measure = Callable[["PreTrainedModel", Work, Sequence[int], Tick], Generator[Measured, None, None]]
+
+
+def measure_here(
+    model: PreTrainedModel, work: Work, numbers: Sequence[int], tick: Tick
+) -> Generator[Measured, None, None]:
+    """Measure sequences in this process, one after the other."""
+    with measuring(model, work.options.num_threads or 1):
+        worker = Worker(model, work)
+        for number in numbers:
+            yield worker.measure_one(number, tick)
+
+
+class Worker:
+    """Measures sequences with one model, which the caller holds in `measuring`.
+
+    Args:
+        model, work: what is measured.
+        sharing: how many workers share the memory of the device.
+    """
+
+    def __init__(self, model: PreTrainedModel, work: Work, sharing: int = 1) -> None:
+        self.work, self.architecture = work, describe(model)
+        full, units = work.options.full_vocabulary, work.units
+        room = Room.of(self.architecture, units, work.calibration, work.top_r, full, sharing)
+        self.units_per_batch = work.options.units_per_batch or room.batch(units)
+        self.block = room.block(units, self.units_per_batch)
+        # a support that is the whole vocabulary has nothing to add
+        full = full and work.top_r < self.architecture.vocabulary
+        self.full_kl = FullVocabulary(self.architecture).kl if full else None
+
+    def measure_one(self, number: int, tick: Tick) -> Measured:
+        """Run Algorithm 1 on one sequence."""
+        units, calibration = list(self.work.units), self.work.calibration
+        batches = Batches(self.units_per_batch, tick, self.block)
+        scored = calibration.scored[number]
+        risks = Risks(units, calibration.input_ids[number, scored + 1], self.full_kl)
+        listeners: list[Listener] = [risks, *self.work.listeners]
+        try:
+            gram = sequence_gram(
+                self.architecture, self.work.top_r, units, calibration, number, batches, listeners
+            )
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise InputError(
+                f"memory runs out on sequence {number} outside the ablations ({error}). {SMALLER}"
+            ) from error
+        # a halved batch stays halved for later sequences
+        self.units_per_batch, self.block = batches.size, batches.block
+        device = model_device(self.architecture.model)
+        return Measured(
+            number,
+            {"grams": gram, "positions": len(scored)} | risks.sums(number),
+            risks.loss,
+            batches.size,
+            device.type,
+            device_name(device),
+            tuple(batches.notes),
+        )

@@ -1,38 +1,41 @@
 """`estimate_curvature`: from a model to H by ablations.
 
-`load_or_estimate` keeps H in a folder. The algorithm itself is in algorithm1.py, the sum over
-sequences in worker.py and build.py.
+`load_or_estimate` keeps H in a folder, in a file whose name contains a fingerprint of the settings:
+builds with other settings never share a file. The algorithm itself is in algorithm1.py, the sum
+over sequences in build.py.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..base.arguments import as_int, require_choice, require_type
+from ..base.arguments import as_int, as_list, require_choice, require_type
 from ..base.atomic import clean, previous
 from ..base.errors import InputError
 from ..base.origin import LOADED
 from ..base.progress import Progress
+from ..base.storage import fingerprint
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature, merge_shards
-from ..curvature.settings import MAY_BE_ABSENT, BuildOptions
+from ..curvature.settings import MAY_BE_ABSENT, BuildOptions, Shard, settings_of
 from ..models.architectures import describe
-from ..models.identity import known_record, model_dtype, model_name
+from ..models.identity import known_record, model_dtype, model_name, short_name
 from ..models.runtime import require_measurable
 from ..models.units import UnitSet, enumerate_units, require_units
 from .algorithm1 import Listener
-from .build import Build, remedy, tell_text
-from .files import build_path, checkpoint_of, complete_shards, files_in, kept_at
-from .worker import Measure
+from .build import Build, Measure, remedy, tell_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
+_NAME = re.compile(r"_(?P<mark>[^_.]+)\.shard-(?P<number>\d+)-of-(?P<count>\d+)\.pkl$")
 
 
 def estimate_curvature(
@@ -84,6 +87,13 @@ def estimate_curvature(
     require_choice(method, Literal["ablation"], "method")
     options = BuildOptions() if options is None else options
     require_type(options, BuildOptions, "options")
+    listeners = as_list(listeners, "listeners")
+    for each in listeners:
+        if isinstance(each, type) or not isinstance(each, Listener):
+            raise InputError(
+                f"{each!r} is no listener. Give objects with begin(start) and hear(batch), such as "
+                "listeners=[Mine()]."
+            )
     units = units or enumerate_units(model)
     settings = build_settings(model, units, calibration, top_r, options)
     name = model_name(model)
@@ -126,8 +136,6 @@ def load_or_estimate(
             tell_text(curvature, model, progress)
         return curvature
     checkpoint = checkpoint_of(path)
-    if progress and not checkpoint.exists():
-        _tell_of_others(folder, whole)
     name = model_name(model)
     build = Build(settings, name, units, calibration, options, checkpoint, workers)
     curvature = build.run(model, progress=progress)
@@ -148,16 +156,6 @@ def load_or_estimate(
 def _discard(checkpoint: Path) -> None:
     for leftover in (checkpoint, previous(checkpoint)):
         leftover.unlink(missing_ok=True)
-
-
-def _tell_of_others(folder: str | os.PathLike[str], whole: Path) -> None:
-    files = files_in(folder).checkpoints
-    others = [file.name for file in files if not file.name.startswith(whole.stem)]
-    if others:
-        print(
-            f"Unfinished in {folder}, of another model, text or setting, and left as it is: "
-            f"{', '.join(others)}."
-        )
 
 
 def _merge_beside(path: Path, progress: Progress) -> None:
@@ -183,10 +181,8 @@ def build_settings(
     """
     require_type(units, UnitSet, "units")
     require_type(calibration, CalibrationSet, "calibration")
-    top_r = as_int(top_r, "top_r")
+    top_r = as_int(top_r, "top_r", 1)
     require_units(model, units)
-    if top_r < 1:
-        raise InputError(f"top_r is {top_r}. Give a support of at least one token.")
     require_measurable(model, calibration)
     return options.marks() | {
         "model_fingerprint": known_record(model, fresh=True)["checkpoint"][LOADED],
@@ -201,3 +197,77 @@ def build_settings(
         "method": "ablation",
         "groups": min(options.groups, len(calibration)),
     }
+
+
+# The files of H -----------------------------------------------------------------------------------
+
+
+def build_path(folder: str | os.PathLike[str], name: str, settings: dict[str, Any]) -> Path:
+    """Return the file of the H with these settings in a folder; a new name if there is none.
+
+    Args:
+        folder: where files of H are kept.
+        name: name of the model, for the reader; a `short_name` is made of it.
+        settings: from `estimate.build_settings`; their fingerprint ends the name.
+    """
+    # only the fingerprint counts: the same weights may have been loaded under another name
+    mark = fingerprint(settings)[:10]
+    path = Path(folder) / f"H_{short_name(name)}_{mark}.pkl"
+    return next(Path(folder).glob(f"H_*_{mark}.pkl"), path)
+
+
+def kept_at(path: Path, shard: Shard | None) -> Path:
+    """Return the file of the whole H if there is one or no shard is asked for, else the shard's.
+
+    The file of a shard is named like `H_demo_1f2e.shard-2-of-3.pkl`.
+    """
+    if shard is None or path.exists():
+        return path
+    return path.with_name(f"{path.stem}.shard-{shard[0]}-of-{shard[1]}{path.suffix}")
+
+
+def checkpoint_of(path: Path) -> Path:
+    """Return the checkpoint of the build whose result is kept at `path`."""
+    return path.with_suffix(".ckpt")
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of H in a folder, sorted by name: whole, finished shards, and checkpoints."""
+
+    whole: list[Path]
+    shards: list[Path]
+    checkpoints: list[Path]
+
+
+def files_in(folder: str | os.PathLike[str]) -> Files:
+    """List the files of H in a folder, by their names alone."""
+    results = sorted(Path(folder).glob("H_*.pkl"))
+    return Files(
+        # only what follows the fingerprint counts: a model may be called x.shard-1-of-2
+        whole=[file for file in results if ".shard-" not in file.name.rpartition("_")[2]],
+        shards=[file for file in results if _NAME.search(file.name)],
+        checkpoints=sorted(Path(folder).glob("H_*.ckpt")),
+    )
+
+
+def complete_shards(path: Path) -> list[Path]:
+    """Return the files of all shards of the build at `path`; empty if one is missing."""
+    # by name only: a damaged file matters only once its set is complete. Sets are told apart by
+    # their number of shards: one build may lie there in two shards and in three
+    sets: dict[int, dict[int, Path]] = {}
+    for file in files_in(path.parent).shards:
+        name = _NAME.search(file.name)
+        if name and path.stem.endswith(f"_{name['mark']}"):
+            sets.setdefault(int(name["count"]), {})[int(name["number"])] = file
+    for count, found in sorted(sets.items()):
+        if set(found) == set(range(1, count + 1)):
+            return list(found.values())
+    return []
+
+
+def whole_path(folder: str | os.PathLike[str], part: Curvature) -> Path:
+    """Return the file of the whole build to which a shard belongs."""
+    return build_path(
+        folder, str(part.provenance.get("model_name", "model")), settings_of(part.provenance)
+    )

@@ -1,4 +1,4 @@
-"""The formulas everything measures with: centring, the whitened feature and the KL divergence.
+"""The formulas everything measures with: centring and the KL divergence.
 
 Both work from the centred logit shift, never from differences of log-probabilities: a unit that
 changes logits by 1e-4 has a KL near 1e-9, which float32 log-probabilities cannot resolve.
@@ -17,19 +17,6 @@ _SMALL_SHIFT = 0.02  # below it four terms of the series are exact to float32
 def center(probabilities: Tensor, shift: Tensor) -> Tensor:
     """shift - E_p[shift] over the last axis; the softmax does not see what is subtracted."""
     return shift - (probabilities * shift).sum(dim=-1, keepdim=True)
-
-
-def whiten(probabilities: Tensor, shift: Tensor) -> Tensor:
-    """Whitened feature sqrt(p0) * (dz - E_p0[dz]) (Section "Estimating the edge matrix").
-
-    Its dot products are Fisher inner products: w(a) . w(b) = a^T (diag(p0) - p0 p0^T) b
-    (Proposition gram).
-
-    Args:
-        probabilities: p0 [..., r], summing to 1 over the last axis.
-        shift: dz = z0 - z_u [..., r], in nats.
-    """
-    return probabilities.sqrt() * center(probabilities, shift)
 
 
 def kl_divergence(probabilities: Tensor, shift: Tensor) -> Tensor:

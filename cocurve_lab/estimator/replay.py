@@ -14,7 +14,7 @@ CoCurve Estimator", prefix-cache replay).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -26,16 +26,11 @@ from torch.utils.hooks import RemovableHandle
 
 from ..base.errors import ArchitectureError
 from ..models.architectures import UNIT_KINDS, Architecture, is_packed, kind_number, weight_of
-from ..models.identity import embedding_weight
-from ..models.layer_calls import LayerCall, first_output, replaced_forward, run_decoder
-from ..models.layers import weights_of
+from ..models.layer_calls import capture_calls, first_output, replaced_forward
+from ..models.layers import present
 from ..models.masking import column_scales, scaled, stack_rows
-from ..models.runtime import is_out_of_memory
 from ..models.unit import Kind
 from ..models.units import Unit
-
-TRACE_BYTES = 256 << 20  # bytes of activations inside layers; they are kept if all of them fit
-
 
 # The teacher pass and its restarts --------------------------------------------------------------
 
@@ -61,6 +56,7 @@ class BlockTrace:
 
 
 Batched = Sequence[Sequence[Unit]]  # batches of units
+Traces = dict[Kind | int, BlockTrace]  # of a layer, by kind of block; mixers by number
 
 
 class Replay:
@@ -69,56 +65,19 @@ class Replay:
     Args:
         input_ids: [1, T] int64 on the model's device.
         positions: [P] int64 on the model's device, the scored positions.
-        along: the batches that `ride` will be asked for first. Where weights come from elsewhere,
-            they ride along in this pass, while each layer is there for it.
+
+    Attributes:
+        scored_hidden: the teacher's final hidden states at the scored positions [1, P, d].
+        calls: how the decoder called each layer.
     """
 
-    def __init__(
-        self,
-        architecture: Architecture,
-        input_ids: Tensor,
-        positions: Tensor,
-        along: Batched = (),
-    ) -> None:
-        self.architecture = architecture
-        self.input_ids, self.positions = input_ids, positions
-        self.source = weights_of(architecture.model)
-        self._traces: dict[int, dict[Kind | int, BlockTrace]] = {}
-        # what rides along, and its states; None if nothing does, or if it did not fit
-        self._riding: tuple[Batched, list[Tensor]] | None = None
-        if along and self.source.devices:
-            self._riding = along, []
-        self.calls: list[LayerCall] = []
-        # a restart needs the activations inside its layer. They are kept for all layers if they
-        # fit; else `_trace` runs each layer once more when its turn comes
-        self._keeps_traces = trace_bytes(architecture, input_ids.shape[1]) <= TRACE_BYTES
-        final = run_decoder(architecture, input_ids, self._passed)
-        self.final_hidden = final.to(input_ids.device)  # from the last of several devices
-
-    @contextmanager
-    def _passed(self, layer: int, call: LayerCall) -> Iterator[None]:
-        """Record what restarts need of a layer, and advance what rides along with the teacher."""
-        self.calls.append(call)
-        with self._tracing([layer] if self._keeps_traces else ()):
-            yield
-        if self._riding is None:
-            return
-        try:
-            with self.source.present(layer):
-                self._advance(layer, *self._riding)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            self._riding = None  # `ride` runs the block by itself, where batches can be halved
-
-    @property
-    def scored_hidden(self) -> Tensor:
-        """The teacher's final hidden states at the scored positions [1, P, d]."""
-        return self.final_hidden[:, self.positions]
-
-    def ablated_hidden(self, units: Sequence[Unit]) -> Tensor:
-        """Run a single batch as `ride` does, and return its final hidden states [B, P, d]."""
-        return next(self.ride([units]))
+    def __init__(self, architecture: Architecture, input_ids: Tensor, positions: Tensor) -> None:
+        self.architecture, self.positions = architecture, positions
+        final, self.calls = capture_calls(architecture, input_ids)
+        # from the last of several devices
+        self.scored_hidden = final.to(input_ids.device)[:, positions]
+        # the last layer that was traced, and the activations inside it
+        self._traced: tuple[int, Traces] = (-1, {})
 
     def ride(self, batches: Batched) -> Iterator[Tensor]:
         """Run batches of ablations to the end together, and yield what comes out of each.
@@ -133,15 +92,10 @@ class Replay:
         Yields:
             The final hidden states [B, P, d] of each batch at the scored positions.
         """
-        riding, self._riding = self._riding, None
-        if riding is not None and list(riding[0]) == list(batches):
-            states = riding[1]
-        else:
-            states = []
-            for layer in range(batches[0][0].layer, len(self.architecture.layers)):
-                with self.source.present(layer):
-                    self._advance(layer, batches, states)
-        del riding
+        states: list[Tensor] = []
+        for layer in range(batches[0][0].layer, len(self.architecture.layers)):
+            with present(self.architecture, layer):
+                self._advance(layer, batches, states)
         states.reverse()
         while states:
             yield self.architecture.final(states.pop()).to(self.positions.device)
@@ -158,8 +112,6 @@ class Replay:
 
     def _started(self, units: Sequence[Unit]) -> Tensor:
         """Return the output [B, T, d] of these units' layer, or [B, P, d] if it is the last."""
-        if sorted(units, key=lambda unit: kind_number(unit.kind)) != list(units):
-            raise ValueError("units of a batch must come attention first, as in their UnitSet")
         layer = units[0].layer
         parts = [
             self._restart(layer, kind, chosen)
@@ -193,10 +145,11 @@ class Replay:
         rows = len(units)
         hidden = self.calls[layer].hidden.to(device)[:, keep].expand(rows, -1, -1)
         with ExitStack() as stack:
-            # an FFN ablation leaves attention as it was, so attention answers as in the teacher
-            # pass; after an attention ablation the FFN has a new input. Mixers always answer
+            # an ablation leaves the blocks before its own as they were, so they answer as in the
+            # teacher pass: attention in an FFN ablation. Blocks after it have a new input. Mixers
+            # always answer
             for name, trace in traces.items():
-                if isinstance(name, int) or (name == "attention" != kind):
+                if isinstance(name, int) or kind_number(name) < kind_number(kind):
                     known = trace.write[:, keep].expand(rows, -1, -1)
                     stack.enter_context(_answering(trace, known))
             stack.enter_context(self._without(layer, kind, units, keep))
@@ -214,29 +167,25 @@ class Replay:
         columns, write = own.columns[:, keep], own.write[:, keep]
         return _answering(own, _writes_without(projection, columns, write, units))
 
-    def _trace(self, layer: int) -> dict[Kind | int, BlockTrace]:
-        """Return the teacher's activations inside a layer, by kind of block; mixers by number."""
-        if layer not in self._traces:
-            # all layers of an 8B would take gigabytes, so only this one is kept. Running each layer
-            # once more is 2/M of the work
-            self._traces.clear()
-            with self._tracing([layer]):
-                self.run(layer, self.calls[layer].hidden)
-        return self._traces[layer]
-
-    @contextmanager
-    def _tracing(self, layers: Iterable[int]) -> Iterator[None]:
-        """Record the activations of the blocks of these layers while the context is open."""
-        with ExitStack() as stack:
-            for layer in layers:
+    def _trace(self, layer: int) -> Traces:
+        """Return the teacher's activations inside a layer."""
+        if self._traced[0] != layer:
+            # a restart needs the activations inside its layer. All layers of an 8B would take
+            # gigabytes, so each runs once more when its turn comes, which is 2/M of the work
+            traces: Traces = {}
+            with ExitStack() as stack:
                 for kind in self.architecture.column_kinds(layer):
-                    for hook in self._watch(layer, kind):
+                    for hook in self._watch(traces, layer, kind):
                         stack.callback(hook.remove)
                 for number, mixer in enumerate(self.architecture.mixers(layer)):
-                    stack.callback(self._watch_mixer(layer, number, mixer).remove)
-            yield
+                    stack.callback(_watch_mixer(traces, number, mixer).remove)
+                self.run(layer, self.calls[layer].hidden)
+            self._traced = layer, traces
+        return self._traced[1]
 
-    def _watch(self, layer: int, kind: Kind) -> tuple[RemovableHandle, RemovableHandle]:
+    def _watch(
+        self, traces: Traces, layer: int, kind: Kind
+    ) -> tuple[RemovableHandle, RemovableHandle]:
         """Hook a block and its output projection, which runs inside it and so reports first."""
         columns = write = torch.empty(0)
 
@@ -245,8 +194,7 @@ class Replay:
             columns, write = args[0], out
 
         def see_block(_: nn.Module, __: tuple[Any, ...], answer: Any) -> None:
-            trace = _block_trace(self.architecture, layer, kind, columns, write, answer)
-            self._traces.setdefault(layer, {})[kind] = trace
+            traces[kind] = _block_trace(self.architecture, layer, kind, columns, write, answer)
 
         projection = self.architecture.output_projection(layer, kind)
         block = self.architecture.block(layer, kind)
@@ -257,17 +205,10 @@ class Replay:
             last.register_forward_hook(see_block),
         )
 
-    def _watch_mixer(self, layer: int, number: int, mixer: nn.Module) -> RemovableHandle:
-        def see(_: nn.Module, __: tuple[Any, ...], write: Tensor) -> None:
-            trace = BlockTrace(write[..., :0], write, mixer)
-            self._traces.setdefault(layer, {})[number] = trace
-
-        return mixer.register_forward_hook(see)
-
     @contextmanager
     def _scored_only(self, layer: int) -> Iterator[None]:
-        """Let the FFN of the last layer skip the positions that are not scored."""
-        # it acts position by position, and only scored positions are read afterwards
+        """Let the last block of the last layer skip the positions that are not scored."""
+        # it acts position by position (`UnitKind.block`), and only scored ones are read afterwards
         block = self.architecture.block(layer, self.architecture.kinds(layer)[-1])
         length = self.calls[layer].hidden.shape[1]
         # not worth it for most positions; not possible for an FFN without a module of its own
@@ -289,15 +230,11 @@ class Replay:
 # Hooks and traces -------------------------------------------------------------------------------
 
 
-def trace_bytes(architecture: Architecture, length: int) -> int:
-    """Compute the bytes of the activations inside all layers for `length` tokens."""
-    layers, size = range(len(architecture.layers)), architecture.config.hidden_size
-    values = sum(
-        architecture.width(at, kind) + size
-        for at in layers
-        for kind in architecture.column_kinds(at)
-    )
-    return length * values * embedding_weight(architecture.model).element_size()
+def _watch_mixer(traces: Traces, number: int, mixer: nn.Module) -> RemovableHandle:
+    def see(_: nn.Module, __: tuple[Any, ...], write: Tensor) -> None:
+        traces[number] = BlockTrace(write[..., :0], write, mixer)
+
+    return mixer.register_forward_hook(see)
 
 
 def _block_trace(

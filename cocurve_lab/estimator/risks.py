@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ..base.errors import NumericalError
-from ..calibration import CalibrationSet
 from ..models.architectures import Architecture
 from ..models.identity import model_device
 from ..models.runtime import in_double
@@ -28,24 +27,31 @@ from .teacher import AblationPass, Ablations
 # Units removed alone ------------------------------------------------------------------------------
 
 
-class UnitRisks:
-    """Sums the KL of each unit over the positions of a sequence, and over those that are sure.
+class Risks:
+    """Sums the KL of each unit over the positions of a sequence, and measures the dense model.
 
     Args:
         units: M units.
+        next_tokens: [P] int64, the tokens after the scored positions.
         full_kl: `FullVocabulary.kl`, for risks over the full vocabulary; None: on the support.
 
     Attributes:
+        loss: of the dense model, nats per scored token.
         risk: [M] float64, the sum over positions of KL(p_0 || p_-u), in nats.
         sure_risk: [M] float64, the part of `risk` where the teacher is sure (`SURE`).
     """
 
     def __init__(
-        self, units: Sequence[Unit], full_kl: Callable[[Tensor, Tensor], Tensor] | None = None
+        self,
+        units: Sequence[Unit],
+        next_tokens: Tensor,
+        full_kl: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
-        self.units, self.full_kl = units, full_kl
+        self.units, self.next_tokens, self.full_kl = units, next_tokens, full_kl
 
     def begin(self, start: AblationPass) -> None:
+        replay = start.replay
+        self.loss = mean_loss(replay.architecture, replay.scored_hidden[0], self.next_tokens)
         self.sure = start.teacher.sure
         self.risk, self.sure_risk = torch.zeros(2, len(self.units), dtype=torch.float64)
 
@@ -104,28 +110,6 @@ class FullVocabulary:
 
 
 # The dense model's loss ---------------------------------------------------------------------------
-
-
-class RowLoss:
-    """Measures the dense model on a row, from the hidden states that a build has anyway.
-
-    Attributes:
-        mean: nats per scored token, once the sequence has begun.
-    """
-
-    mean: float
-
-    def __init__(
-        self, architecture: Architecture, calibration: CalibrationSet, number: int
-    ) -> None:
-        self.architecture = architecture
-        self.next = calibration.input_ids[number, calibration.scored[number] + 1]
-
-    def begin(self, start: AblationPass) -> None:
-        self.mean = mean_loss(self.architecture, start.replay.scored_hidden[0], self.next)
-
-    def hear(self, batch: Ablations) -> None:
-        """Ablations do not matter here."""
 
 
 @torch.no_grad()

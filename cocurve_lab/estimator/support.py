@@ -33,18 +33,14 @@ class SupportHead:
         self.identity = support.shape[1] == vocabulary  # then the support is every token, in order
         self.columns: Tensor | None = None  # [P, d, r]
         if not self.identity and support.numel() * size * 4 <= GATHER_BYTES:
-            self.columns = self._columns().transpose(1, 2)
+            self.columns = self._gathered(support)
         self.whole = self.columns is None and vocabulary <= _WHOLE_HEAD_FACTOR * support.shape[1]
         if self.whole:
             self.weight = widen(self.weight)
 
-    def _columns(self) -> Tensor:
-        """The rows of the support [P, r, d], float32 or better, with no second copy in half."""
-        dtype, place = widen(self.weight[:0]).dtype, self.weight.device
-        rows = torch.empty(*self.support.shape, self.weight.shape[1], dtype=dtype, device=place)
-        for at in range(0, len(rows), 8):
-            rows[at : at + 8] = F.embedding(self.support[at : at + 8], self.weight)
-        return rows
+    def _gathered(self, support: Tensor) -> Tensor:
+        """The head's rows of a support [P, r] as columns [P, d, r], float32 or better."""
+        return widen(F.embedding(support, self.weight)).transpose(1, 2)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Compute the logits [B, P, r], float32 or better, of hidden states [B, P, d]."""
@@ -56,30 +52,22 @@ class SupportHead:
 
     def _linear(self, hidden: Tensor) -> Tensor:
         """Compute the head's own z [B, P, r], before a scale and a cap, on its device."""
-        if self.columns is not None:
-            logits = torch.bmm(hidden.transpose(0, 1), self.columns).transpose(0, 1)
-            return logits if self.bias is None else logits + widen(self.bias[self.support])
         if self.whole:
             bias = None if self.bias is None else widen(self.bias)
             logits = F.linear(hidden, self.weight, bias)
             if self.identity:
                 return logits
             return logits.gather(-1, self.support.expand(len(hidden), -1, -1))
-        return self._gathered(hidden)
-
-    def _gathered(self, hidden: Tensor) -> Tensor:
-        """The head's z [B, P, r], gathering rows for a few positions at a time."""
         positions, top = self.support.shape
-        step = max(1, GATHER_BYTES // (top * hidden.shape[-1] * 4))
-        logits = hidden.new_empty(len(hidden), positions, top)
-        for start in range(0, positions, step):
-            support = self.support[start : start + step]
-            rows = widen(self.weight[support])  # [p, r, d]
-            chunk = torch.bmm(rows, hidden[:, start : start + step].permute(1, 2, 0))  # [p, r, B]
-            if self.bias is not None:
-                chunk = chunk + widen(self.bias[support]).unsqueeze(-1)
-            logits[:, start : start + step] = chunk.permute(2, 0, 1)
-        return logits
+        step = positions  # where the rows are not kept, they are gathered for a few positions
+        if self.columns is None:
+            step = max(1, GATHER_BYTES // (top * hidden.shape[-1] * 4))
+        parts = []
+        for support, part in zip(self.support.split(step), hidden.split(step, dim=1), strict=True):
+            columns = self._gathered(support) if self.columns is None else self.columns
+            logits = torch.bmm(part.transpose(0, 1), columns).transpose(0, 1)
+            parts.append(logits if self.bias is None else logits + widen(self.bias[support]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def top_support(head: nn.Linear, hidden: Tensor, top_r: int) -> Tensor:

@@ -13,7 +13,7 @@ from ..curvature.groups import SURE
 from ..models.architectures import Architecture
 from ..models.identity import model_device
 from .fisher import center
-from .replay import Batched, Replay
+from .replay import Replay
 from .support import SupportHead, top_support
 
 
@@ -83,24 +83,13 @@ class Ablations:
     shift: Tensor
 
 
-@dataclass(frozen=True)
-class TeacherSetup:
-    """The model f_0 and the size of its support.
-
-    Attributes:
-        architecture: the model, inside `models.runtime.measuring`: in eval mode, no gradients.
-        top_r: r, the size of the support V_r(x, t).
-    """
-
-    architecture: Architecture
-    top_r: int
-
-    def begin(self, calibration: CalibrationSet, number: int, along: Batched = ()) -> AblationPass:
-        """Run the teacher on a sequence; the batches in `along` may ride along (`Replay`)."""
-        ids, positions = row(self.architecture, calibration, number)
-        replay = Replay(self.architecture, ids, positions, along)
-        teacher = Teacher(self.architecture, replay.scored_hidden, self.top_r, number)
-        return AblationPass(teacher, replay)
+def begin(
+    architecture: Architecture, top_r: int, calibration: CalibrationSet, number: int
+) -> AblationPass:
+    """Run the teacher f_0 on a sequence, inside `models.runtime.measuring`."""
+    ids, positions = row(architecture, calibration, number)
+    replay = Replay(architecture, ids, positions)
+    return AblationPass(Teacher(architecture, replay.scored_hidden, top_r, number), replay)
 
 
 def row(

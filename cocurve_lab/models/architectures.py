@@ -322,7 +322,11 @@ class UnitKind(Protocol):
         """
 
     def block(self, architecture: Architecture, layer: int) -> Any:
-        """Return the module that holds the units of a layer; None if it has none."""
+        """Return the module that holds the units of a layer; None if it has none.
+
+        The block of a further kind acts on each position alone and comes last in its layer: a
+        replay lets the blocks before it answer, and leaves out positions that are not scored.
+        """
 
     def width(self, architecture: Architecture, layer: int) -> int:
         """Return the number of places that units of a layer divide up: its columns W."""

@@ -7,7 +7,5 @@ In reading order:
     equivalence.py  the check that pruned and masked model compute the same
     manifest.py     the record of widths and plan beside the weights
     saving.py       `save_pruned` and `load_pruned`
-    folder.py       the configuration of a saved folder, as `load_pruned` reads it
-    card.py         the facts on a model card that no manifest records
-    plugs.py        the plugs for pruning weight by weight, and for what others load and read
+    folder.py       a saved folder: its configuration, card, and what extensions write into it
 """

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
+from ..base.arguments import require_type
 from ..base.errors import InputError
 from ..calibration import CalibrationSet
 from ..models.architectures import Architecture, describe
@@ -19,8 +20,8 @@ from ..models.units import list_units
 from ..models.weights import is_readable
 from ..solver.selection import Selection
 from .equivalence import Reference
+from .folder import FOLDERS
 from .manifest import Origin, manifest_of
-from .plugs import FOLDERS
 from .saving import load_pruned
 from .slicing import cut_model
 
@@ -107,11 +108,7 @@ def require_prunable(
     model: PreTrainedModel, selection: Selection, *, on_disk: bool = False
 ) -> Architecture:
     """Describe a model, or raise as `prune`; with `on_disk`, weights need not be in memory."""
-    if not isinstance(selection, Selection):
-        raise InputError(
-            f"the plan is {type(selection).__name__} {selection!r:.40}, not a Selection. Make one: "
-            "Selection.from_pruned(units, [0, 1])."
-        )
+    require_type(selection, Selection, "the plan")
     architecture = describe(model)
     if not (on_disk and is_readable(model)):
         require_one_device(model)

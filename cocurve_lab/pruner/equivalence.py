@@ -15,13 +15,11 @@ from torch import Tensor, nn
 
 from ..base.errors import EquivalenceError, InputError
 from ..calibration import CalibrationSet
-from ..estimator.support import widen
 from ..models.architectures import Architecture, describe
 from ..models.identity import (
     embedding_weight,
     fingerprint_tensor,
     model_device,
-    require_source,
 )
 from ..models.layer_calls import LayerCall, capture_calls
 from ..models.layers import present
@@ -45,25 +43,20 @@ class Equivalence:
     Attributes:
         max_abs_difference: largest |difference| of masked and pruned logits. For half precision, of
             layer outputs in float32, relative to the layer's largest output where that is above 1.
-        raw_difference: for half precision, of the half-precision logits; it is not judged.
-        logit_spacing: for half precision, the distance of neighboring numbers at the largest logit.
     """
 
     max_abs_difference: float
     sequences: int
     tokens: int
     dtype: str
-    raw_difference: float | None = None
-    logit_spacing: float | None = None
 
     def __str__(self) -> str:
-        head = f"masked = pruned to {self.max_abs_difference:.1e} on {self.sequences} sequences"
-        if self.raw_difference is None:
-            return f"{head} ({self.tokens} tokens, max abs logit difference, {self.dtype})"
+        how = f"max abs logit difference, {self.dtype}"
+        if self.dtype in ("float16", "bfloat16"):
+            how = f"{self.dtype}, layer by layer in float32; kept weights bitwise equal"
         return (
-            f"{head} ({self.tokens} tokens, layer by layer in float32; kept weights bitwise equal; "
-            f"raw {self.dtype} logits differ by {self.raw_difference:.1e}, their spacing is "
-            f"{self.logit_spacing:.1e})"
+            f"masked = pruned to {self.max_abs_difference:.1e} on {self.sequences} sequences "
+            f"({self.tokens} tokens, {how})"
         )
 
 
@@ -92,7 +85,6 @@ def check_equivalence(
             "a refitted model does not compute what the masked model computes. Check "
             "cl.prune(model, selection); measure the refitted model."
         )
-    require_source(model, selection)
     text = calibration.rows(0, min(sequences, len(calibration)))
     return Reference.record(describe(model), selection, text).require_equal(describe(pruned))
 
@@ -102,7 +94,7 @@ class Reference:
     """The masked model's computation on some rows, recorded before anything is cut.
 
     Attributes:
-        logits: masked logits, one [T, V] per row, in the model's dtype, on the CPU.
+        logits: but for half precision, masked logits, one [T, V] per row, on the CPU.
         layers: for half precision, per row and layer: the call, and the masked layer's output on
             it, both in float32.
         weights: for half precision, the fingerprint of every parameter of the pruned model.
@@ -125,10 +117,9 @@ class Reference:
         removed, gains = resolve(model, selection)
         masks = column_scales(architecture, removed, gains)
         with measuring(model, torch.get_num_threads()):
-            with scaled(architecture, masks):
-                logits = list(_logits(model, text))
             if dtype not in (torch.float16, torch.bfloat16):
-                return cls(text, dtype, logits, [], {})
+                with scaled(architecture, masks):
+                    return cls(text, dtype, list(_logits(model, text)), [], {})
             # Gains are not applied by masks to single layers but folded into the weight and rounded
             # once, as the pruner does. Otherwise the check would measure that rounding.
             plain = column_scales(architecture, removed)
@@ -137,18 +128,14 @@ class Reference:
                 with scaled(architecture, masks):
                     _, calls = capture_calls(architecture, row[None].to(model_device(model)))
                 layers.append(_masked_layers(architecture, selection, plain, calls))
-            return cls(text, dtype, logits, layers, _expected_weights(architecture, selection))
+            return cls(text, dtype, [], layers, _expected_weights(architecture, selection))
 
     def require_equal(self, pruned: Architecture) -> Equivalence:
         """Compare the pruned model with the masked one; raise EquivalenceError if they differ."""
         model = pruned.model
         require_measurable(model, self.text)
         with measuring(model, torch.get_num_threads()):
-            raw = max(
-                float((widen(found) - widen(expected)).abs().max())
-                for found, expected in zip(_logits(model, self.text), self.logits, strict=True)
-            )
-            judged = self._worst_layer(pruned) if self.layers else raw
+            judged = self._worst_layer(pruned) if self.layers else self._worst_logit(model)
         self._require_bits(model)
         if not judged <= TOLERANCE:  # the negation also catches NaN
             raise EquivalenceError(
@@ -158,12 +145,7 @@ class Reference:
                 "persists, report the model's name."
             )
         name = str(self.dtype).removeprefix("torch.")
-        found = Equivalence(judged, len(self.text), self.text.input_ids.numel(), name)
-        if not self.layers:
-            return found
-        largest = torch.stack([row.abs().max() for row in self.logits]).max()
-        beyond = torch.nextafter(largest, torch.tensor(float("inf"), dtype=self.dtype))
-        return replace(found, raw_difference=raw, logit_spacing=float(beyond - largest))
+        return Equivalence(judged, len(self.text), self.text.input_ids.numel(), name)
 
     def _require_bits(self, pruned: PreTrainedModel) -> None:
         if not self.weights:
@@ -176,6 +158,10 @@ class Reference:
                     f"{name} is not the slice of the dense weight it should be: the pruned model "
                     "was changed after pruning, or belongs to another plan. Prune again."
                 )
+
+    def _worst_logit(self, model: PreTrainedModel) -> float:
+        rows = zip(_logits(model, self.text), self.logits, strict=True)
+        return float(torch.stack([(pruned - masked).abs().max() for pruned, masked in rows]).max())
 
     def _worst_layer(self, architecture: Architecture) -> float:
         """Return the largest difference of layer outputs, relative where outputs exceed 1."""

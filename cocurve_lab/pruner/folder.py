@@ -1,23 +1,32 @@
-"""The configuration of a saved folder, as `load_pruned` reads it.
+"""A saved folder: its configuration, the facts of its card, and what extensions write into it.
 
-extensions/publishing writes it.
+torch is imported for annotations only, so that an extension can plug itself in without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ..base.errors import FileFormatError, InputError, one_line
+from ..base.errors import FileFormatError, InputError, MismatchError, one_line
+from ..base.plugs import Plug, missing
 from ..base.schema import read_json
 from ..models.sources import OPENING
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from ..models.architectures import Architecture
+    from ..solver.selection import Selection
 
 _OWN_KEYS = ("per_layer_config", "allow_global_per_layer_attribute_access", "auto_map")
+
+
+# Its configuration --------------------------------------------------------------------------------
 
 
 def dense_configuration(folder: Path) -> PreTrainedConfig:
@@ -56,3 +65,100 @@ def stock_keys(content: dict[str, Any]) -> dict[str, Any]:
     if isinstance(text := kept.get("text_config"), dict):
         kept["text_config"] = stock_keys(text)
     return kept
+
+
+# The facts of its card ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """Facts about a pruned model beyond its plan; None where one is not known.
+
+    Attributes:
+        base_model: the dense model's hub id; None takes the name the model was loaded under.
+        license: the hub's license id of the dense model, which usually binds the pruned one too.
+        kl: measured KL(dense || pruned) in nats per token, on text that H was not built on
+            (`pruning_risk`, or `measure_plans(...).mean`).
+        kl_error: the standard error of `kl`, in nats per token.
+        kl_text: a description of that text: source, sequences, length, scored positions.
+        dense_perplexity, pruned_perplexity: a `Perplexity` each, on one text with one protocol.
+    """
+
+    base_model: str | None = None
+    license: str | None = None
+    kl: float | None = None
+    kl_error: float | None = None
+    kl_text: str | None = None
+    dense_perplexity: Any = None
+    pruned_perplexity: Any = None
+
+    def __post_init__(self) -> None:
+        dense, pruned = self.dense_perplexity, self.pruned_perplexity
+        if dense is not None and pruned is not None and dense.protocol != pruned.protocol:
+            raise MismatchError(
+                f"the perplexities have different protocols. Dense: {dense.protocol} Pruned: "
+                f"{pruned.protocol} Measure both models on one text with one protocol."
+            )
+
+
+# What extensions write ----------------------------------------------------------------------------
+
+
+class PruneToFolder(Protocol):
+    """Writes the pruned model into a folder as `save_pruned` would, weight by weight."""
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        selection: Selection,
+        folder: str | os.PathLike[str],
+        *,
+        tokenizer: PreTrainedTokenizerBase | None,
+        check: Callable[[Path], object],
+    ) -> Path:
+        """Write the folder, and return it.
+
+        `check` is called with what was written before it becomes the folder, and may raise.
+        """
+
+
+# "stock": AutoModelForCausalLM.from_pretrained(folder); "own code": the same with
+# trust_remote_code=True; "cocurve_lab": load_pruned only
+Loader = Literal["stock", "own code", "cocurve_lab"]
+
+
+class WriteConfiguration(Protocol):
+    """Writes the files that transformers needs to load a folder."""
+
+    def __call__(
+        self, pruned: Architecture, layers: Sequence[Mapping[str, int]], folder: Path
+    ) -> Loader:
+        """Write them, and return what loads the folder.
+
+        `layers` are the widths of the manifest. A config.json of the dense model is there already.
+        """
+
+
+class WriteCard(Protocol):
+    """Writes the model card, README.md, into a folder."""
+
+    def __call__(
+        self, folder: Path, manifest: Mapping[str, Any], facts: CardFacts, *, has_tokenizer: bool
+    ) -> None: ...
+
+
+def _missing() -> Any:
+    raise missing("prune(out=)")
+
+
+def _for_this_library() -> WriteConfiguration:
+    return lambda pruned, layers, folder: "cocurve_lab"
+
+
+def _no_card() -> WriteCard:
+    return lambda folder, manifest, facts, *, has_tokenizer: None
+
+
+FOLDERS: Plug[PruneToFolder] = Plug(_missing)
+CONFIGURATIONS: Plug[WriteConfiguration] = Plug(_for_this_library)
+CARDS: Plug[WriteCard] = Plug(_no_card)

@@ -47,7 +47,7 @@ from ..models.loading import read_dtype
 from ..models.units import list_units
 from ..solver.plan_json import UNIFORM, guards_to_plain
 from ..solver.selection import Selection
-from .plugs import Loader
+from .folder import Loader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -33,8 +33,7 @@ from ..models.loading import auto_class, keep_score_cap, pick_device, read_dtype
 from ..models.runtime import transient_bars
 from ..models.sources import OPENING
 from ..models.weights import tied_names, without_weights
-from .card import CardFacts
-from .folder import dense_configuration, rejecting
+from .folder import CARDS, CONFIGURATIONS, CardFacts, dense_configuration, rejecting
 from .manifest import (
     VERSION,
     manifest_elsewhere,
@@ -44,7 +43,6 @@ from .manifest import (
     widths_in,
     widths_of,
 )
-from .plugs import CARDS, CONFIGURATIONS
 from .slicing import block_cuts, block_modules, settle_heads
 
 if TYPE_CHECKING:
@@ -149,7 +147,7 @@ def write_beside(
     manifest: dict[str, Any],
     marks: list[list[str]],
     tokenizer: PreTrainedTokenizerBase | None,
-    evaluation: CardFacts | None,
+    evaluation: CardFacts | None = None,
 ) -> None:
     """Write the files beside the weights: tokenizer, configuration, manifest and card.
 
@@ -270,13 +268,11 @@ def empty_pruned(folder: str | os.PathLike[str]) -> Architecture:
 
 
 def _require_free(folder: Path, *, overwrite: bool) -> None:
-    if folder == Path.cwd():
+    if folder.is_file() or folder == Path.cwd():
         raise InputError(
-            f"{folder} is the working directory, which a save would replace. Give another folder, "
-            "for example one inside it."
+            f"{folder} is a file or the working directory, which a save would replace. Choose "
+            "another folder."
         )
-    if folder.is_file():
-        raise InputError(f"{folder} is a file. Choose another folder, or move the file away.")
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if names and not (overwrite and MANIFEST in names):
         raise InputError(

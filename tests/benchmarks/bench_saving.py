@@ -15,7 +15,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
-from cocurve_lab.pruner.card import CardFacts
+from cocurve_lab.pruner.folder import CardFacts
 from helpers.bare_process import run_bare, save_expected
 from helpers.benchmarks import arguments, flag
 from helpers.demo_rows import demo_rows

@@ -41,7 +41,7 @@ from cocurve_widgets import instrument as instruments
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
-from cocurve_lab.estimator.files import files_in
+from cocurve_lab.estimator.estimate import files_in
 from helpers.benchmarks import arguments, flag, seconds
 from helpers.demo_rows import demo_rows
 

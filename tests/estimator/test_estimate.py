@@ -192,16 +192,6 @@ def test_batch_size_changes_rounding_only() -> None:
         assert relative_error(build(model, text, units_per_batch=batch).matrix, one.matrix) <= 1e-6
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3"])
-def test_traces_that_do_not_fit_are_made_again(
-    monkeypatch: pytest.MonkeyPatch, family: str
-) -> None:
-    model, text = tiny_model(family), tiny_text(2, 20, 6)
-    kept = build(model, text)
-    monkeypatch.setattr(replay, "TRACE_BYTES", 0)
-    require_same_bits(build(model, text), kept)
-
-
 def test_half_precision_is_close_to_float32() -> None:
     model, text = tiny_model(dtype=torch.bfloat16), tiny_text(3, 20)
     found = build(model, text)

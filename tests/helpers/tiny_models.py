@@ -636,8 +636,3 @@ def tiny_double(model: PreTrainedModel) -> PreTrainedModel:
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
     """Frobenius norm of the difference over that of the expectation."""
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
-
-
-def layer_bytes(stream: Any, first: int) -> int:
-    """The bytes of the layers of a stream from `first` on."""
-    return sum(layer.bytes for number, layer in stream.layers.items() if number >= first)

@@ -19,7 +19,6 @@ from cocurve_lab.models.layers import weights_of
 from helpers.tiny_models import (
     EVERY_FAMILY,
     GROUPS,
-    layer_bytes,
     tiny_model,
     tiny_text,
     word_tokenizer,
@@ -69,7 +68,7 @@ def test_all_plans_of_a_row_take_one_reading_and_keep_their_bits(
     cl.pruning_risk(own, plans[0], TEXT)  # what is checked once is checked now
     before = stream.bytes_read
     found = cl.measure_plans(own, plans, TEXT, plans_per_batch=3, progress=False)
-    assert stream.bytes_read - before == len(TEXT) * layer_bytes(stream, 0)
+    assert stream.bytes_read - before == len(TEXT) * 3 * stream.bytes_present // 2
     assert expected.nll is not None
     assert found.nll is not None
     assert np.array_equal(found.kl, expected.kl)
@@ -123,15 +122,15 @@ def test_what_does_not_fit_together_is_halved(
         cl.measure_plans(own, plans, TEXT, progress=False)
 
 
-def test_the_split_of_a_risk_keeps_its_bits_in_two_readings(tmp_path: Path) -> None:
+def test_the_split_of_a_risk_keeps_its_bits_in_three_readings(tmp_path: Path) -> None:
     model = tiny_model()
     own, stream = streamed(tmp_path, model)
     plan = cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), [1, 2, 8, 13, 17])
     cl.pruning_risk(own, plan, TEXT)
     before = stream.bytes_read
     found = cl.split_risk(own, plan, TEXT, progress=False)
-    # the units, along with the dense model; then the plan as a whole
-    assert stream.bytes_read - before == len(TEXT) * 2 * layer_bytes(stream, 0)
+    # the dense model, the units, and the plan as a whole
+    assert stream.bytes_read - before == len(TEXT) * 3 * 3 * stream.bytes_present // 2
     expected = cl.split_risk(model, plan, TEXT, progress=False)
     for name in ("quadratic_of_sum", "kl_of_joint", "units_measured"):
         assert np.array_equal(getattr(found, name), getattr(expected, name))

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.estimator.fisher import kl_divergence, whiten
+from cocurve_lab.estimator.fisher import center, kl_divergence
 from cocurve_lab.extensions.judging.lockstep import forced_kl
 from cocurve_lab.measuring import plan_memory, risk
 from helpers.tiny_models import FAMILIES, GROUPS, naive_risk, tiny_model, tiny_text
@@ -127,7 +127,8 @@ def test_whitened_products_are_fisher_products() -> None:
     p0 = torch.softmax(torch.randn(40, dtype=torch.float64), -1)
     a, b = torch.randn(2, 40, dtype=torch.float64)
     fisher = torch.diag(p0) - torch.outer(p0, p0)
-    torch.testing.assert_close(whiten(p0, a) @ whiten(p0, b), a @ fisher @ b)
+    whitened = [p0.sqrt() * center(p0, shift) for shift in (a, b)]
+    torch.testing.assert_close(whitened[0] @ whitened[1], a @ fisher @ b)
 
 
 # The engine -------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ from helpers.tiny_models import (
     GROUPS,
     MHA_ONLY,
     MORE_FAMILIES,
-    layer_bytes,
     tiny_model,
     tiny_text,
     word_tokenizer,
@@ -77,7 +76,7 @@ def test_a_streamed_model_computes_what_the_loaded_one_does(
     for _ in range(2):
         assert torch.equal(logits(streamed), logits(whole))
     assert all(weight.is_meta for weight in describe(streamed).layers[1].parameters())
-    assert stream.bytes_read == 2 * layer_bytes(stream, 0)
+    assert stream.bytes_read == 2 * sum(layer.bytes for layer in stream.layers.values())
     assert fingerprint_model(streamed) == fingerprint_model(whole)
     units = cl.enumerate_units(whole, GROUPS)
     assert cl.enumerate_units(streamed, GROUPS).fingerprint == units.fingerprint
@@ -97,7 +96,7 @@ def test_at_most_two_layers_are_in_memory(tmp_path: Path) -> None:
         )
     logits(streamed)
     assert seen == [[at == run for at in range(3)] for run in range(3)]
-    assert stream.bytes_present == 2 * layer_bytes(stream, 2)
+    assert stream.bytes_present == 2 * stream.layers[2].bytes
     with stream.present(1):
         logits(streamed)
         assert not layers[1].mlp.up_proj.weight.is_meta

@@ -275,14 +275,7 @@ def test_half_precision_is_judged_layer_by_layer(
     pruned = cl.prune(model, plan, verify=tiny_text(2))
     found = cl.check_equivalence(model, pruned, plan, tiny_text(2))
     assert found.max_abs_difference < 1e-4  # float32 arithmetic on both sides
-    with masked_by_hand(model, [plan.units.units[i] for i in plan.pruned]):
-        masked = full_logits(model, tiny_text(2).input_ids)
-    raw = (full_logits(pruned, tiny_text(2).input_ids) - masked).abs().max()
-    assert found.raw_difference == pytest.approx(float(raw), abs=3 * found.logit_spacing)
-    largest = float(masked.abs().max())
-    assert found.logit_spacing == 2.0 ** np.floor(np.log2(largest)) * torch.finfo(dtype).eps
-    assert "raw" in str(found)
-    assert "spacing" in str(found)
+    assert "layer by layer" in str(found)
     assert all(torch.equal(state[key], tensor) for key, tensor in model.state_dict().items())
     assert next(pruned.parameters()).dtype == dtype
 

@@ -31,7 +31,6 @@ from cocurve_lab.pruner.saving import open_pruned
 from helpers.tiny_models import (
     EVERY_FAMILY,
     GROUPS,
-    layer_bytes,
     tiny_model,
     tiny_text,
     word_tokenizer,
@@ -197,7 +196,7 @@ def test_half_precision_and_the_reads_of_a_refit(tmp_path: Path) -> None:
     assert stream is not None
     own(text.input_ids[:1])
     cl.measure_plans(own, [plan], text, progress=False)  # what is checked once is checked now
-    before, layer = stream.bytes_read, layer_bytes(stream, 2)
+    before, layer = stream.bytes_read, stream.bytes_present // 2
     found = cl.repair(own, plan, text, options=quiet, out=tmp_path / "disk")
     assert differing(found, expected) == []
     # the calls, the norms and the refit take a sweep each; what enters needs layer 0, and layer 1

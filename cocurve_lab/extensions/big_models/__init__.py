@@ -6,7 +6,7 @@ The files are imported when such a model is opened.
 from __future__ import annotations
 
 from ...models.layers import STORE, WeightStore
-from ...pruner.plugs import FOLDERS, PruneToFolder
+from ...pruner.folder import FOLDERS, PruneToFolder
 
 
 def _store() -> WeightStore:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-import traceback
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +26,7 @@ from transformers import PreTrainedModel
 
 from ...base.errors import CocurveError, InputError, MismatchError, WorkerError
 from ...estimator.batches import Tick
-from ...estimator.worker import Measured, Work, Worker
+from ...estimator.build import Measured, Work, Worker
 from ...models.identity import fingerprint_model, model_device, model_dtype
 from ...models.layers import weights_of
 from ...models.loading import load_model
@@ -107,19 +106,11 @@ class RayWorkers:
             ray.init(**settings | dict(self.init))
         except Exception as error:  # Ray also raises plain Exception
             ray.shutdown()
-            next_step = (
-                "Start it with `ray start --head` and give its address=, or try again: on a busy "
-                "machine it may have taken too long."
-            )
-            if "AuthToken" in "".join(traceback.format_exception(error)):
-                next_step = (
-                    "It asks for a token, as those of `ray start` do: set RAY_AUTH_MODE=token in "
-                    "the environment before Python starts; on another machine, first give it the "
-                    "cluster's token (Ray's page on authentication)."
-                )
             raise WorkerError(
                 f"Ray cannot be started or reached at {self.address or 'this machine'} ({error}). "
-                f"{next_step}"
+                "Start it with `ray start --head` and give its address=; if it asks for a token, "
+                "set RAY_AUTH_MODE=token before Python starts; or try again: on a busy machine it "
+                "may have taken too long."
             ) from error
 
     def _actors(self, ray: Any, model: PreTrainedModel, work: Work) -> list[Any]:

@@ -31,30 +31,23 @@ from ...models.identity import (
     is_pruned,
     tensor_marks,
 )
-from ...models.layers import present
+from ...models.layers import attach, present
 from ...models.loading import place_of, read_dtype, shapes_only
-from ...models.weights import reader_of, tied_names, without_weights
+from ...models.weights import DTYPES, reader_of, tied_names, without_weights
 from ...pruner.manifest import Origin, manifest_of
 from ...pruner.saving import new_folder, open_pruned, write_beside
 from ...pruner.slicing import cut_model, tensor_cuts
 from ...solver.selection import Selection
-from ..opening.files import require_floats, require_used_scales, weight_files
+from ..opening.files import require_floats, require_used_scales, tell_ignored, weight_files
 from ..opening.places import require_generation, require_no_adapter, require_place
-from .stored import StoredWeights, with_stored
+from .stored import StoredWeights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ...pruner.card import CardFacts
-
 SHARD = "50GB"  # as save_pretrained
 _WEIGHT = "weight"  # the one tensor in a file of a changed weight
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}  # of dtypes in files
 
 
 Cuts = Mapping[str, Callable[[Tensor], Tensor]]  # what stays of a weight, by its name
@@ -113,7 +106,10 @@ def open_model(
     with suppress(OSError):  # there is none: the one made of the configuration stays
         model.generation_config = GenerationConfig.from_pretrained(place, **options)
     require_generation(model.generation_config, place)
-    return with_stored(model.to(default if dtype is None else read_dtype(dtype)), weights)
+    model = model.to(default if dtype is None else read_dtype(dtype))
+    tell_ignored(model, weights.ignored)
+    attach(model, weights)
+    return model.eval().requires_grad_(False)
 
 
 def prune_to_folder(
@@ -122,8 +118,6 @@ def prune_to_folder(
     folder: str | os.PathLike[str],
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    evaluation: CardFacts | None = None,
-    overwrite: bool = False,
     progress: Progress = False,
     refit: Refit | None = None,
     check: Callable[[Path], object] | None = None,
@@ -135,7 +129,7 @@ def prune_to_folder(
     Args:
         model: in memory, streamed, or from `open_model`; it is not changed.
         selection: a plan of this model.
-        folder, tokenizer, evaluation, overwrite: as for `save_pruned`.
+        folder, tokenizer: as for `save_pruned`.
         progress: whether to show how many weights are written, and how.
         refit: changes some of the weights before they are written; None leaves all as cut.
         check: is called with what was written before it becomes the folder, and may raise.
@@ -143,7 +137,7 @@ def prune_to_folder(
     folder = as_path(folder, "folder")
     dense = describe(model)
     dense.require_columns(
-        "prune(out=)", "Prune in memory, and save_pruned.", "files keep each expert apart"
+        "prune(out=)", "Prune in memory, and save_pruned.", "which files keep apart"
     )
     cuts = tensor_cuts(dense, selection)
     shapes = replace(dense, model=without_weights(model))
@@ -154,12 +148,12 @@ def prune_to_folder(
         del kept[name]
     changed = [] if refit is None else refit.weights  # on the disk twice for a while
     size = sum(kept[name].nbytes for name in [*kept, *changed])
-    with new_folder(folder, overwrite=overwrite, size=size) as temporary:
+    with new_folder(folder, overwrite=False, size=size) as temporary:
         apart, repair = temporary / "refitted", None
         if refit is not None:
             apart.mkdir()
             repair = refit.run(pruned, cuts, apart)
-        weights = _Weights(model, cuts, {name: refitted_file(apart, name) for name in changed})
+        weights = _Weights(model, cuts, {name: _refitted_file(apart, name) for name in changed})
         pruned.save_pretrained(temporary, state_dict={})  # its configurations, and no weights
         with open_bar(progress, total=len(kept), desc="pruning", unit="weight") as bar:
             _write_weights(small, kept, temporary, weights.kept, bar)
@@ -169,7 +163,7 @@ def prune_to_folder(
         if refit is not None:
             shutil.rmtree(apart)
             manifest |= {"repair": repair, "weights_since_pruning": "refitted"}
-        write_beside(small, temporary, manifest, after, tokenizer, evaluation)
+        write_beside(small, temporary, manifest, after, tokenizer)
         if check is not None:
             check(temporary)
     return folder
@@ -200,23 +194,21 @@ def _put(module: nn.Module, name: str, weight: Tensor) -> None:
     setattr(module.get_submodule(path), attribute, nn.Parameter(weight, requires_grad=False))
 
 
-def refitted_file(folder: Path, name: str) -> Path:
+def _refitted_file(folder: Path, name: str) -> Path:
     return folder / f"{name}.safetensors"
 
 
 def write_refitted(folder: Path, name: str, weight: Tensor) -> None:
     """Write a changed weight for `prune_to_folder` to take."""
-    save_file({_WEIGHT: weight.detach().cpu().contiguous()}, refitted_file(folder, name))
+    save_file({_WEIGHT: weight.detach().cpu().contiguous()}, _refitted_file(folder, name))
 
 
 class _Weights:
     """The weights of a model as they are read and cut, each once, with their fingerprints."""
 
-    def __init__(
-        self, model: PreTrainedModel, cuts: Cuts, refitted: Mapping[str, Path] | None = None
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, cuts: Cuts, refitted: Mapping[str, Path]) -> None:
         self._model, self._cuts, self._read = model, cuts, reader_of(model)
-        self._refitted = refitted or {}
+        self._refitted = refitted
         self._before: dict[str, dict[str, str]] = {}
         self._after: dict[str, str] = {}
 
@@ -260,7 +252,12 @@ def _write_weights(
     """Write weights as safetensors, split into files and indexed as transformers does."""
     from huggingface_hub import split_torch_state_dict_into_shards
 
-    own = {saved_name(pruned, name): name for name in kept}
+    own = {}
+    for name in kept:
+        saved = name
+        for inside, part in pruned.family.saved_names:
+            saved = saved.replace(part, inside)
+        own[saved] = name
     shapes = {saved: kept[name] for saved, name in own.items()}
     split = split_torch_state_dict_into_shards(
         shapes, filename_pattern="model{suffix}.safetensors", max_shard_size=SHARD
@@ -290,7 +287,7 @@ def _write_safetensors(
     for name in names:
         start, end = end, end + shapes[name].nbytes
         header[name] = {
-            "dtype": _DTYPES[shapes[name].dtype],
+            "dtype": _NAMES[shapes[name].dtype],
             "shape": list(shapes[name].shape),
             "data_offsets": [start, end],
         }
@@ -303,9 +300,3 @@ def _write_safetensors(
             assert (tensor.shape, tensor.dtype) == (shapes[name].shape, shapes[name].dtype)
             # as bytes, because numpy has no bfloat16
             file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-
-
-def saved_name(architecture: Architecture, name: str) -> str:
-    for saved, part in architecture.family.saved_names:
-        name = name.replace(part, saved)
-    return name

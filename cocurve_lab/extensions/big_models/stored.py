@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...base.errors import FileFormatError, InputError
-from ...models.layers import WeightSource, attach
+from ...models.layers import WeightSource
 from ...models.weights import DTYPES, fingerprint_tensor, require_finite, settle_ties, tied_names
 from ..opening.files import (
     INDEX,
@@ -179,10 +179,3 @@ def folder(model: PreTrainedModel, folder: Path, *, mapped: bool) -> StoredWeigh
         raise FileFormatError(str(error)) from None
     tell_ignored(model, weights.ignored)
     return weights
-
-
-def with_stored(model: Any, weights: StoredWeights) -> PreTrainedModel:
-    """Let a model on the meta device have stored weights; warn of those that it ignores."""
-    tell_ignored(model, weights.ignored)
-    attach(model, weights)
-    return model.eval().requires_grad_(False)

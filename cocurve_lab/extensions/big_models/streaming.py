@@ -47,7 +47,7 @@ class _Place:
     name: str
     module: nn.Module
     attribute: str
-    source: Read
+    read: Read
 
     def __post_init__(self) -> None:
         self.absent: nn.Parameter = getattr(self.module, self.attribute)
@@ -56,26 +56,13 @@ class _Place:
         """Let the module have this weight."""
         setattr(self.module, self.attribute, weight)
 
-    def read(self) -> Tensor:
-        """Read the weight; ValueError if it has another shape than its place."""
-        weight = self.source()
-        if weight.shape != self.absent.shape:
-            found, wanted = tuple(weight.shape), tuple(self.absent.shape)
-            raise ValueError(f"its shape is {found}, not {wanted}")
-        return weight
 
-
-@dataclass
 class _Layer:
-    """The device of a layer, the bytes of its weights, and the weights themselves."""
+    """The device of a layer, its weights, and their bytes."""
 
-    device: torch.device
-    bytes: int
-    places: Sequence[_Place] = ()
-
-    @classmethod
-    def of(cls, device: torch.device, places: Sequence[_Place]) -> _Layer:
-        return cls(device, bytes_of(place.absent for place in places), places)
+    def __init__(self, device: torch.device, places: Sequence[_Place]) -> None:
+        self.device, self.places = device, places
+        self.bytes = bytes_of(place.absent for place in places)
 
 
 class Stream:
@@ -97,13 +84,6 @@ class Stream:
         self._coming: dict[int, Future[list[nn.Parameter]]] = {}
         self._thread = ThreadPoolExecutor(1, "cocurve-weights")
         self._side: dict[torch.device, Any] = {}  # a CUDA stream for copies, by device
-
-    @classmethod
-    def of_shapes(cls, architecture: Architecture) -> Stream:
-        """Return the stream of a model of these shapes. It counts bytes, and reads nothing."""
-        meta = torch.device("meta")
-        sizes = (bytes_of(layer.parameters()) for layer in architecture.layers)
-        return cls({number: _Layer(meta, size) for number, size in enumerate(sizes)})
 
     @property
     def devices(self) -> Mapping[int, torch.device]:
@@ -226,9 +206,7 @@ def load(
     require_floats(place, shapes)
     architecture = describe(shapes)
     architecture.require_columns(
-        "stream=True",
-        "Leave it out.",
-        "files keep each expert apart, and layers need them whole",
+        "stream=True", "Leave it out.", "which files keep apart and layers need whole"
     )
     if "device_map" in options:
         raise InputError(
@@ -236,10 +214,10 @@ def load(
             "weights are. Give one of the two."
         )
     places = _layers_on_disk(architecture, device)
-    with _without_notice():
-        model, report = auto_class(shapes.config).from_pretrained(
-            place, **options, device_map=places, use_safetensors=True, output_loading_info=True
-        )
+    logging.getLogger("accelerate.big_modeling").addFilter(_is_no_notice)
+    model, report = auto_class(shapes.config).from_pretrained(
+        place, **options, device_map=places, use_safetensors=True, output_loading_info=True
+    )
     for weight in model.parameters():  # else each is a view that keeps its whole file mapped
         weight.data = weight.data.clone()
     return model, report
@@ -256,26 +234,16 @@ def leave(model: PreTrainedModel, read: Callable[[str], Tensor], device: torch.d
             _Place(prefix + key, owner, attribute, partial(read, prefix + key))
             for key, owner, attribute in _weights(layer, True)
         ]
-        layers[number] = _Layer.of(device, places)
+        layers[number] = _Layer(device, places)
     stream = Stream(layers)
     _connect(architecture, stream)
     attach(model, stream)
     return list(stream.places)
 
 
-@contextmanager
-def _without_notice() -> Iterator[None]:
-    """Hide accelerate's notice that weights are on the meta device."""
-    log = logging.getLogger("accelerate.big_modeling")
-
-    def other(record: logging.LogRecord) -> bool:
-        return "on the meta device" not in record.getMessage()
-
-    log.addFilter(other)
-    try:
-        yield
-    finally:
-        log.removeFilter(other)
+def _is_no_notice(record: logging.LogRecord) -> bool:
+    """Hide accelerate's notice that weights are on the meta device, as they are meant to be."""
+    return "on the meta device" not in record.getMessage()
 
 
 def _layers_on_disk(architecture: Architecture, device: torch.device) -> dict[str, Any]:
@@ -319,7 +287,7 @@ def _take_over(architecture: Architecture) -> Stream:
                     name = f"{names[owner]}.{attribute}"
                     source = _source(hook, key, name, getattr(owner, attribute).dtype, files)
                     places.append(_Place(name, owner, attribute, source))
-        layers[number] = _Layer.of(torch.device(hooks[0].execution_device), places)
+        layers[number] = _Layer(torch.device(hooks[0].execution_device), places)
     inside = {module for layer in architecture.layers for module in layer.modules()}
     for module in model.modules():
         for hook in _offloading(module):

@@ -238,7 +238,7 @@ def _split_row(
     """The arrays of `RiskSplit` on one row, each [P], in the order of its fields."""
     ids, positions = row(architecture, text, number)
     ordered = sorted(units, key=lambda unit: (unit.layer, unit.kind))
-    replay = Replay(architecture, ids, positions, along=batches.first(ordered))
+    replay = Replay(architecture, ids, positions)
     z_0 = widen(architecture.logits(replay.scored_hidden[0]))  # [P, V]
     p_0 = torch.softmax(z_0, dim=-1)
     summed = torch.zeros_like(z_0)

@@ -1,9 +1,8 @@
 """Checks of models that anybody made, before, while and after transformers loads them.
 
     places.py   is there a model, does its configuration ask for nothing that may not be; settings
-    files.py    are the weight files whole, of this model and not packed; names in them
+    files.py    are the weight files whole, of this model and not packed; all checks of a load
     errors.py   what an error of transformers means, and the next step
-    checks.py   all of it, in the order of a load
 
 The files are imported when a model is loaded.
 """
@@ -14,9 +13,9 @@ from ...models.sources import OPENING, Opening
 
 
 def _checks() -> Opening:
-    from . import checks
+    from . import files
 
-    return checks
+    return files
 
 
 OPENING.put(_checks)

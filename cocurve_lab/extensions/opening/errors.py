@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from ...base.atomic import is_full
 from ...base.errors import CocurveError, InputError, one_line
@@ -85,22 +84,19 @@ def explain(
 ) -> InputError:
     """Build the InputError for a failed load: the fact, and the next step.
 
-    If the disk is full, the half-downloaded files of this model are deleted, because they take the
-    space that the user now needs. After any other failure they stay, and the next load resumes
-    them.
-
     `cache` is the cache_dir= of the load (None: the hub's own); `part` is what could not be read,
     such as "the tokenizer of ".
     """
-    name, cache_dir, chain = repr(str(model_id)), cache_folder(cache), list(_chain(error))
+    from huggingface_hub import constants
+
+    name, chain = repr(str(model_id)), list(_chain(error))
+    cache_dir = constants.HF_HUB_CACHE if cache is None else cache
     # first, because a missing or broken file may be the consequence of a full disk
     if any(is_full(link) for link in chain):
-        freed = delete_unfinished(str(model_id), cache_dir)
         elsewhere = "set HF_HOME to a folder" if cache is None else "give a cache_dir="
         return InputError(
-            f"the disk filled up while {name} was downloaded to {cache_dir}; the unfinished "
-            f"files ({freed / 1e9:.1f} GB) were deleted. Free some space, or {elsewhere} on a "
-            "larger disk, and run this again."
+            f"the disk filled up while {name} was downloaded to {cache_dir}. Free some space, or "
+            f"{elsewhere} on a larger disk, and run this again, which goes on where it stopped."
         )
     kinds = {type(link).__name__ for link in chain}
     for cause, message in _CAUSES:
@@ -118,21 +114,3 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
-    """Return the folder for downloads: the one given, else the hub's own."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE if cache is None else cache)
-
-
-def delete_unfinished(model_id: str, cache: str | os.PathLike[str] | None = None) -> int:
-    """Delete the half-downloaded files of one model from a cache; return the bytes freed."""
-    freed = 0
-    # the hub's layout: models--owner--name/blobs/HASH, with .incomplete until it is whole
-    blobs = cache_folder(cache) / ("models--" + model_id.replace("/", "--")) / "blobs"
-    for part in blobs.glob("*.incomplete"):
-        freed += part.stat().st_size
-        part.unlink()
-    return freed

@@ -1,4 +1,7 @@
-"""The weight files of a place: are they whole, of this model and not packed; names in them."""
+"""The weight files of a place: are they whole, of this model and not packed; names in them.
+
+This file is the `Opening` of the extension: what other files check of a load is in `__all__` too.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,29 @@ from ...models.architectures import describe
 from ...models.sources import file_in
 from ...models.weights import DTYPES
 from .errors import explaining
-from .places import beside, require_own_files
+from .places import (
+    beside,
+    require_generation,
+    require_no_adapter,
+    require_own_files,
+    require_place,
+    require_settings,
+    require_tokenizer,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+__all__ = [
+    "explaining",
+    "require_files",
+    "require_generation",
+    "require_loaded",
+    "require_no_adapter",
+    "require_place",
+    "require_settings",
+    "require_tokenizer",
+]
 _SCALE = re.compile(r"(_scales?|_scale_inv|\.scales|\.qweight|\.qzeros|_packed|\.absmax)$")
 # names that a trainer, a compiler or an adapter gives to the weights of the model inside
 _WRAPPED = re.compile(
@@ -78,17 +99,6 @@ def _find(place: str, name: str, options: dict[str, Any]) -> Path | None:
             if Path(place).is_dir() or "EntryNotFound" in type(error.__cause__).__name__:
                 return None
             raise
-
-
-def require_sound_files(folder: str, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Raise FileFormatError if a header in a folder is damaged or contradicts the configuration.
-
-    Weights are not read. `shapes` are those of the configuration, by name; weights that a file
-    names otherwise are not compared.
-    """
-    for name, stored, file in headers(folder):
-        if name in shapes:
-            require_shape(stored, name, shapes[name], file)
 
 
 def headers(place: str, **options: Any) -> Iterator[tuple[str, Any, Path]]:
@@ -284,3 +294,44 @@ def halves(name: str) -> int:
 def part_shape(shape: Sequence[int], name: str, part: Part) -> Sequence[int]:
     """Return the shape in a file of a weight, or of what is one expert's in it."""
     return shape if part is None else (shape[1] // halves(name), *shape[2:])
+
+
+# The checks of a load -----------------------------------------------------------------------------
+
+
+def require_files(place: str, shapes: PreTrainedModel, **options: Any) -> None:
+    """Check the weight files against the model on the meta device; no weight is read."""
+    require_own_files(place, **options)
+    try:
+        require_used_scales(place, shapes, **options)
+        if Path(place).is_dir() and quantization(shapes) is None:  # packed ones differ in shape
+            wanted = {name: weight.shape for name, weight in shapes.state_dict().items()}
+            for name, stored, file in headers(place):
+                if name in wanted:  # a weight that the file names otherwise is not compared
+                    require_shape(stored, name, wanted[name], file)
+    except FileFormatError as error:
+        raise InputError(str(error)) from error
+
+
+def require_loaded(
+    model: PreTrainedModel,
+    report: Mapping[str, Any],
+    place: str,
+    shapes: PreTrainedModel,
+    **options: Any,
+) -> None:
+    """Check what was loaded; `report` is what `from_pretrained` says of missing weights."""
+    missing, ignored = sorted(report["missing_keys"]), may_ignore(model)
+    unexpected = sorted(name for name in report["unexpected_keys"] if not ignored(name))
+    for name in filter(is_wrapped, unexpected):
+        raise InputError(str(foreign_weight(place, name)))
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise InputError(
+            f"the files of {place!r} hold no {', '.join(missing[:3])}{more}, for which "
+            "transformers would draw random numbers. Get the whole model, and load it again."
+        )
+    require_used_scales(place, shapes, unexpected)
+    if unexpected:  # as when they are read from the disk
+        raise foreign_weight(place, unexpected[0])
+    tell_ignored(model, ignored_in(place, shapes, **options))

@@ -6,7 +6,6 @@ its folder, or so many layers that building them never ends.
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
@@ -74,7 +73,7 @@ def require_place(model_id: str | os.PathLike[str]) -> None:
         if file_in(path) is None:
             raise InputError(f"{text!r} is a file. Give the folder that contains it.")
     elif text.startswith(_PATH_SIGNS) or text.count("/") > 1 or not isinstance(model_id, str):
-        raise InputError(f"there is no folder {text!r}.{_alike(path)} Check the path.")
+        raise InputError(f"there is no folder {text!r}. Check the path.")
 
 
 def require_no_adapter(place: str | os.PathLike[str], **options: Any) -> None:
@@ -98,17 +97,6 @@ def beside(place: str | os.PathLike[str], name: str, **options: Any) -> Path | N
         return Path(str(cached_file(place, name, **options)))
     except OSError:  # a hub that fails is explained by the load
         return None
-
-
-def _alike(path: Path) -> str:
-    """Return a hint for a wrong path: its first missing part, or folders with a similar name."""
-    # the nearest folder above that exists
-    parent = next(folder for folder in (path.parent, *path.parents) if folder.is_dir())
-    if parent != path.parent:
-        return f" {str(parent)!r} is there, but holds no {path.relative_to(parent).parts[0]!r}."
-    names = [entry.name for entry in parent.iterdir() if entry.is_dir()]
-    close = [repr(str(parent / name)) for name in difflib.get_close_matches(path.name, names, n=3)]
-    return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
 def require_settings(
@@ -240,16 +228,7 @@ _GENERATION: Schema = {
 def require_tokenizer(
     tokenizer: PreTrainedTokenizerBase, name: Place, place: str, **options: Any
 ) -> None:
-    """Warn of a tokenizer that splits text otherwise than its own file says."""
-    difference = _difference_from_file(tokenizer, place, options)
-    if difference is not None:
-        warnings.warn(f"the tokenizer of {name} {difference}", UserWarning, stacklevel=3)
-
-
-def _difference_from_file(
-    tokenizer: PreTrainedTokenizerBase, place: str, options: dict[str, Any]
-) -> str | None:
-    """Say what a tokenizer splits otherwise than its tokenizer.json; None if nothing or no file."""
+    """Warn of a tokenizer that splits text otherwise than its own tokenizer.json says."""
     from tokenizers import Tokenizer
     from transformers.utils import cached_file
 
@@ -257,16 +236,19 @@ def _difference_from_file(
     try:
         own = Tokenizer.from_file(str(cached_file(place, "tokenizer.json", **where)))
     except OSError:  # there is none, as beside a tokenizer.model
-        return None
+        return
     own.no_truncation()
     own.no_padding()
     for text in _TRIAL:
         found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         wanted = own.encode(text, add_special_tokens=False).ids
         if found != wanted:
-            return (
-                f"is a {type(tokenizer).__name__}, which turns {text!r} into the tokens {found}, "
-                f"but its tokenizer.json into {wanted}. If the model was trained with the file, "
-                'set "tokenizer_class" to "PreTrainedTokenizerFast" in tokenizer_config.json.'
+            warnings.warn(
+                f"the tokenizer of {name} is a {type(tokenizer).__name__}, which turns {text!r} "
+                f"into the tokens {found}, but its tokenizer.json into {wanted}. If the model was "
+                'trained with the file, set "tokenizer_class" to "PreTrainedTokenizerFast" in '
+                "tokenizer_config.json.",
+                UserWarning,
+                stacklevel=3,
             )
-    return None
+            return

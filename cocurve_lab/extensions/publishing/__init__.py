@@ -9,7 +9,7 @@ The files are imported when a folder is saved.
 
 from __future__ import annotations
 
-from ...pruner.plugs import CARDS, CONFIGURATIONS, WriteCard, WriteConfiguration
+from ...pruner.folder import CARDS, CONFIGURATIONS, WriteCard, WriteConfiguration
 
 
 def _cards() -> WriteCard:

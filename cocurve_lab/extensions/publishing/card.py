@@ -15,7 +15,7 @@ from typing import Any
 
 from ...models.architectures import UNIT_KINDS
 from ...models.identity import DEMO
-from ...pruner.card import CardFacts
+from ...pruner.folder import CardFacts
 from ...pruner.manifest import KNOWN
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")

@@ -17,8 +17,7 @@ import torch
 
 from ...models.architectures import UNIT_KINDS, Architecture, describe
 from ...models.loading import auto_class
-from ...pruner.folder import stock_keys
-from ...pruner.plugs import Loader
+from ...pruner.folder import Loader, stock_keys
 from . import modeling_cocurve
 
 if TYPE_CHECKING:
