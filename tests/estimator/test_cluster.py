@@ -295,7 +295,11 @@ def test_a_listener_hears_every_sequence_and_changes_nothing() -> None:
     assert min(largest.found) > 0
 
 
-@pytest.mark.parametrize("given", [Largest(), [Largest], [print], [None]], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [Largest(), [Largest], [print], [None]],
+    ids=["no list", "a class", "a function", "None"],
+)
 def test_what_is_no_listener_is_refused(given: Any) -> None:
     with pytest.raises(cl.InputError, match="listener"):
         build(listeners=given)
