@@ -15,6 +15,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from ..base import memory
 from ..base.errors import InputError
 from ..calibration import CalibrationSet
 from ..models.architectures import Architecture
@@ -219,6 +220,4 @@ def free_memory(device: torch.device) -> float:
         # what torch holds back from earlier work is free to us as well
         reserved = float(on.mem_get_info(device)[0])
         return reserved + on.memory_reserved(device) - on.memory_allocated(device)
-    import psutil  # mps has the memory of the CPU
-
-    return float(psutil.virtual_memory().available)
+    return memory.free_memory()  # mps has the memory of the CPU

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ..base.memory import free_memory
 from ..models.loading import pick_device, pick_dtype
 from ..models.runtime import device_name
 
@@ -21,14 +22,12 @@ def report_device(
         RuntimeWarning: the machine has an NVIDIA GPU that this torch cannot use. Everything still
             works then, but about a hundred times slower.
     """
-    import psutil
-
     target = pick_device(device)
     name, chosen = device_name(target), pick_dtype(target, dtype, demo=False)
     used = str(chosen).removeprefix("torch.")
     if chosen == "auto":
         used = "float32 for the demo model, else the checkpoint's dtype"
-    free = psutil.virtual_memory().available
+    free = free_memory()
     if target.type == "cuda":
         free = torch.cuda.mem_get_info(target)[0]
     elif target.type == "cpu":
