@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..base.errors import ArchitectureError
 from ..models.architectures import UNIT_KINDS, Architecture, is_packed, kind_number, weight_of
-from ..models.layer_calls import capture_calls, first_output, replaced_forward
+from ..models.layer_calls import capture_calls, first_output, here, replaced_forward
 from ..models.layers import present
 from ..models.masking import column_scales, scaled, stack_rows
 from ..models.unit import Kind
@@ -201,8 +201,8 @@ class Replay:
         # a layer has not answered yet while it runs; see `_block_trace` for a block that is one
         last = projection if block is self.architecture.layers[layer] else block
         return (
-            projection.register_forward_hook(see_projection),
-            last.register_forward_hook(see_block),
+            projection.register_forward_hook(here(see_projection)),
+            last.register_forward_hook(here(see_block)),
         )
 
     @contextmanager
@@ -234,7 +234,7 @@ def _watch_mixer(traces: Traces, number: int, mixer: nn.Module) -> RemovableHand
     def see(_: nn.Module, __: tuple[Any, ...], write: Tensor) -> None:
         traces[number] = BlockTrace(write[..., :0], write, mixer)
 
-    return mixer.register_forward_hook(see)
+    return mixer.register_forward_hook(here(see))
 
 
 def _block_trace(

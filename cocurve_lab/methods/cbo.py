@@ -38,6 +38,7 @@ from ..extensions.analysis.refinement import refine
 from ..measuring.logits import require_numbers
 from ..models.architectures import Architecture
 from ..models.identity import model_device
+from ..models.layer_calls import here
 from ..models.masking import scaled
 from ..models.runtime import measuring
 from ..models.units import Unit, UnitSet
@@ -131,7 +132,8 @@ def gated(architecture: Architecture, gates: Mapping[Block, Tensor]) -> Iterator
             if hasattr(module, "post_feedforward_layernorm"):
                 # Gemma 2 and 3, OLMo2: a norm of what the block writes would undo a gate before it
                 norm = module.get_submodule(f"post_{kind.replace('ffn', 'feedforward')}_layernorm")
-                hook = norm.register_forward_hook(lambda _, __, out, gate=gate: out * gate.to(out))
+                open_gate = here(lambda _, __, out, gate=gate: out * gate.to(out))
+                hook = norm.register_forward_hook(open_gate)
                 stack.callback(hook.remove)
             else:
                 stack.enter_context(scaled(architecture, {(layer, kind): gate.expand(width)}))

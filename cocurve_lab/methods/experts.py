@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..base.errors import InputError
 from ..extensions.repairing.projection_inputs import run_rows
+from ..models.layer_calls import here
 from ..models.unit import Kind
 from ..models.units import UnitSet
 from ..solver.greedy import fill
@@ -63,7 +64,7 @@ class ExpertScored(Scored):
             for layer in layers:
                 experts = architecture.block(layer, "expert").experts
                 yield experts.register_forward_pre_hook(
-                    lambda module, args, layer=layer: watch(layer, module, args)
+                    here(lambda module, args, layer=layer: watch(layer, module, args))
                 )
 
         run_rows(

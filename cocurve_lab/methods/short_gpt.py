@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..extensions.repairing.projection_inputs import run_rows
-from ..models.layer_calls import first_output
+from ..models.layer_calls import first_output, here
 from ..models.runtime import in_double
 from .base import Scored, Subject
 
@@ -54,7 +54,7 @@ def block_influence(subject: Subject) -> np.ndarray:
 
     def hooks() -> Iterator[RemovableHandle]:
         for index, layer in enumerate(layers):
-            yield layer.register_forward_hook(observer(index))
+            yield layer.register_forward_hook(here(observer(index)))
 
     rows = subject.calibration
     run_rows(subject.model, rows, hooks, progress=subject.progress, title=ShortGpt.title)

@@ -46,7 +46,7 @@ from torch import Tensor, nn
 from ..base.errors import InputError, NumericalError
 from ..extensions.repairing.projection_inputs import present_blocks
 from ..models.architectures import Architecture
-from ..models.layer_calls import first_output
+from ..models.layer_calls import first_output, here
 from ..models.layers import present
 from ..models.runtime import exclusive
 from ..models.units import Unit, UnitSet
@@ -273,12 +273,12 @@ def watching(architecture: Architecture, layers: Sequence[int]) -> Iterator[dict
     with ExitStack() as stack:
         for layer, own in sums.items():
             module = architecture.layers[layer]
-            hooks = [module.register_forward_hook(own.see_layer, with_kwargs=True)]
+            hooks = [module.register_forward_hook(here(own.see_layer), with_kwargs=True)]
             if (layer, "ffn") in present:
                 first = architecture.projection(layer, "ffn", architecture.family.gate_up[0])
-                hooks.append(first.register_forward_pre_hook(own.see_inputs))
+                hooks.append(first.register_forward_pre_hook(here(own.see_inputs)))
                 projection = architecture.output_projection(layer, "ffn")
-                hooks.append(projection.register_forward_hook(own.see_outputs))
+                hooks.append(projection.register_forward_hook(here(own.see_outputs)))
             for handle in hooks:
                 stack.callback(handle.remove)
         yield sums

@@ -25,6 +25,7 @@ from .architectures import (
     require_supported,
     widths,
 )
+from .layer_calls import here
 from .unit import Cut, Kind, RowBlock, Unit
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class ColumnKind(ABC):
             return (columns, *args[1:])
 
         projection = architecture.output_projection(layer, self.name)
-        handle = projection.register_forward_pre_hook(multiply)
+        handle = projection.register_forward_pre_hook(here(multiply))
         try:
             yield
         finally:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from threading import get_ident
+from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -29,11 +30,30 @@ class LayerCall:
 Around = Callable[[int, LayerCall], AbstractContextManager[None]]
 
 
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+
+
+def here(hook: Hook, otherwise: Callable[..., Any] | None = None) -> Hook:
+    """Let a hook act on calls of this thread alone; all others get what `otherwise` returns.
+
+    A model that is measured on one thread answers as usual on all others.
+    """
+    thread = get_ident()
+
+    @wraps(hook)
+    def act(*args: Any, **kwargs: Any) -> Any:
+        if get_ident() == thread:
+            return hook(*args, **kwargs)
+        return otherwise(*args, **kwargs) if otherwise is not None else None
+
+    return cast(Hook, act)
+
+
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Let `module(...)` call `forward` inside the context; hooks and other modules stay."""
+    """Let `module(...)` call `forward` inside the context; hooks, modules and threads stay."""
     own = module.__dict__.get("forward")  # accelerate puts one on the instance: restore it
-    module.forward = forward
+    module.forward = here(forward, module.forward)
     try:
         yield
     finally:

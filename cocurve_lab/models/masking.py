@@ -60,6 +60,8 @@ def ablate(
 ) -> Iterator[PreTrainedModel]:
     """Run the model without some units inside a `with` block; leaving it always restores them.
 
+    Only calls on the thread of the block are ablated; on other threads the model stays whole.
+
     Args:
         model: the model that the units were enumerated on.
         units: a Selection (its gains are applied), or units, names or indices.

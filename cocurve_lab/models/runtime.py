@@ -18,6 +18,7 @@ from ..base.errors import ArchitectureError, InputError
 from ..base.progress import Bar
 from .architectures import describe
 from .identity import embedding_weight, model_device
+from .layer_calls import here
 from .layers import weights_of
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def require_known_head(model: PreTrainedModel, ids: Tensor) -> None:
     if model in _KNOWN_HEADS:
         return
     architecture, seen = describe(model), []
-    keep = architecture.decoder.register_forward_hook(lambda _, __, out: seen.append(out))
+    keep = architecture.decoder.register_forward_hook(here(lambda _, __, out: seen.append(out)))
     try:
         with exclusive(model), torch.inference_mode():
             logits = model(input_ids=ids.to(model_device(model)), use_cache=False).logits

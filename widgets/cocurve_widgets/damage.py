@@ -23,6 +23,7 @@ import cocurve_lab as cl
 from cocurve_lab.extensions.judging.kept import answers_file, plans_file
 from cocurve_lab.measuring.results import mean_and_error
 from cocurve_lab.models.architectures import describe
+from cocurve_lab.models.layer_calls import here
 
 from .packing import plain, plan_mark
 from .session import CancelToken, MeasuredPlan, Session, count_right, text_name
@@ -345,9 +346,11 @@ def _first_lacking(
 def _stoppable(model: PreTrainedModel, token: CancelToken) -> Iterator[None]:
     """Within the block a pass of the model ends at its next layer once the job is cancelled.
 
-    A pass of a large model takes seconds, which the next move should not wait for.
+    A pass of a large model takes seconds, which the next move should not wait for. Passes on other
+    threads go on.
     """
+    stop = here(lambda *_: token.check())
     with ExitStack() as hooks:
         for layer in describe(model).layers:
-            hooks.enter_context(layer.register_forward_pre_hook(lambda *_: token.check()))
+            hooks.enter_context(layer.register_forward_pre_hook(stop))
         yield

@@ -18,7 +18,7 @@ from ...estimator.support import widen
 from ...models.architectures import Architecture, weight_of
 from ...models.identity import model_device
 from ...models.kinds import KINDS
-from ...models.layer_calls import LayerCall, capture_calls, run_decoder
+from ...models.layer_calls import LayerCall, capture_calls, here, run_decoder
 from ...models.layers import present
 from ...models.unit import Kind
 from ...pruner.equivalence import float32_layer, upcast
@@ -140,7 +140,7 @@ def _watching(model: Architecture, layer: int, kind: Kind) -> Iterator[list[tupl
     """Record columns and write of each run of a block while the context is open."""
     seen: list[tuple[Tensor, Tensor]] = []
     hook = model.output_projection(layer, kind).register_forward_hook(
-        lambda _, args, out: seen.append((args[0], out))
+        here(lambda _, args, out: seen.append((args[0], out)))
     )
     try:
         yield seen
@@ -152,7 +152,7 @@ def _watching(model: Architecture, layer: int, kind: Kind) -> Iterator[list[tupl
 def _answering(model: Architecture, layer: int, kind: Kind, write: Tensor | None) -> Iterator[None]:
     """Let a block write this, or zeros, while the context is open."""
     hook = model.output_projection(layer, kind).register_forward_hook(
-        lambda _, __, out: torch.zeros_like(out) if write is None else write
+        here(lambda _, __, out: torch.zeros_like(out) if write is None else write)
     )
     try:
         yield

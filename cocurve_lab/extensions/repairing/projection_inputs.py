@@ -14,6 +14,7 @@ from ...base.progress import Bar
 from ...calibration import CalibrationSet
 from ...models.architectures import Architecture, describe
 from ...models.identity import model_device
+from ...models.layer_calls import here
 from ...models.runtime import measuring, require_measurable
 from ...models.unit import Kind
 
@@ -90,7 +91,7 @@ def watch_inputs(
                         columns = columns.unflatten(0, (-1, calibration.seq_len))
                     observe(block, columns)
 
-                yield architecture.output_projection(*block).register_forward_pre_hook(show)
+                yield architecture.output_projection(*block).register_forward_pre_hook(here(show))
 
     run_rows(model, calibration, hooks, progress=progress, title=title)
 
