@@ -53,10 +53,10 @@ class Equivalence:
     def __str__(self) -> str:
         how = f"max abs logit difference, {self.dtype}"
         if self.dtype in ("float16", "bfloat16"):
-            how = f"{self.dtype}, layer by layer in float32; kept weights bitwise equal"
+            how = f"{self.dtype}, layer by layer in float32"
         return (
             f"masked = pruned to {self.max_abs_difference:.1e} on {self.sequences} sequences "
-            f"({self.tokens} tokens, {how})"
+            f"({self.tokens} tokens, {how}; kept weights bitwise equal)"
         )
 
 
@@ -70,9 +70,9 @@ def check_equivalence(
 ) -> Equivalence:
     """Check that the pruned model computes what the masked model computes.
 
-    In float32 and float64, all logits are compared, on the first `sequences` rows. In half
-    precision, raw logits differ by rounding alone. There, layers are compared one by one in float32
-    on the same inputs, and the kept weights bit for bit.
+    The kept weights are compared bit for bit. In float32 and float64, all logits are compared, on
+    the first `sequences` rows. In half precision, raw logits differ by rounding alone; there,
+    layers are compared one by one in float32 on the same inputs.
 
     Raises:
         EquivalenceError: a difference is above 1e-3, a weight changed, or the model was refitted.
@@ -97,7 +97,7 @@ class Reference:
         logits: but for half precision, masked logits, one [T, V] per row, on the CPU.
         layers: for half precision, per row and layer: the call, and the masked layer's output on
             it, both in float32.
-        weights: for half precision, the fingerprint of every parameter of the pruned model.
+        weights: the fingerprint of every parameter that the pruned model must have.
     """
 
     text: CalibrationSet
@@ -116,10 +116,11 @@ class Reference:
         dtype = embedding_weight(model).dtype
         removed, gains = resolve(model, selection)
         masks = column_scales(architecture, removed, gains)
+        weights = _expected_weights(architecture, selection)
         with measuring(model, torch.get_num_threads()):
             if dtype not in (torch.float16, torch.bfloat16):
                 with scaled(architecture, masks):
-                    return cls(text, dtype, list(_logits(model, text)), [], {})
+                    return cls(text, dtype, list(_logits(model, text)), [], weights)
             # Gains are not applied by masks to single layers but folded into the weight and rounded
             # once, as the pruner does. Otherwise the check would measure that rounding.
             plain = column_scales(architecture, removed)
@@ -128,7 +129,7 @@ class Reference:
                 with scaled(architecture, masks):
                     _, calls = capture_calls(architecture, row[None].to(model_device(model)))
                 layers.append(_masked_layers(architecture, selection, plain, calls))
-            return cls(text, dtype, [], layers, _expected_weights(architecture, selection))
+            return cls(text, dtype, [], layers, weights)
 
     def require_equal(self, pruned: Architecture) -> Equivalence:
         """Compare the pruned model with the masked one; raise EquivalenceError if they differ."""
@@ -148,8 +149,6 @@ class Reference:
         return Equivalence(judged, len(self.text), self.text.input_ids.numel(), name)
 
     def _require_bits(self, pruned: PreTrainedModel) -> None:
-        if not self.weights:
-            return
         read = reader_of(pruned)
         found = {name: fingerprint_tensor(read(name)) for name, _ in pruned.named_parameters()}
         for name in sorted(self.weights.keys() | found.keys()):
