@@ -172,6 +172,14 @@ def _plain(tensor: torch.Tensor) -> bool:
     return type(tensor.detach()) is torch.Tensor  # not one of a quantizer's own
 
 
+def weights_state(model: PreTrainedModel) -> list[tuple[Any, ...]]:
+    """Return what differs once a weight was changed, other than through `.data`; reads none."""
+    return [
+        (id(w), w.dtype, w.is_inference() or w._version, _plain(w) and w.data_ptr())
+        for w in model.parameters()
+    ]
+
+
 def known_record(
     model: PreTrainedModel, marks: Marks | None = None, *, fresh: bool = False
 ) -> dict[str, Any]:
@@ -180,10 +188,7 @@ def known_record(
     Changes through `.data` are seen only if it is fresh. `marks` are the `tensor_marks` of all
     weights if they are known already.
     """
-    state = [
-        (id(w), w.dtype, w.is_inference() or w._version, _plain(w) and w.data_ptr())
-        for w in model.parameters()
-    ]
+    state = weights_state(model)
     seen, record = _KNOWN.get(model, (None, {}))
     if fresh or seen != state:
         read = reader_of(model)

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from ..base.arguments import require_threads
-from ..base.errors import ArchitectureError, InputError
+from ..base.errors import ArchitectureError, InputError, NumericalError
 from ..base.progress import Bar
 from .architectures import describe
-from .identity import embedding_weight, model_device
+from .identity import embedding_weight, model_device, weights_state
 from .layer_calls import here
 from .layers import weights_of
+from .weights import is_finite
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 # weak, so that a lock lives only as long as its model
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _REGISTRY = threading.Lock()  # guards _LOCKS
+_FINITE: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()  # weights that were checked
 _KNOWN_HEADS: WeakSet[nn.Module] = WeakSet()  # models that passed require_known_head
 
 
@@ -101,6 +103,14 @@ def require_measurable(model: PreTrainedModel, text: CalibrationSet) -> None:
             "the model's weights are on the meta device: they were never loaded. Load the model "
             "with load_model; stream=True reads each layer when it runs."
         )
+    if _FINITE.get(model) != (state := weights_state(model)):
+        for name, weight in model.named_parameters():
+            if not is_finite(weight):
+                raise NumericalError(
+                    f"the weight {name} holds NaN or infinity. Load the model again, or undo what "
+                    "changed it."
+                )
+        _FINITE[model] = state
     require_known_ids(model, int(input_ids.max()))
     context = context_of(model)
     if input_ids.shape[1] > context:

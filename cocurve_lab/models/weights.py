@@ -79,13 +79,18 @@ def reader_of(model: PreTrainedModel) -> Callable[[str], Tensor]:
     return read
 
 
-def require_finite(weight: Tensor, name: str, place: Any) -> None:
-    """Raise FileFormatError if a number of a weight is NaN or infinite.
+def is_finite(weight: Tensor) -> bool:
+    """Whether no number of a weight is NaN or infinite, as far as it is here and not packed.
 
     Attention can hide such weights: its logits may stay finite, and their removal costs nothing.
     """
     known = weight.dtype in DTYPES.values() and not weight.is_meta and weight.numel() > 0
-    if known and not torch.isfinite(torch.stack(torch.aminmax(weight.detach()))).all():
+    return not known or bool(torch.isfinite(torch.stack(torch.aminmax(weight.detach()))).all())
+
+
+def require_finite(weight: Tensor, name: str, place: Any) -> None:
+    """Raise FileFormatError if a number of a weight is NaN or infinite."""
+    if not is_finite(weight):
         raise FileFormatError(
             f"{name} of {place} holds NaN or infinity. Download or save the model again."
         )

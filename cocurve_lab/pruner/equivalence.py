@@ -134,10 +134,10 @@ class Reference:
     def require_equal(self, pruned: Architecture) -> Equivalence:
         """Compare the pruned model with the masked one; raise EquivalenceError if they differ."""
         model = pruned.model
+        self._require_bits(model)
         require_measurable(model, self.text)
         with measuring(model, torch.get_num_threads()):
             judged = self._worst_layer(pruned) if self.layers else self._worst_logit(model)
-        self._require_bits(model)
         if not judged <= TOLERANCE:  # the negation also catches NaN
             raise EquivalenceError(
                 f"masked and pruned {'layer outputs' if self.layers else 'logits'} differ by "
