@@ -12,7 +12,9 @@ from cocurve_lab.extensions.figures import (
     graph_objects,
     log_axis,
     plot_correlation,
+    plot_saliency,
 )
+from cocurve_widgets import BridgeExplorer
 from helpers.problems import make_units, random_curvature
 
 
@@ -67,3 +69,11 @@ def test_the_map_by_layer_is_the_mean_of_its_pairs() -> None:
             assert heatmap.z[row, place] == pytest.approx(np.mean(pairs), abs=1e-4)
     (single,) = plot_correlation(curvature).data
     assert np.shape(single.z) == (len(units), len(units))
+
+
+def test_the_picture_of_an_unfinished_h_says_how_far_it_is() -> None:
+    facts = {"complete": False, "sequences_done": 3, "num_sequences": 64}
+    curvature = random_curvature(make_units(3, 2, 4)).with_provenance(**facts)
+    for figure in (plot_correlation(curvature), plot_saliency(curvature)):
+        assert "3 of 64 rows" in figure.layout.title.text.replace("<br>", " ")
+    assert "3 of 64 rows" in BridgeExplorer(curvature).model_name

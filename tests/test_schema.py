@@ -159,20 +159,16 @@ def interrupted(path: Path, text: cl.CalibrationSet) -> Callable[[], cl.Curvatur
             options=cl.BuildOptions(**options),
         )
 
-    def stop(build: Any) -> None:
-        if build.done == 3:
-            raise KeyboardInterrupt
-
-    resume(on_sequence=stop)
+    resume(on_sequence=lambda build: "Enough." if build.done == 3 else None)
     return resume
 
 
 CHECKPOINTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "all done by its word": (
-        lambda c: c.update(done=5, seconds=[1.0] * 5), "5 sequences are done, but its groups have"
+        lambda c: c.update(done=5, seconds=[1.0] * 5), "5 sequences are done, but its sums"
     ),
     "positions of another group": (
-        lambda c: c.update(positions=c["positions"][::-1].copy()), "but its groups have"
+        lambda c: c.update(positions=c["positions"][::-1].copy()), "but its sums, seconds or losses"
     ),
     "grams of another size": (lambda c: c.update(grams=np.zeros((2, 3, 3))), "grams has shape"),
     "NaN": (lambda c: c["risks"].fill(np.nan), "risks is an array"),

@@ -89,24 +89,22 @@ class Build(Verb):
         units = enumerate_units(model, self.ffn_groups)
         calibration = self.text.calibration(place, tokenizer)
         print(f"{place}: {units}\n{calibration}", flush=True)
-        curvature = load_or_estimate(
-            self.out,
-            model,
-            units,
-            calibration,
-            self.top_r,
-            progress=progress(),
-            options=self.settings,
-            workers=workers,
-        )
-        done, wanted = progress_of(curvature)
+        try:
+            curvature = load_or_estimate(
+                self.out,
+                model,
+                units,
+                calibration,
+                self.top_r,
+                progress=progress(),
+                options=self.settings,
+                workers=workers,
+            )
+        except KeyboardInterrupt as stop:  # `main` prints this and exits with 130
+            raise KeyboardInterrupt(f"{stop}. To resume: {self.again}") from None
+        done, _ = progress_of(curvature)
         file = kept_at(whole_path(self.out, curvature), self.settings.shard)
         checkpoint = checkpoint_of(file)
-        if done < wanted and checkpoint.exists():  # `main` prints this and exits with 130
-            raise KeyboardInterrupt(
-                f"interrupted; {done} of {wanted} sequences are kept in {self.out}. To resume: "
-                f"{self.again}"
-            )
         if file.exists():
             print(curvature)
             return 0

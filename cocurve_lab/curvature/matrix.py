@@ -331,13 +331,21 @@ class Curvature:
         """Return the same curvature with some provenance fields changed."""
         return replace(self, facts=self.provenance | changes)
 
+    @property
+    def rows_of_unfinished(self) -> str:
+        """How far an unfinished H is, such as "3 of 64 rows"; "" for a finished one."""
+        facts = self.provenance
+        if facts.get("complete", True):
+            return ""
+        return f"{facts['sequences_done']} of {facts['num_sequences']} rows"
+
     def __repr__(self) -> str:
         facts, kind = self.provenance, "Curvature" if self.matrix_name == "H" else self.matrix_name
         rows = f", {facts['sequences_done']} sequences" if "sequences_done" in facts else ""
         if facts.get("shard"):
             rows += " (shard {} of {})".format(*facts["shard"])
-        elif not facts.get("complete", True):
-            rows += " (interrupted)"
+        elif self.rows_of_unfinished:
+            rows = f", {self.rows_of_unfinished}"
         means = {block: mean for block, mean in self.block_means().items() if np.isfinite(mean)}
         blocks = ", ".join(f"{block} {mean:.3f}" for block, mean in means.items()) or "of no pair"
         saturated = self.saturation is not None and self.saturation.saturated

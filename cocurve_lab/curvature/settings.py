@@ -75,8 +75,9 @@ class BuildOptions:
         checkpoint_seconds: least time between two checkpoints; 0 writes one after every sequence.
         num_threads: CPU threads; None keeps torch's current number.
         on_sequence: called with the Build after each sequence, for monitors. It may read `done`,
-            `total`, `seconds`, `stopped` and `so_far()`. An exception from it ends the build;
-            KeyboardInterrupt ends it like Ctrl-C, and it is called once more with `stopped` set.
+            `total`, `seconds`, `stopped` and `so_far()`. If it returns a text, the build stops for
+            that reason and gives H over the sequences done; it is then called once more with
+            `stopped` set, as it is after Ctrl-C.
         shard: (i, n), i from 1: do only part i of n. `Curvature.merge` of all n has the bits of one
             build.
         full_vocabulary: measure the KL of removing each unit alone (`Curvature.single_unit_risk`)
@@ -91,7 +92,7 @@ class BuildOptions:
     num_threads: int | None = _option(
         None, require_threads, "CPU threads; default: as torch chooses", name="threads"
     )
-    on_sequence: Callable[[Any], None] | None = _option(None)
+    on_sequence: Callable[[Any], str | None] | None = _option(None)
     shard: Shard | None = _option(None, as_shard)
     full_vocabulary: bool = _option(
         False,

@@ -13,7 +13,7 @@ import os
 import textwrap
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CHECKPOINT_FORMAT, CHECKPOINT_VERSION = "cocurve-build", 1
-_BY_HAND = "Interrupted."
 _CHECKPOINT: Schema = {
     "format": TEXT,
     "version": COUNT,
@@ -150,14 +149,12 @@ class Build:
     def run(self, model: PreTrainedModel, *, progress: Progress) -> Curvature:
         """Measure the remaining sequences and return H over all that are done.
 
-        After Ctrl-C with at least one sequence done, H is over those, and the checkpoint is saved.
-        Ctrl-C before that is raised.
+        After Ctrl-C the checkpoint is saved, and KeyboardInterrupt says what it holds.
         """
         if self.done < self.total:
             self._go_on(model, progress)
         curvature = Curvature.from_groups(self.units, self.groups, self._facts(model))
-        if self.stopped != _BY_HAND:
-            tell_text(curvature, model, progress)
+        tell_text(curvature, model, progress)
         return curvature
 
     def _go_on(self, model: PreTrainedModel, progress: Progress) -> None:
@@ -193,26 +190,38 @@ class Build:
                         if due or self.done == self.total:
                             self.save()
                             saved = time.monotonic()
-                        self._tell_watcher()
+                        reason = self._tell_watcher()
+                        if reason is not None and self.done < self.total:
+                            self._stop(reason)
+                            bar.leave = False  # the text says how far it came
+                            text = f"{reason} H is over {self.done} of {self.total} sequences."
+                            bar.write(textwrap.fill(text, 100))
+                            break
                         begun = time.monotonic()
-            except KeyboardInterrupt as stop:
-                self.save()
-                if self.done == 0:
-                    raise
-                self.stopped = str(stop) or _BY_HAND
-                with suppress(KeyboardInterrupt):  # a watcher may stop the build only once
-                    self._tell_watcher()
-                bar.leave = False  # the text says how far it came
-                given = "" if self.checkpoint else " (Give checkpoint= for that.)"
-                text = f"{self.stopped} H over {self.done} of {self.total} sequences is kept. Run "
-                bar.write(textwrap.fill(f"{text}again to go on.{given}", 100))
+            except KeyboardInterrupt:
+                self._stop("Interrupted.")
+                raise KeyboardInterrupt(self._kept()) from None
             except Exception:  # the last worker died, say: save the hours of work before that
                 self.save()
                 raise
 
-    def _tell_watcher(self) -> None:
-        if self.options.on_sequence is not None:
-            self.options.on_sequence(self)
+    def _tell_watcher(self) -> str | None:
+        watcher = self.options.on_sequence
+        return None if watcher is None else watcher(self)
+
+    def _stop(self, reason: str) -> None:
+        self.save()
+        self.stopped = reason
+        if self.done:
+            self._tell_watcher()  # once more, now that it has ended
+
+    def _kept(self) -> str:
+        if self.done == 0 or self.checkpoint is None:
+            return f"interrupted; no checkpoint keeps the {self.done} sequences that are done"
+        return (
+            f"interrupted; {self.done} of {self.total} sequences are kept in {self.checkpoint}, "
+            "from where the same build goes on"
+        )
 
     def add(self, measured: Measured, seconds: float) -> None:
         """Add one sequence to the sums of its group."""

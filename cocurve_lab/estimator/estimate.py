@@ -11,13 +11,14 @@ import logging
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..base.arguments import as_int, as_list, require_choice, require_type
 from ..base.atomic import clean, previous
-from ..base.errors import InputError
+from ..base.errors import CocurveError, InputError
 from ..base.origin import LOADED
 from ..base.progress import Progress
 from ..base.storage import fingerprint
@@ -79,10 +80,11 @@ def estimate_curvature(
         MismatchError: the units are not the model's, or the checkpoint is of another build.
         NumericalError: the model gives NaN or infinite logits.
         WorkerError: the workers died; finished sequences are in the checkpoint.
+        KeyboardInterrupt: Ctrl-C; finished sequences are in the checkpoint.
 
     Returns:
-        A Curvature [M, M] in nats per token. After Ctrl-C with at least one sequence done, it is
-        the estimate over the sequences done, with provenance["complete"] False.
+        A Curvature [M, M] in nats per token. If `on_sequence` stopped the build, it is the estimate
+        over the sequences done, with provenance["complete"] False.
     """
     require_choice(method, Literal["ablation"], "method")
     options = BuildOptions() if options is None else options
@@ -136,6 +138,8 @@ def load_or_estimate(
             tell_text(curvature, model, progress)
         return curvature
     checkpoint = checkpoint_of(path)
+    if progress and not checkpoint.exists():
+        _tell_nearest(folder, settings)
     name = model_name(model)
     build = Build(settings, name, units, calibration, options, checkpoint, workers)
     curvature = build.run(model, progress=progress)
@@ -151,6 +155,25 @@ def load_or_estimate(
     if progress:
         print(f"Saved H to {path}.")
     return curvature
+
+
+def _tell_nearest(folder: str | os.PathLike[str], settings: dict[str, Any]) -> None:
+    """Say in which settings the most similar kept H of this model differs from the one asked."""
+    named = [name for name in settings if not name.endswith("fingerprint")]
+    found: list[tuple[list[str], Path]] = []
+    for path in files_in(folder).whole:
+        with suppress(CocurveError, OSError):
+            facts = Curvature.load(path).provenance
+            differing = [
+                f"{name} ({facts.get(name)}, not {settings[name]})"
+                for name in named
+                if facts.get(name) != settings[name]
+            ]
+            if facts.get("model_fingerprint") == settings["model_fingerprint"]:
+                found.append((differing or ["its text or its units"], path))
+    if found:
+        differing, path = min(found, key=lambda each: len(each[0]))
+        print(f"{path} is another H of this model: it differs in {', '.join(differing)}.")
 
 
 def _discard(checkpoint: Path) -> None:

@@ -101,7 +101,7 @@ def plot_correlation(curvature: Curvature, by_layer: bool | None = None) -> Figu
     figure.update_xaxes(**axis)
     figure.update_yaxes(autorange="reversed", scaleanchor="x", **axis)
     title = f"Curvature correlation; mean |ρ|: {text}"
-    return finish(figure, title, 680, 620)
+    return finish(figure, _over_rows(title, curvature), 680, 620)
 
 
 def plot_saliency(curvature: Curvature, bridges: Bridges | None = None) -> Figure:
@@ -149,7 +149,7 @@ def plot_saliency(curvature: Curvature, bridges: Bridges | None = None) -> Figur
     title = "Cheap alone, tied to many: bridge units are top left"
     if bridges.ranked:
         title = "Few bridge units; ringed are the most connected for their saliency"
-    return finish(figure, title)
+    return finish(figure, _over_rows(title, curvature))
 
 
 def plot_budget(selection: Selection) -> Figure:
@@ -208,6 +208,11 @@ def look(number: int) -> dict[str, str]:
         "color": PALETTE[number % len(PALETTE)],
         "symbol": SYMBOLS[number % len(SYMBOLS)],
     }
+
+
+def _over_rows(title: str, curvature: Curvature) -> str:
+    rows = curvature.rows_of_unfinished
+    return f"{title} (H of {rows})" if rows else title
 
 
 def finish(figure: Any, title: str, width: int | None = None, height: int = 440) -> Figure:

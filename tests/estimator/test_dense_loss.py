@@ -13,6 +13,7 @@ import cocurve_lab as cl
 from cocurve_lab.curvature.matrix import merge_shards
 from cocurve_lab.curvature.settings import BuildOptions
 from cocurve_lab.estimator.risks import told_fit
+from helpers.builds import stop_after
 from helpers.tiny_models import (
     GROUPS,
     VOCAB,
@@ -57,12 +58,8 @@ def test_losses_are_resumed_and_merged(tmp_path: Path) -> None:
     model, text = tiny_model(), tiny_text(4, 12)
     expected = pytest.approx(by_hand(model, text), abs=1e-5)
 
-    def stop(build: Any) -> None:
-        if build.done == 2 and not build.stopped:
-            raise KeyboardInterrupt
-
     file = tmp_path / "build.pkl"
-    part = build(model, text, checkpoint=file, on_sequence=stop)
+    part = build(model, text, checkpoint=file, on_sequence=stop_after(2))
     assert len(part.provenance["sequence_losses"]) == 2
     assert build(model, text, checkpoint=file).provenance["sequence_losses"] == expected
     shards = [build(model, text, shard=(n, 2)) for n in (1, 2)]

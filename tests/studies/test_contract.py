@@ -469,10 +469,3 @@ def test_a_recipe_with_another_h_has_another_mark() -> None:
     mine = recipe(None)
     assert mine.mark == RECIPE
     assert replace(mine, groups=4).mark != mine.mark
-
-
-def test_a_stopped_build_is_no_h(monkeypatch: pytest.MonkeyPatch) -> None:
-    builder = "cocurve_lab.estimator.estimate.estimate_curvature"
-    monkeypatch.setattr(builder, lambda *_, **__: H.with_provenance(complete=False))
-    with pytest.raises(KeyboardInterrupt):
-        Recipe(BUILT_ON, 16, progress=False).build(MODEL, UNITS)

@@ -62,11 +62,10 @@ def test_a_build_that_is_stopped_is_told_as_stopped(capsys: pytest.CaptureFixtur
     monitor = BuildMonitor()
     calls = []
 
-    def watch(build: Build) -> None:
+    def watch(build: Build) -> str | None:
         calls.append((build.done, build.stopped))
         monitor(build)
-        if build.done == 3:
-            raise KeyboardInterrupt("enough.")  # also when told of the stop: that one is ignored
+        return "Enough." if build.done == 3 else None  # also when told of the stop
 
     found = cl.estimate_curvature(
         tiny_model(),
@@ -76,13 +75,13 @@ def test_a_build_that_is_stopped_is_told_as_stopped(capsys: pytest.CaptureFixtur
         progress=False,
         options=cl.BuildOptions(on_sequence=watch),
     )
-    assert calls == [(1, ""), (2, ""), (3, ""), (3, "enough.")]
+    assert calls == [(1, ""), (2, ""), (3, ""), (3, "Enough.")]
     assert not found.provenance["complete"]
     assert (monitor.done, monitor.total, monitor.seconds_left) == (3, 5, 0.0)
     assert monitor.status.startswith("Stopped after 3 of 5 sequences")
     assert "left" not in monitor.status
     assert "Interrupt" not in monitor.status
-    assert "enough. H over 3 of 5 sequences is kept." in capsys.readouterr().out
+    assert "Enough. H is over 3 of 5 sequences." in capsys.readouterr().out
 
 
 def test_bad_settings_are_refused() -> None:

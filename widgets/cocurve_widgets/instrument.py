@@ -154,7 +154,9 @@ class Instrument(Still, anywidget.AnyWidget):
 
     @default("model_name")
     def _named_model(self) -> str:
-        return str(self.curvature.provenance.get("model_name", ""))
+        name = str(self.curvature.provenance.get("model_name", ""))
+        rows = self.curvature.rows_of_unfinished
+        return f"{name} ({rows})" if rows else name
 
     # Linking ------------------------------------------------------------------------------------
 

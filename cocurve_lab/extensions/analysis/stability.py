@@ -237,9 +237,9 @@ class StopWhenConverged:
     """Stop a build once H is good enough: `cl.BuildOptions(on_sequence=StopWhenConverged())`.
 
     It asks `is_converged` after each sequence. After `patience` positive answers in a row it adds
-    the reason to the build's events and raises KeyboardInterrupt, as if a user stopped the build.
-    The build then returns the H over the sequences done and keeps its checkpoint; running it again
-    continues, with fresh patience. It needs groups >= 16, the default.
+    the reason to the build's events and stops the build, which returns the H over the sequences
+    done and keeps its checkpoint; running it again continues, with fresh patience. It needs
+    groups >= 16, the default.
 
     Attributes:
         history: (sequences done, Convergence) after each sequence.
@@ -256,10 +256,10 @@ class StopWhenConverged:
         self.patience = as_int(patience, "patience", 1)
         self.history: list[tuple[int, Convergence]] = []
 
-    def __call__(self, build: Build) -> None:
-        """Check convergence; the build calls this after each sequence."""
+    def __call__(self, build: Build) -> str | None:
+        """Return why to stop, if H is good enough; the build calls this after each sequence."""
         if build.stopped:
-            return
+            return None
         # a build of fewer than 16 sequences cannot have 16 groups: no error, it just never stops
         if len(build.groups) < ENOUGH <= len(build.calibration):
             raise InputError(
@@ -271,10 +271,11 @@ class StopWhenConverged:
         # a criterion checked after every sequence is met too early by luck, hence the patience
         recent = [look.converged for _, look in self.history[-self.patience :]]
         enough = len(recent) == self.patience and all(recent)
-        if enough and build.done < build.total:  # after the last sequence there is nothing to stop
-            reason = f"sequence {build.done}: stopped early. {readout.reason}"
-            build.events.append(reason)
-            raise KeyboardInterrupt(reason)
+        if not enough or build.done == build.total:  # after the last there is nothing to stop
+            return None
+        reason = f"sequence {build.done}: stopped early. {readout.reason}"
+        build.events.append(reason)
+        return reason
 
     def __repr__(self) -> str:
         last = self.history[-1][1].reason if self.history else "Not checked yet."

@@ -252,14 +252,10 @@ def _build(
 ) -> Curvature:
     """H over the rows that fit its share of the time."""
 
-    def is_over() -> bool:
-        return clock.gone >= _BUILD * clock.total
+    def stop(_: Build) -> str | None:
+        return "The time for H is spent." if clock.gone >= _BUILD * clock.total else None
 
-    def stop(build: Build) -> None:
-        if is_over() and build.done < build.total:
-            raise KeyboardInterrupt("The time for H is spent.")  # as Ctrl-C: what is done is kept
-
-    curvature = estimate_curvature(
+    return estimate_curvature(
         model,
         units,
         calibration,
@@ -267,9 +263,6 @@ def _build(
         progress=progress,
         options=BuildOptions(on_sequence=stop),
     )
-    if not curvature.provenance["complete"] and not is_over():
-        raise KeyboardInterrupt("interrupted while H was built; with a checkpoint it goes on.")
-    return curvature
 
 
 def _layers(

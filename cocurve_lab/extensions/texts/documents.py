@@ -171,7 +171,7 @@ def default_calibration(
         num_sequences, held_out: rows of the two sets.
         text_file: a file, or files with shares, as for `CalibrationSet.from_file`, for example
             where there is no network.
-        **options: as for `CalibrationSet.from_texts`.
+        **options: as for `CalibrationSet.from_texts`, but that every position is scored by default.
 
     Returns:
         (calibration, held-out): sets that share no document.
@@ -213,9 +213,14 @@ def own_text(model_id: str) -> Callable[[Part], tuple[list[str], str]] | None:
 
 
 def row_options(model_id: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return options of `from_texts`: those given, else what the source of the model knows."""
+    """Return options of `from_texts`: those given, else what the source of the model knows.
+
+    Every position is scored by default, as the notebooks and the command line do.
+    """
+    known: dict[str, Any] = {"positions_per_sequence": "all"}
     source = source_named(model_id)
-    known = {} if source is None else dict(source.row_options)
+    if source is not None:
+        known |= source.row_options
     return known | {name: value for name, value in options.items() if value is not None}
 
 

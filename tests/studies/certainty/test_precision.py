@@ -98,6 +98,6 @@ def test_a_build_stopped_by_hand_is_not_kept(tmp_path: Path) -> None:
         if build.done == 3:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt, match="Run the study again"):
+    with pytest.raises(KeyboardInterrupt):
         stopping_study(MODEL, UNITS, recipe(tmp_path), stop(), watch=interrupt)
     assert not list(tmp_path.iterdir())
