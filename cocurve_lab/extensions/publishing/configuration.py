@@ -8,13 +8,16 @@ the model, the folder can be loaded with `load_pruned` only.
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...base.schema import read_json
 from ...models.architectures import UNIT_KINDS, Architecture, describe
 from ...models.loading import auto_class
 from ...pruner.folder import Loader, stock_keys
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 MODELING_FILE = "modeling_cocurve.py"
 _HEADS = ("attention_columns", "key_value_heads")
 _COLUMNS = {*_HEADS, "ffn_columns"}
+_APART = ("rope_theta", "partial_rotary_factor")  # beside rope_scaling, in transformers 4
 
 
 def write_configuration(
@@ -138,7 +142,48 @@ def _stock_content(config: PreTrainedConfig) -> dict[str, Any]:
 
 def _write(config: PreTrainedConfig, folder: Path) -> None:
     # not by save_pretrained, which reads the counts of the whole model and warns about it
-    (folder / "config.json").write_text(config.to_json_string(), encoding="utf-8")
+    content, text = json.loads(config.to_json_string()), config.get_text_config()
+    (content if text is config else content["text_config"]).update(_older_names(text))
+    (folder / "config.json").write_text(_as_json(content), encoding="utf-8")
+    path = folder / "tokenizer_config.json"
+    if path.exists():
+        tokenizer = read_json(path)
+        if tokenizer.get("tokenizer_class") == "TokenizersBackend":
+            tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
+        if isinstance(tokenizer.get("extra_special_tokens"), list):
+            tokenizer["additional_special_tokens"] = tokenizer.pop("extra_special_tokens")
+        path.write_text(_as_json(tokenizer), encoding="utf-8")
+
+
+def _older_names(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return the rotary settings as transformers 4 reads them, which ignores `rope_parameters`.
+
+    Only those from which today's class makes the same configuration.
+    """
+    content = config.to_dict()
+    rope = content.get("rope_parameters") or {}
+    local, rope = rope.get("sliding_attention") or {}, rope.get("full_attention") or rope
+    scaling = {name: value for name, value in rope.items() if name not in (*_APART, *content)}
+    if "type" in scaling:  # what rope_type was called first
+        del scaling["rope_type"]
+    names = {
+        "rope_theta": rope.get("rope_theta"),
+        "partial_rotary_factor": rope.get("partial_rotary_factor"),
+        "rope_local_base_freq": local.get("rope_theta"),
+        "rope_scaling": scaling if scaling != {"rope_type": "default"} else None,
+    }
+    older: dict[str, Any] = {}
+    for name, value in names.items():
+        with suppress(Exception):  # each class has its own checks and errors
+            if value is not None:
+                found = type(config).from_dict(copy.deepcopy(content | older | {name: value}))
+                if found.to_dict() == content:
+                    older[name] = value
+    return older
+
+
+def _as_json(content: Any) -> str:
+    return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def _own_name(model: Any) -> str:
