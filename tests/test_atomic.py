@@ -209,6 +209,53 @@ def test_cleaning_leaves_what_is_not_its_own(tmp_path: Path) -> None:
     assert (tmp_path / ".cocurve-87654321.partial" / "notes").exists()
 
 
+def planted(place: Path, part: str, victim: Path) -> Path:
+    """What looks like the leftover of a killed process, with a link to somebody's files."""
+    (victim / "folder").mkdir(parents=True)
+    (victim / "file").write_text("precious")
+    partial = place / ".cocurve-0badf00d.partial"
+    partial.mkdir(parents=True)
+    (partial / "lock").touch()
+    (partial / part).parent.mkdir(exist_ok=True)
+    (partial / part).symlink_to(victim)
+    return partial
+
+
+@pytest.mark.parametrize("part", ["old", "new", "old/model"])
+def test_a_link_in_a_leftover_is_not_followed(part: str, tmp_path: Path) -> None:
+    planted(tmp_path / "place", part, tmp_path / "victim")
+    write_atomically(tmp_path / "place" / "file", b"x")
+    assert sorted(path.name for path in (tmp_path / "victim").iterdir()) == ["file", "folder"]
+    shown = [path.name for path in (tmp_path / "place").iterdir() if path.name[0] != "."]
+    assert shown == ["file"]
+
+
+def test_a_leftover_of_another_user_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial = tmp_path / ".cocurve-0badf00d.partial"
+    (partial / "old" / "model").mkdir(parents=True)
+    (partial / "lock").touch()
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    clean(tmp_path)
+    assert (partial / "old" / "model").exists()
+    monkeypatch.setattr(os, "geteuid", lambda: me)
+    clean(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_verb_cleans_only_where_it_writes(tmp_path: Path) -> None:
+    """A plan in a downloaded folder; reading it changes nothing there."""
+    from cocurve_lab.cli import main
+
+    (tmp_path / "here").mkdir()
+    leftover = planted(tmp_path / "here", "old", tmp_path / "victim")
+    (tmp_path / "here" / "plan.json").write_text("{}")
+    main(["prune", "demo", str(tmp_path / "here" / "plan.json"), "--out", str(tmp_path / "out")])
+    assert (leftover / "old").is_symlink()
+
+
 def test_threads_that_write_one_file_leave_one_of_theirs(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 

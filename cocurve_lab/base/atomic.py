@@ -21,7 +21,7 @@ from pathlib import Path
 
 from .errors import NoRoomError
 
-PARTIAL = ".cocurve-*.partial"
+PARTIAL = f".cocurve-{'[0-9a-f]' * 8}.partial"
 _LOCK, _NEW, _OLD = "lock", "new", "old"  # inside a partial folder
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # a full disk, or a user's quota
 
@@ -182,28 +182,40 @@ def _partial(parent: Path, size: int) -> Iterator[Path]:
 
 
 def clean(folder: str | os.PathLike[str]) -> None:
-    """Remove what killed processes left behind in a folder; what running ones write stays.
+    """Remove what this user's killed processes left in a folder; what running ones write stays.
 
-    A folder that was moved aside is put back if nothing has its name.
+    A folder that was moved aside is put back if nothing has its name. Anybody may have made what
+    looks like a leftover, in a shared folder or a download, so no link is followed.
     """
-    for partial in list(Path(folder).glob(PARTIAL)):
-        if partial.is_dir() and not partial.is_symlink():
-            with suppress(OSError):  # another process removes it too, or it is not ours to remove
-                _clean(partial)
+    for partial in _own_folders(Path(folder), PARTIAL):
+        with suppress(OSError):  # another process removes it too, or it is not ours to remove
+            _clean(partial)
+
+
+def _own_folders(place: Path, names: str) -> list[Path]:
+    """Return the folders of this user in a place by a pattern of their names; a link is none."""
+    found = []
+    for path in place.glob(names):
+        with suppress(FileNotFoundError):  # another process removed it
+            entry = path.lstat()
+            if stat.S_ISDIR(entry.st_mode) and entry.st_uid == os.geteuid():
+                found.append(path)
+    return found
 
 
 def _clean(partial: Path) -> None:
     try:
-        handle = os.open(partial / _LOCK, os.O_RDWR)
+        handle = os.open(partial / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:  # killed right at the start, or right at the end
         partial.rmdir()
         return
     try:
         if not _lock(handle, wait=False):
             return
-        for old in partial.glob(f"{_OLD}/*"):
-            if not (partial.parent / old.name).exists():
-                old.rename(partial.parent / old.name)
+        for aside in _own_folders(partial, _OLD):
+            for old in _own_folders(aside, "*"):
+                if not os.path.lexists(partial.parent / old.name):
+                    old.rename(partial.parent / old.name)
         _remove(partial)
     finally:
         os.close(handle)
@@ -213,13 +225,15 @@ def _remove(partial: Path) -> None:
     """Remove a partial folder, its lock last: killed in between, the rest is still known as one."""
     for part in (_NEW, _OLD):
         shutil.rmtree(partial / part, ignore_errors=True)
-    shutil.rmtree(partial, ignore_errors=True)
+    with suppress(OSError):  # it holds something else, which is not ours
+        (partial / _LOCK).unlink()
+        partial.rmdir()
 
 
 def _locked_folder(parent: Path) -> tuple[Path, int]:
     """Make a partial folder; return it and its lock, which holds where files can be locked."""
     while True:
-        path = parent / PARTIAL.replace("*", secrets.token_hex(4))
+        path = parent / f".cocurve-{secrets.token_hex(4)}.partial"
         path.mkdir()
         # before it is locked, another process may take it for a leftover and remove it
         with suppress(FileNotFoundError):
