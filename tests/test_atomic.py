@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import platform
+import shutil
 import signal
 import stat
 import subprocess
@@ -56,6 +58,36 @@ def test_a_full_disk_leaves_the_old_file(
         write_atomically(path, b"new", keep_previous=keep_previous)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("module", "call"),
+    [(os, "chmod"), (os, "fsync"), (fcntl, "flock"), (os, "link"), (shutil, "disk_usage")],
+)
+def test_a_place_without_a_nicety_takes_results(
+    module: Any, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drives for Windows, network shares and folders of a cloud lack one or another."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(module, call, refused)
+    for text in (b"one", b"two"):
+        write_atomically(tmp_path / "file", text, keep_previous=True)
+        with replacing_folder(tmp_path / "folder", size=5) as temporary:
+            (temporary / "file").write_bytes(text)
+    assert (tmp_path / "file").read_bytes() == (tmp_path / "folder" / "file").read_bytes() == b"two"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "file.previous", "folder"]
+
+
+def test_a_disk_of_no_size_gives_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type(shutil.disk_usage(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 0))
+    write_atomically(tmp_path / "file", b"x")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(9, 9, 0))
+    with pytest.raises(NoRoomError):
+        write_atomically(tmp_path / "file", b"y")
 
 
 def test_a_write_that_really_fails_half_way(tmp_path: Path) -> None:

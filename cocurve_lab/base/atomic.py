@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import math
 import os
 import re
 import secrets
@@ -24,6 +25,7 @@ from .errors import NoRoomError
 PARTIAL = f".cocurve-{'[0-9a-f]' * 8}.partial"
 _LOCK, _NEW, _OLD = "lock", "new", "old"  # inside a partial folder
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # a full disk, or a user's quota
+_LOST = (*_NO_ROOM, errno.EIO)  # what fsync says of data that did not arrive
 
 
 # Files --------------------------------------------------------------------------------------------
@@ -82,7 +84,7 @@ def is_full(error: BaseException) -> bool:
 def room_for(size: int, place: Path) -> Iterator[None]:
     """Raise NoRoomError if the disk of `place` lacks room for `size` bytes, or fills up."""
     advice = "Free some space, or choose a place on another disk."
-    free = shutil.disk_usage(place).free
+    free = _free_bytes(place)
     if free < size:
         raise NoRoomError(
             f"{size / 1e9:.2f} GB are to be written, but the disk of {place} has "
@@ -92,12 +94,21 @@ def room_for(size: int, place: Path) -> Iterator[None]:
         yield
     except Exception as error:
         # numpy's errors have no number
-        empty = isinstance(error, OSError) and shutil.disk_usage(place).free <= 2**20
+        empty = isinstance(error, OSError) and _free_bytes(place) <= 2**20
         if isinstance(error, NoRoomError) or not (empty or is_full(error)):
             raise
         raise NoRoomError(
             f"the disk of {place} filled up; what was written is removed. {advice}"
         ) from error
+
+
+def _free_bytes(place: Path) -> float:
+    """Return how much a disk can still take; infinity where it gives no figure."""
+    with suppress(OSError):
+        usage = shutil.disk_usage(place)
+        if usage.total > 0:
+            return usage.free
+    return math.inf
 
 
 # Folders ------------------------------------------------------------------------------------------
@@ -120,7 +131,8 @@ def replacing_folder(folder: Path, *, size: int = 0) -> Iterator[Path]:
         for path in sorted(temporary.rglob("*")):
             if path.is_file():
                 # the permissions follow the umask, as those of the folder do; safetensors sets 0600
-                path.chmod(stat.S_IMODE(temporary.stat().st_mode) & 0o666)
+                with suppress(OSError):  # some file systems have none
+                    path.chmod(stat.S_IMODE(temporary.stat().st_mode) & 0o666)
                 _sync_file(path)
         _sync_folder(temporary)
         _put_in_place(temporary, folder, partial / _OLD / folder.name)
@@ -144,16 +156,11 @@ def _put_in_place(temporary: Path, folder: Path, aside: Path) -> None:
 
 def _exchange(one: Path, other: Path) -> bool:
     """Swap two names in one step; False where the system or the file system cannot."""
-    swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if swap is None:
-        return False
+    swap = getattr(ctypes.CDLL(None), "renameat2", None)
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    if swap(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
-        return False
-    raise OSError(number, os.strerror(number), str(other))
+    return swap is not None and (
+        swap(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
+    )
 
 
 # Partial folders ----------------------------------------------------------------------------------
@@ -253,10 +260,13 @@ def _lock(handle: int, *, wait: bool) -> bool:
 
 
 def _sync_file(path: Path, flags: int = os.O_RDWR) -> None:
-    """Make the contents of a file survive a power cut."""
+    """Make the contents of a file survive a power cut, if the system can."""
     handle = os.open(path, flags)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno in _LOST:
+            raise
     finally:
         os.close(handle)
 
