@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import platform
+import shutil
 import signal
 import stat
 import subprocess
@@ -56,6 +58,36 @@ def test_a_full_disk_leaves_the_old_file(
         write_atomically(path, b"new", keep_previous=keep_previous)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("module", "call"),
+    [(os, "chmod"), (os, "fsync"), (fcntl, "flock"), (os, "link"), (shutil, "disk_usage")],
+)
+def test_a_place_without_a_nicety_takes_results(
+    module: Any, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drives for Windows, network shares and folders of a cloud lack one or another."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(module, call, refused)
+    for text in (b"one", b"two"):
+        write_atomically(tmp_path / "file", text, keep_previous=True)
+        with replacing_folder(tmp_path / "folder", size=5) as temporary:
+            (temporary / "file").write_bytes(text)
+    assert (tmp_path / "file").read_bytes() == (tmp_path / "folder" / "file").read_bytes() == b"two"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "file.previous", "folder"]
+
+
+def test_a_disk_of_no_size_gives_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type(shutil.disk_usage(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 0))
+    write_atomically(tmp_path / "file", b"x")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(9, 9, 0))
+    with pytest.raises(NoRoomError):
+        write_atomically(tmp_path / "file", b"y")
 
 
 def test_a_write_that_really_fails_half_way(tmp_path: Path) -> None:
@@ -207,6 +239,53 @@ def test_cleaning_leaves_what_is_not_its_own(tmp_path: Path) -> None:
     assert (tmp_path / "victim" / "new").exists()
     assert (tmp_path / ".cocurve-notes").exists()
     assert (tmp_path / ".cocurve-87654321.partial" / "notes").exists()
+
+
+def planted(place: Path, part: str, victim: Path) -> Path:
+    """What looks like the leftover of a killed process, with a link to somebody's files."""
+    (victim / "folder").mkdir(parents=True)
+    (victim / "file").write_text("precious")
+    partial = place / ".cocurve-0badf00d.partial"
+    partial.mkdir(parents=True)
+    (partial / "lock").touch()
+    (partial / part).parent.mkdir(exist_ok=True)
+    (partial / part).symlink_to(victim)
+    return partial
+
+
+@pytest.mark.parametrize("part", ["old", "new", "old/model"])
+def test_a_link_in_a_leftover_is_not_followed(part: str, tmp_path: Path) -> None:
+    planted(tmp_path / "place", part, tmp_path / "victim")
+    write_atomically(tmp_path / "place" / "file", b"x")
+    assert sorted(path.name for path in (tmp_path / "victim").iterdir()) == ["file", "folder"]
+    shown = [path.name for path in (tmp_path / "place").iterdir() if path.name[0] != "."]
+    assert shown == ["file"]
+
+
+def test_a_leftover_of_another_user_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial = tmp_path / ".cocurve-0badf00d.partial"
+    (partial / "old" / "model").mkdir(parents=True)
+    (partial / "lock").touch()
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    clean(tmp_path)
+    assert (partial / "old" / "model").exists()
+    monkeypatch.setattr(os, "geteuid", lambda: me)
+    clean(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_verb_cleans_only_where_it_writes(tmp_path: Path) -> None:
+    """A plan in a downloaded folder; reading it changes nothing there."""
+    from cocurve_lab.cli import main
+
+    (tmp_path / "here").mkdir()
+    leftover = planted(tmp_path / "here", "old", tmp_path / "victim")
+    (tmp_path / "here" / "plan.json").write_text("{}")
+    main(["prune", "demo", str(tmp_path / "here" / "plan.json"), "--out", str(tmp_path / "out")])
+    assert (leftover / "old").is_symlink()
 
 
 def test_threads_that_write_one_file_leave_one_of_theirs(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import math
 import os
 import re
 import secrets
@@ -21,9 +22,10 @@ from pathlib import Path
 
 from .errors import NoRoomError
 
-PARTIAL = ".cocurve-*.partial"
+PARTIAL = f".cocurve-{'[0-9a-f]' * 8}.partial"
 _LOCK, _NEW, _OLD = "lock", "new", "old"  # inside a partial folder
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # a full disk, or a user's quota
+_LOST = (*_NO_ROOM, errno.EIO)  # what fsync says of data that did not arrive
 
 
 # Files --------------------------------------------------------------------------------------------
@@ -82,7 +84,7 @@ def is_full(error: BaseException) -> bool:
 def room_for(size: int, place: Path) -> Iterator[None]:
     """Raise NoRoomError if the disk of `place` lacks room for `size` bytes, or fills up."""
     advice = "Free some space, or choose a place on another disk."
-    free = shutil.disk_usage(place).free
+    free = _free_bytes(place)
     if free < size:
         raise NoRoomError(
             f"{size / 1e9:.2f} GB are to be written, but the disk of {place} has "
@@ -92,12 +94,21 @@ def room_for(size: int, place: Path) -> Iterator[None]:
         yield
     except Exception as error:
         # numpy's errors have no number
-        empty = isinstance(error, OSError) and shutil.disk_usage(place).free <= 2**20
+        empty = isinstance(error, OSError) and _free_bytes(place) <= 2**20
         if isinstance(error, NoRoomError) or not (empty or is_full(error)):
             raise
         raise NoRoomError(
             f"the disk of {place} filled up; what was written is removed. {advice}"
         ) from error
+
+
+def _free_bytes(place: Path) -> float:
+    """Return how much a disk can still take; infinity where it gives no figure."""
+    with suppress(OSError):
+        usage = shutil.disk_usage(place)
+        if usage.total > 0:
+            return usage.free
+    return math.inf
 
 
 # Folders ------------------------------------------------------------------------------------------
@@ -120,7 +131,8 @@ def replacing_folder(folder: Path, *, size: int = 0) -> Iterator[Path]:
         for path in sorted(temporary.rglob("*")):
             if path.is_file():
                 # the permissions follow the umask, as those of the folder do; safetensors sets 0600
-                path.chmod(stat.S_IMODE(temporary.stat().st_mode) & 0o666)
+                with suppress(OSError):  # some file systems have none
+                    path.chmod(stat.S_IMODE(temporary.stat().st_mode) & 0o666)
                 _sync_file(path)
         _sync_folder(temporary)
         _put_in_place(temporary, folder, partial / _OLD / folder.name)
@@ -144,16 +156,11 @@ def _put_in_place(temporary: Path, folder: Path, aside: Path) -> None:
 
 def _exchange(one: Path, other: Path) -> bool:
     """Swap two names in one step; False where the system or the file system cannot."""
-    swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if swap is None:
-        return False
+    swap = getattr(ctypes.CDLL(None), "renameat2", None)
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    if swap(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
-        return False
-    raise OSError(number, os.strerror(number), str(other))
+    return swap is not None and (
+        swap(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
+    )
 
 
 # Partial folders ----------------------------------------------------------------------------------
@@ -182,28 +189,40 @@ def _partial(parent: Path, size: int) -> Iterator[Path]:
 
 
 def clean(folder: str | os.PathLike[str]) -> None:
-    """Remove what killed processes left behind in a folder; what running ones write stays.
+    """Remove what this user's killed processes left in a folder; what running ones write stays.
 
-    A folder that was moved aside is put back if nothing has its name.
+    A folder that was moved aside is put back if nothing has its name. Anybody may have made what
+    looks like a leftover, in a shared folder or a download, so no link is followed.
     """
-    for partial in list(Path(folder).glob(PARTIAL)):
-        if partial.is_dir() and not partial.is_symlink():
-            with suppress(OSError):  # another process removes it too, or it is not ours to remove
-                _clean(partial)
+    for partial in _own_folders(Path(folder), PARTIAL):
+        with suppress(OSError):  # another process removes it too, or it is not ours to remove
+            _clean(partial)
+
+
+def _own_folders(place: Path, names: str) -> list[Path]:
+    """Return the folders of this user in a place by a pattern of their names; a link is none."""
+    found = []
+    for path in place.glob(names):
+        with suppress(FileNotFoundError):  # another process removed it
+            entry = path.lstat()
+            if stat.S_ISDIR(entry.st_mode) and entry.st_uid == os.geteuid():
+                found.append(path)
+    return found
 
 
 def _clean(partial: Path) -> None:
     try:
-        handle = os.open(partial / _LOCK, os.O_RDWR)
+        handle = os.open(partial / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:  # killed right at the start, or right at the end
         partial.rmdir()
         return
     try:
         if not _lock(handle, wait=False):
             return
-        for old in partial.glob(f"{_OLD}/*"):
-            if not (partial.parent / old.name).exists():
-                old.rename(partial.parent / old.name)
+        for aside in _own_folders(partial, _OLD):
+            for old in _own_folders(aside, "*"):
+                if not os.path.lexists(partial.parent / old.name):
+                    old.rename(partial.parent / old.name)
         _remove(partial)
     finally:
         os.close(handle)
@@ -213,13 +232,15 @@ def _remove(partial: Path) -> None:
     """Remove a partial folder, its lock last: killed in between, the rest is still known as one."""
     for part in (_NEW, _OLD):
         shutil.rmtree(partial / part, ignore_errors=True)
-    shutil.rmtree(partial, ignore_errors=True)
+    with suppress(OSError):  # it holds something else, which is not ours
+        (partial / _LOCK).unlink()
+        partial.rmdir()
 
 
 def _locked_folder(parent: Path) -> tuple[Path, int]:
     """Make a partial folder; return it and its lock, which holds where files can be locked."""
     while True:
-        path = parent / PARTIAL.replace("*", secrets.token_hex(4))
+        path = parent / f".cocurve-{secrets.token_hex(4)}.partial"
         path.mkdir()
         # before it is locked, another process may take it for a leftover and remove it
         with suppress(FileNotFoundError):
@@ -239,10 +260,13 @@ def _lock(handle: int, *, wait: bool) -> bool:
 
 
 def _sync_file(path: Path, flags: int = os.O_RDWR) -> None:
-    """Make the contents of a file survive a power cut."""
+    """Make the contents of a file survive a power cut, if the system can."""
     handle = os.open(path, flags)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno in _LOST:
+            raise
     finally:
         os.close(handle)
 

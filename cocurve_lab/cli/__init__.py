@@ -89,11 +89,10 @@ def _run(arguments: list[str]) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = partial(_say_warning, set())
             verb: Verb = made(options.verb_class, vars(options))
-            for given in vars(verb).values():
-                for place in given if isinstance(given, list) else [given]:
-                    if isinstance(place, Path):  # what killed runs left there
-                        clean(place)
-                        clean(place.parent)
+            out: Path | None = getattr(verb, "out", None)
+            if out is not None:  # what killed runs left there
+                clean(out)
+                clean(out.parent)
             return verb.run()
     except Exception as error:
         if os.environ.get("COCURVE_DEBUG"):

@@ -431,7 +431,7 @@ def test_a_full_disk_is_told_before_and_while_writing(
         raise OSError("268435456 requested and 0 written")  # numpy's words, without a number
 
     model, free = tiny_model(), [1000]
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free[0]))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=1 << 60, free=free[0]))
     with pytest.raises(InputError):
         export_gguf(model, None, tmp_path / "m.gguf")
     free[0] = 2**20

@@ -227,7 +227,7 @@ def test_what_a_refit_onto_disk_does_not_do_is_told(
         cl.repair(model, plan, text, out=tmp_path / "small")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     size = 4 * cl.prune(model, plan).num_parameters()
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=size))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=1 << 60, free=size))
     with pytest.raises(cl.InputError):
         cl.repair(model, plan, text, out=tmp_path / "small")
 
@@ -343,11 +343,13 @@ def test_space_is_checked_before_anything_is_read(
     plan = ragged(model)
     size = 4 * cl.prune(model, plan).num_parameters()
     reads_then(monkeypatch, AssertionError("a weight was read"), after=0)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=size - 1))
+    monkeypatch.setattr(
+        "shutil.disk_usage", lambda _: SimpleNamespace(total=1 << 60, free=size - 1)
+    )
     with pytest.raises(cl.InputError):
         cl.prune(open_model(tmp_path / "model"), plan, out=tmp_path / "small")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=size))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=1 << 60, free=size))
     with pytest.raises(AssertionError, match="a weight was read"):
         cl.prune(open_model(tmp_path / "model"), plan, out=tmp_path / "small")
 

