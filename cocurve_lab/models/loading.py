@@ -188,8 +188,9 @@ def _load_checkpoint(
         vars(model.config).pop("quantization_config", None)
     describe(model)
     keep_score_cap(model)
-    model.cocurve_dtype = shapes.config.dtype
-    model.cocurve_vocabulary = vocabulary_mark(tokenizer)
+    marked: Any = model
+    marked.cocurve_dtype = shapes.config.dtype
+    marked.cocurve_vocabulary = vocabulary_mark(tokenizer)
     if "device_map" not in options and not stream:
         torch.nn.Module.to(model, target)
     weights_of(model)  # what is wrong with offloaded weights is said now
