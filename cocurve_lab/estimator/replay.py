@@ -25,8 +25,15 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..base.errors import ArchitectureError
-from ..models.architectures import UNIT_KINDS, Architecture, is_packed, kind_number, weight_of
-from ..models.layer_calls import capture_calls, first_output, here, replaced_forward
+from ..models.architectures import (
+    UNIT_KINDS,
+    Architecture,
+    here,
+    is_packed,
+    kind_number,
+    weight_of,
+)
+from ..models.layer_calls import capture_calls, first_output, replaced_forward
 from ..models.layers import present
 from ..models.masking import column_scales, scaled, stack_rows
 from ..models.unit import Kind

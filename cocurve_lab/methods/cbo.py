@@ -36,9 +36,8 @@ from ..curvature.matrix import Curvature
 from ..estimator.support import widen
 from ..extensions.analysis.refinement import refine
 from ..measuring.logits import require_numbers
-from ..models.architectures import Architecture
+from ..models.architectures import Architecture, here
 from ..models.identity import model_device
-from ..models.layer_calls import here
 from ..models.masking import scaled
 from ..models.runtime import measuring
 from ..models.units import Unit, UnitSet

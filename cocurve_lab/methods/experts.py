@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..base.errors import InputError
 from ..extensions.repairing.projection_inputs import run_rows
-from ..models.layer_calls import here
+from ..models.architectures import here
 from ..models.unit import Kind
 from ..models.units import UnitSet
 from ..solver.greedy import fill

@@ -6,10 +6,12 @@ units through this file, and a stored H must open without torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import wraps
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from ..base.errors import ArchitectureError
 from .families import Family, find_family
@@ -438,3 +440,24 @@ def require_supported(projection: Any, name: str, layer: int) -> None:
             "this kind of quantization is not supported. Load the model unquantized, or, to "
             "measure it only, in bitsandbytes' 4 bits."
         )
+
+
+# Hooks ------------------------------------------------------------------------------------------
+
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+
+
+def here(hook: Hook, otherwise: Callable[..., Any] | None = None) -> Hook:
+    """Let a hook act on calls of this thread alone; all others get what `otherwise` returns.
+
+    A model that is measured on one thread answers as usual on all others.
+    """
+    thread = get_ident()
+
+    @wraps(hook)
+    def act(*args: Any, **kwargs: Any) -> Any:
+        if get_ident() == thread:
+            return hook(*args, **kwargs)
+        return otherwise(*args, **kwargs) if otherwise is not None else None
+
+    return cast(Hook, act)

@@ -21,11 +21,11 @@ from .architectures import (
     UNIT_KINDS,
     Architecture,
     find,
+    here,
     register_kind,
     require_supported,
     widths,
 )
-from .layer_calls import here
 from .unit import Cut, Kind, RowBlock, Unit
 
 if TYPE_CHECKING:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial, wraps
-from threading import get_ident
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
-from .architectures import Architecture
+from .architectures import Architecture, here
 
 
 @dataclass(frozen=True)
@@ -28,25 +27,6 @@ class LayerCall:
 
 
 Around = Callable[[int, LayerCall], AbstractContextManager[None]]
-
-
-Hook = TypeVar("Hook", bound=Callable[..., Any])
-
-
-def here(hook: Hook, otherwise: Callable[..., Any] | None = None) -> Hook:
-    """Let a hook act on calls of this thread alone; all others get what `otherwise` returns.
-
-    A model that is measured on one thread answers as usual on all others.
-    """
-    thread = get_ident()
-
-    @wraps(hook)
-    def act(*args: Any, **kwargs: Any) -> Any:
-        if get_ident() == thread:
-            return hook(*args, **kwargs)
-        return otherwise(*args, **kwargs) if otherwise is not None else None
-
-    return cast(Hook, act)
 
 
 @contextmanager

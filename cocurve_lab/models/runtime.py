@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from ..base.arguments import require_threads
 from ..base.errors import ArchitectureError, InputError, MismatchError, NumericalError
 from ..base.progress import Bar
-from .architectures import describe
+from .architectures import describe, here
 from .identity import embedding_weight, model_device, model_name, weights_state
-from .layer_calls import here
 from .layers import weights_of
 from .weights import is_finite
 

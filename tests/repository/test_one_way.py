@@ -28,6 +28,7 @@ ALLOWED = {
     "cocurve_lab/extensions/big_models/on_disk.py": {"load_file"},  # what it wrote just before
     "cocurve_lab/extensions/opening/files.py": {"safe_open"},  # after the guard
     "cocurve_lab/extensions/texts/records.py": {"gzip.open"},  # of a file that the guard opened
+    "cocurve_lab/extensions/publishing/configuration.py": {"json.loads"},  # the same
     "cocurve_lab/models/identity.py": {"json.loads"},  # of what it dumped just before
     "cocurve_lab/models/layers.py": {"load_file"},  # after the guard
 }

@@ -22,8 +22,7 @@ import numpy as np
 import cocurve_lab as cl
 from cocurve_lab.extensions.judging.kept import answers_file, plans_file
 from cocurve_lab.measuring.results import mean_and_error
-from cocurve_lab.models.architectures import describe
-from cocurve_lab.models.layer_calls import here
+from cocurve_lab.models.architectures import describe, here
 
 from .packing import plain, plan_mark
 from .session import CancelToken, MeasuredPlan, Session, count_right, text_name

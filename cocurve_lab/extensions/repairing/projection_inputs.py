@@ -12,9 +12,8 @@ from torch.utils.hooks import RemovableHandle
 
 from ...base.progress import Bar
 from ...calibration import CalibrationSet
-from ...models.architectures import Architecture, describe
+from ...models.architectures import Architecture, describe, here
 from ...models.identity import model_device
-from ...models.layer_calls import here
 from ...models.runtime import measuring, require_measurable
 from ...models.unit import Kind
 
