@@ -375,3 +375,23 @@ def test_an_index_of_its_own_folder_is_followed(folder: Path) -> None:
     assert (folder / "model.safetensors.index.json").exists()
     model, _ = cl.load_model(folder, device="cpu")
     assert fingerprint_model(model) == fingerprint_model(tiny_model())
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma2"])
+def test_a_tokenizer_without_its_vocabulary_is_refused(tmp_path: Path, family: str) -> None:
+    """transformers makes an empty one where the files are missing, and says nothing."""
+    tiny_model(family).save_pretrained(tmp_path)
+    for settings in ({}, {"eos_token": "</s>", "pad_token": "</s>"}):
+        if settings:
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        with pytest.raises(cl.InputError, match="tokenizer"):
+            cl.load_model(tmp_path, device="cpu")
+        with pytest.raises(cl.InputError, match="tokenizer"):
+            loading.load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_of_a_smaller_vocabulary_is_refused(tmp_path: Path) -> None:
+    tiny_model(vocab_size=2000).save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(cl.InputError, match=r"92 tokens.*2,000 rows"):
+        cl.load_model(tmp_path, device="cpu")

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 MOST_PARTS = 1000
 _PARTS = ("layer", "layers", "experts")  # n_layer, num_hidden_layers, num_local_experts
 _ATTENTION = ("eager", "sdpa", "flex_attention")  # parts of transformers and torch themselves
+MOST_ROWS = 10  # of an embedding for each token; padding adds a few
 _ATTENTION_KEYS = {"attn_implementation", "_attn_implementation", "_attn_implementation_internal"}
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _PATH_SIGNS = (".", "~", os.sep)
@@ -228,7 +229,7 @@ _GENERATION: Schema = {
 def require_tokenizer(
     tokenizer: PreTrainedTokenizerBase, name: Place, place: str, **options: Any
 ) -> None:
-    """Warn of a tokenizer that splits text otherwise than its own tokenizer.json says."""
+    """Raise InputError if a tokenizer has no words of the model's; warn if it splits otherwise."""
     from tokenizers import Tokenizer
     from transformers.utils import cached_file
 
@@ -244,6 +245,16 @@ def require_tokenizer(
         wanted = own.encode(text, add_special_tokens=False).ids
         if found != wanted:
             warnings.warn(
+    path = beside(place, "config.json", **where)
+    config = {} if path is None else read_json(path)
+    rows = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size", 0))
+    words = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in _TRIAL]
+    if len(tokenizer) * MOST_ROWS < rows or not any(words):
+        raise InputError(
+            f"the tokenizer of {str(name)!r} has {len(tokenizer):,} tokens, and the model's "
+            f"embedding {rows:,} rows: its vocabulary is missing. Copy the tokenizer's files from "
+            "the model that this one was made of."
+        )
                 f"the tokenizer of {name} is a {type(tokenizer).__name__}, which turns {text!r} "
                 f"into the tokens {found}, but its tokenizer.json into {wanted}. If the model was "
                 'trained with the file, set "tokenizer_class" to "PreTrainedTokenizerFast" in '
