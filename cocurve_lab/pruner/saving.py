@@ -182,6 +182,7 @@ def load_pruned(
     stream: bool = False,
 ) -> PreTrainedModel:
     """Load what `save_pruned` wrote, in eval mode and without gradients.
+    torch_dtype: torch.dtype | str | None = None,
 
     Or what a trainer saved of it: widths are then read from config.json. No code from the folder is
     run. A damaged folder raises FileFormatError.
@@ -189,11 +190,13 @@ def load_pruned(
     Args:
         folder: the folder.
         device: by default CUDA if torch can use it, else the CPU.
-        dtype: by default as saved.
+        dtype: by default, or as "auto", as saved.
         stream: leave the layers in the files, as in `load_model`.
     """
     folder, target = as_path(folder, "folder"), pick_device(device)
-    wanted = None if dtype is None else read_dtype(dtype)
+        torch_dtype: what dtype was called before.
+    dtype = torch_dtype if dtype is None else dtype
+    wanted = None if dtype in (None, "auto") else read_dtype(dtype)
     model, stored = _open(folder, mapped=not stream)
     left: list[str] = []
     if wanted is not None:  # only the weights; rotary frequencies stay in float32

@@ -395,3 +395,28 @@ def test_a_tokenizer_of_a_smaller_vocabulary_is_refused(tmp_path: Path) -> None:
     word_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(cl.InputError, match=r"92 tokens.*2,000 rows"):
         cl.load_model(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize("name", ["demo", "mixture"])
+def test_a_folder_with_the_name_of_a_model_that_ships(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder.rename(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(cl.InputError, match=f"'./{name}'"):
+        cl.load_model(name)
+    assert (
+        cl.load_model(f"./{name}")[0].config.vocab_size
+        != cl.load_model(str(loading.demo_folder().with_name(name)))[0].config.vocab_size
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, "bfloat16", "torch.bfloat16"])
+def test_the_older_name_of_dtype_is_not_dropped(folder: Path, tmp_path: Path, dtype: Any) -> None:
+    model, tokenizer = cl.load_model(folder, device="cpu", torch_dtype=dtype)
+    assert model.dtype == torch.bfloat16
+    model, _ = cl.load_model(folder, device="cpu", torch_dtype="auto")
+    plan = cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), ["L0.ffn[0]"])
+    small = cl.save_pruned(cl.prune(model, plan), tmp_path / "small", tokenizer=tokenizer)
+    assert cl.load_pruned(small, torch_dtype=dtype).dtype == torch.bfloat16
+    assert cl.load_pruned(small, torch_dtype="auto").dtype == model.dtype
