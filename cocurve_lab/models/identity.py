@@ -8,6 +8,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,7 +25,7 @@ from .architectures import is_packed
 from .weights import fingerprint_tensor, reader_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 log = logging.getLogger(__name__)
 DEMO = "demo"  # the name of the embedded model
@@ -36,6 +37,7 @@ READ = (  # what is read beside the weights and the manifest
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja",
 )  # fmt: skip
+TERMS = ("LICEN[CS]E*", "COPYING*", "NOTICE*", "USE_POLICY*")  # what has to go with weights
 # configuration keys that depend on how a model was loaded, not on what it computes
 _LOADER_KEYS = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 
@@ -127,6 +129,25 @@ def short_name(source: str) -> str:
     # what ends a path on any system; file systems take 255 bytes, and shards and checkpoints add
     name = re.split(r"[/\\\0]", source.rstrip("/"))[-1].encode("utf-8", "replace")
     return name[:100].decode("utf-8", "ignore") or "model"
+
+
+def kept_folder(config: PreTrainedConfig) -> Path | None:
+    """Return the folder that a model was loaded from; of the hub, what its cache holds."""
+    from huggingface_hub import try_to_load_from_cache
+
+    source, commit = str(config._name_or_path), getattr(config, "_commit_hash", None)
+    if os.path.isdir(source):
+        return Path(source)
+    with suppress(ValueError):  # it is no hub id
+        found = try_to_load_from_cache(source, "config.json", revision=commit)
+        return Path(found).parent if isinstance(found, str) else None
+    return None
+
+
+def hub_id(source: str) -> str:
+    """Return the hub id of a snapshot in the hub's cache, and any other path or id as it is."""
+    found = re.search(r"[/\\]models--([^/\\]+)[/\\]snapshots[/\\][^/\\]+[/\\]?$", source)
+    return found[1].replace("--", "/") if found else source
 
 
 def fingerprint_model(model: PreTrainedModel, marks: list[list[str]] | None = None) -> str:

@@ -22,6 +22,7 @@ from ..models.families import MULTIMODAL
 from ..models.identity import (
     MANIFEST,
     READ,
+    TERMS,
     file_sums,
     fingerprint_tensor,
     is_pruned,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 _WRITTEN = (  # names a save may write; only a folder without any other may be replaced
     *READ,
     MANIFEST,
+    *TERMS,
     "README.md",
     "additional_chat_templates",
     "model.safetensors",
@@ -180,9 +182,9 @@ def load_pruned(
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
     stream: bool = False,
+    torch_dtype: torch.dtype | str | None = None,
 ) -> PreTrainedModel:
     """Load what `save_pruned` wrote, in eval mode and without gradients.
-    torch_dtype: torch.dtype | str | None = None,
 
     Or what a trainer saved of it: widths are then read from config.json. No code from the folder is
     run. A damaged folder raises FileFormatError.
@@ -192,9 +194,9 @@ def load_pruned(
         device: by default CUDA if torch can use it, else the CPU.
         dtype: by default, or as "auto", as saved.
         stream: leave the layers in the files, as in `load_model`.
+        torch_dtype: what dtype was called before.
     """
     folder, target = as_path(folder, "folder"), pick_device(device)
-        torch_dtype: what dtype was called before.
     dtype = torch_dtype if dtype is None else dtype
     wanted = None if dtype in (None, "auto") else read_dtype(dtype)
     model, stored = _open(folder, mapped=not stream)

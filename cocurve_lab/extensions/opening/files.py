@@ -21,6 +21,7 @@ from ...models.weights import DTYPES
 from .errors import explaining
 from .places import (
     beside,
+    fetch_terms,
     require_generation,
     require_no_adapter,
     require_own_files,
@@ -335,3 +336,4 @@ def require_loaded(
     if unexpected:  # as when they are read from the disk
         raise foreign_weight(place, unexpected[0])
     tell_ignored(model, ignored_in(place, shapes, **options))
+    fetch_terms(place, **options)

@@ -11,6 +11,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from ...base.schema import (
     reading,
     require_fields,
 )
+from ...models.identity import TERMS
 from ...models.sources import Place, file_in
 
 if TYPE_CHECKING:
@@ -98,6 +100,15 @@ def beside(place: str | os.PathLike[str], name: str, **options: Any) -> Path | N
         return Path(str(cached_file(place, name, **options)))
     except OSError:  # a hub that fails is explained by the load
         return None
+
+
+def fetch_terms(place: str, **options: Any) -> None:
+    """Bring the license of a hub model into the cache, from where a saved folder takes it."""
+    from huggingface_hub import snapshot_download
+
+    if not Path(place).is_dir():
+        with suppress(Exception):  # without it the model is the same
+            snapshot_download(place, allow_patterns=[*TERMS, "tokenizer.model"], **options)
 
 
 def require_settings(
