@@ -8,7 +8,6 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,7 +24,7 @@ from .architectures import is_packed
 from .weights import fingerprint_tensor, reader_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
 DEMO = "demo"  # the name of the embedded model
@@ -127,21 +126,8 @@ def model_name(model: PreTrainedModel) -> str:
 def short_name(source: str) -> str:
     """Return the last part of a path or hub id, cut to 100 bytes so that file names can hold it."""
     # what ends a path on any system; file systems take 255 bytes, and shards and checkpoints add
-    name = re.split(r"[/\\\0]", source.rstrip("/"))[-1].encode("utf-8", "replace")
+    name = re.split(r"[/\\\0]", hub_id(source).rstrip("/"))[-1].encode("utf-8", "replace")
     return name[:100].decode("utf-8", "ignore") or "model"
-
-
-def kept_folder(config: PreTrainedConfig) -> Path | None:
-    """Return the folder that a model was loaded from; of the hub, what its cache holds."""
-    from huggingface_hub import try_to_load_from_cache
-
-    source, commit = str(config._name_or_path), getattr(config, "_commit_hash", None)
-    if os.path.isdir(source):
-        return Path(source)
-    with suppress(ValueError):  # it is no hub id
-        found = try_to_load_from_cache(source, "config.json", revision=commit)
-        return Path(found).parent if isinstance(found, str) else None
-    return None
 
 
 def hub_id(source: str) -> str:

@@ -18,7 +18,7 @@ from ...base.schema import read_json
 from ...models.architectures import describe
 from ...models.sources import file_in
 from ...models.weights import DTYPES
-from .errors import explaining
+from .errors import POINTER, explaining, is_pointer
 from .places import (
     beside,
     fetch_terms,
@@ -195,6 +195,8 @@ def open_weights(file: Path, *, mapped: bool = False) -> Any:
 
 
 def damaged(file: Path, error: Exception) -> FileFormatError:
+    if is_pointer(file):
+        return FileFormatError(f"{file} {POINTER}")
     return FileFormatError(
         f"{file} cannot be read ({one_line(error)}): it is truncated or damaged. Copy or download "
         "it again."

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 # about a second on the meta device, and far more than any model of the families here has
 MOST_PARTS = 1000
+MOST_ROWS = 10  # of an embedding for each token; padding adds a few
 _PARTS = ("layer", "layers", "experts")  # n_layer, num_hidden_layers, num_local_experts
 _ATTENTION = ("eager", "sdpa", "flex_attention")  # parts of transformers and torch themselves
-MOST_ROWS = 10  # of an embedding for each token; padding adds a few
 _ATTENTION_KEYS = {"attn_implementation", "_attn_implementation", "_attn_implementation_internal"}
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _PATH_SIGNS = (".", "~", os.sep)
@@ -98,7 +98,7 @@ def beside(place: str | os.PathLike[str], name: str, **options: Any) -> Path | N
         return file if (file := Path(place, name)).exists() else None
     try:
         return Path(str(cached_file(place, name, **options)))
-    except OSError:  # a hub that fails is explained by the load
+    except Exception:  # a hub or its client that fails is explained by the load
         return None
 
 
@@ -245,6 +245,16 @@ def require_tokenizer(
     from transformers.utils import cached_file
 
     where = {name: value for name, value in options.items() if name != "trust_remote_code"}
+    path = beside(place, "config.json", **where)
+    config = {} if path is None else read_json(path)
+    rows = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size", 0))
+    words = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in _TRIAL]
+    if len(tokenizer) * MOST_ROWS < rows or not any(words):
+        raise InputError(
+            f"the tokenizer of {str(name)!r} has {len(tokenizer):,} tokens, and the model's "
+            f"embedding {rows:,} rows: its vocabulary is missing. Copy the tokenizer's files from "
+            "the model that this one was made of."
+        )
     try:
         own = Tokenizer.from_file(str(cached_file(place, "tokenizer.json", **where)))
     except OSError:  # there is none, as beside a tokenizer.model
@@ -256,16 +266,6 @@ def require_tokenizer(
         wanted = own.encode(text, add_special_tokens=False).ids
         if found != wanted:
             warnings.warn(
-    path = beside(place, "config.json", **where)
-    config = {} if path is None else read_json(path)
-    rows = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size", 0))
-    words = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in _TRIAL]
-    if len(tokenizer) * MOST_ROWS < rows or not any(words):
-        raise InputError(
-            f"the tokenizer of {str(name)!r} has {len(tokenizer):,} tokens, and the model's "
-            f"embedding {rows:,} rows: its vocabulary is missing. Copy the tokenizer's files from "
-            "the model that this one was made of."
-        )
                 f"the tokenizer of {name} is a {type(tokenizer).__name__}, which turns {text!r} "
                 f"into the tokens {found}, but its tokenizer.json into {wanted}. If the model was "
                 'trained with the file, set "tokenizer_class" to "PreTrainedTokenizerFast" in '

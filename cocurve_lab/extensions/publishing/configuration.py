@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,9 +21,10 @@ import torch
 from ...base.files import read_regular
 from ...base.schema import read_json
 from ...models.architectures import UNIT_KINDS, Architecture, describe
-from ...models.identity import TERMS, kept_folder
+from ...models.identity import TERMS
 from ...models.loading import auto_class
 from ...pruner.folder import Loader, stock_keys
+from ..opening.places import beside
 from . import modeling_cocurve
 
 if TYPE_CHECKING:
@@ -164,11 +164,15 @@ def _write_for_others(model: Any, folder: Path) -> None:
         if isinstance(settings.get("extra_special_tokens"), list):
             settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
         path.write_text(_as_json(settings), encoding="utf-8")
-    source = kept_folder(model.config)
+    source, commit = model.config._name_or_path, getattr(model.config, "_commit_hash", None)
+    # of a model of the hub, what its cache holds
+    found = (
+        beside(source, "config.json", revision=commit, local_files_only=True) if source else None
+    )
     kept = (*TERMS, "tokenizer.model") if path.exists() else TERMS
-    for name in sorted(os.listdir(source)) if source is not None else ():
-        if any(fnmatchcase(name, pattern) for pattern in kept) and (source / name).is_file():
-            (folder / name).write_bytes(read_regular(source / name, at_most=1 << 28))
+    for file in sorted(found.parent.iterdir()) if found is not None else ():
+        if any(fnmatchcase(file.name, pattern) for pattern in kept) and file.is_file():
+            (folder / file.name).write_bytes(read_regular(file, at_most=1 << 28))
 
 
 def _older_names(config: PreTrainedConfig) -> dict[str, Any]:
