@@ -36,6 +36,7 @@ READ = (  # what is read beside the weights and the manifest
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja",
 )  # fmt: skip
+TERMS = ("LICEN[CS]E*", "COPYING*", "NOTICE*", "USE_POLICY*")  # what has to go with weights
 # configuration keys that depend on how a model was loaded, not on what it computes
 _LOADER_KEYS = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 
@@ -125,8 +126,14 @@ def model_name(model: PreTrainedModel) -> str:
 def short_name(source: str) -> str:
     """Return the last part of a path or hub id, cut to 100 bytes so that file names can hold it."""
     # what ends a path on any system; file systems take 255 bytes, and shards and checkpoints add
-    name = re.split(r"[/\\\0]", source.rstrip("/"))[-1].encode("utf-8", "replace")
+    name = re.split(r"[/\\\0]", hub_id(source).rstrip("/"))[-1].encode("utf-8", "replace")
     return name[:100].decode("utf-8", "ignore") or "model"
+
+
+def hub_id(source: str) -> str:
+    """Return the hub id of a snapshot in the hub's cache, and any other path or id as it is."""
+    found = re.search(r"[/\\]models--([^/\\]+)[/\\]snapshots[/\\][^/\\]+[/\\]?$", source)
+    return found[1].replace("--", "/") if found else source
 
 
 def fingerprint_model(model: PreTrainedModel, marks: list[list[str]] | None = None) -> str:

@@ -43,17 +43,16 @@ _HUB_OPTIONS = (*_PLACE_OPTIONS, "trust_remote_code")
 
 def place_of(model_id: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """Resolve a model id: the name of an embedded model or a source is a folder; ~ the home."""
-    if str(model_id) in EMBEDDED:
-        return demo_folder().with_name(str(model_id))
+    embedded = str(model_id) in EMBEDDED
     source = SOURCES.get(model_id) if isinstance(model_id, str) else None
-    if source is None:
+    if source is None and not embedded:
         return os.path.expanduser(model_id)
     if os.path.isdir(model_id):
         raise InputError(
             f"{model_id!r} is the name of a model of the lab and of a folder here. Give "
             f"'./{model_id}' for the folder, or move it away."
         )
-    return source.require()
+    return demo_folder().with_name(str(model_id)) if source is None else source.require()
 
 
 # Devices ------------------------------------------------------------------------------------------
@@ -80,12 +79,12 @@ def pick_dtype(
     # the embedded model is small enough for float32 anywhere
     if dtype is None:
         return torch.float32 if demo or device.type == "cpu" else "auto"
-    return read_dtype(dtype)
+    return "auto" if dtype == "auto" else read_dtype(dtype)
 
 
 def read_dtype(dtype: torch.dtype | str) -> torch.dtype:
     """Turn a name such as "bfloat16" into a dtype; a dtype is returned as it is."""
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
     if found not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         raise InputError(f"dtype is {dtype!r}; use float32, bfloat16, float16 or float64.")
     return found
@@ -108,7 +107,8 @@ def load_model(
         model_id: "demo" or "mixture", which ship, another short name (see `cocurve fetch`), a hub
             id, a folder ("./NAME" is always one), or a GGUF file, which is dequantized to float32.
         device: by default CUDA if torch can use it, else the CPU. "mps" and "xpu" are untested.
-        dtype: by default float32 on the CPU and for the embedded model, else the checkpoint's own.
+        dtype: by default float32 on the CPU and for the embedded model, else the checkpoint's own,
+            which "auto" names. `torch_dtype`, as it was called before, is the same.
         stream: load only what stands around the layers (embedding, final norm, head). A layer is
             read from its safetensors file when it runs, and at most two layers are in memory. For
             models larger than the device.
@@ -125,8 +125,8 @@ def load_model(
         InputError: the model cannot be found, downloaded, trusted or used; with the next step.
     """
     target, place = pick_device(device), place_of(model_id)
-    source = str(place)
-    chosen = pick_dtype(target, dtype, is_demo(source))
+    source, older = str(place), options.pop("torch_dtype", None)
+    chosen = pick_dtype(target, older if dtype is None else dtype, is_demo(source))
     if is_pruned(source):
         raise InputError(
             f"{source} holds a pruned model, whose layers differ in width. Load it with "

@@ -36,6 +36,7 @@ from ..models.architectures import UNIT_KINDS, Architecture, describe
 from ..models.identity import (
     MANIFEST,
     Marks,
+    hub_id,
     known_record,
     model_dtype,
     require_sealed,
@@ -203,7 +204,7 @@ def manifest_of(
     model, earlier, units = pruned.model, origin.manifest, plan.units.units
     rounds: list[dict[str, Any]] = []
     if earlier is None:
-        place = str(model.config._name_or_path)
+        place = hub_id(str(model.config._name_or_path))
         # a path on this machine tells others nothing: keep its last part
         base_model = Path(place).name if Path(place).exists() else place
     else:

@@ -22,6 +22,7 @@ from ..models.families import MULTIMODAL
 from ..models.identity import (
     MANIFEST,
     READ,
+    TERMS,
     file_sums,
     fingerprint_tensor,
     is_pruned,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 _WRITTEN = (  # names a save may write; only a folder without any other may be replaced
     *READ,
     MANIFEST,
+    *TERMS,
     "README.md",
     "additional_chat_templates",
     "model.safetensors",
@@ -180,6 +182,7 @@ def load_pruned(
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
     stream: bool = False,
+    torch_dtype: torch.dtype | str | None = None,
 ) -> PreTrainedModel:
     """Load what `save_pruned` wrote, in eval mode and without gradients.
 
@@ -189,11 +192,13 @@ def load_pruned(
     Args:
         folder: the folder.
         device: by default CUDA if torch can use it, else the CPU.
-        dtype: by default as saved.
+        dtype: by default, or as "auto", as saved.
         stream: leave the layers in the files, as in `load_model`.
+        torch_dtype: what dtype was called before.
     """
     folder, target = as_path(folder, "folder"), pick_device(device)
-    wanted = None if dtype is None else read_dtype(dtype)
+    dtype = torch_dtype if dtype is None else dtype
+    wanted = None if dtype in (None, "auto") else read_dtype(dtype)
     model, stored = _open(folder, mapped=not stream)
     left: list[str] = []
     if wanted is not None:  # only the weights; rotary frequencies stay in float32

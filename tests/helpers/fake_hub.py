@@ -25,6 +25,8 @@ COMMIT = "a" * 40
 REFUSALS = {  # a hub answers 401 for what does not exist as well: it does not say which
     "gated": (401, "GatedRepo"),
     "missing": (401, "RepoNotFound"),
+    "denied": (403, "Other"),
+    "portal": (200, "Other"),  # a login page in between
 }
 OWN: dict[str, dict[str, Any]] = {  # what models with a word in their name say in these files
     "modelopt": {"hf_quant_config.json": {"quantization": {"quant_algo": "FP8"}}},
@@ -141,6 +143,8 @@ def main(folder: Path, cache: Path) -> None:
         found = {
             "gated": attempt("org/gated"),
             "missing": attempt("org/missing"),
+            "denied": attempt("org/denied"),
+            "portal": attempt("org/portal"),
             "misspelt": attempt("org/go od!"),
             "revision": attempt("org/good", revision="nowhere"),
         }

@@ -21,7 +21,7 @@ import cocurve_lab as cl
 from cocurve_lab.extensions.device import report_device
 from cocurve_lab.extensions.opening.errors import explain
 from cocurve_lab.models import loading
-from cocurve_lab.models.identity import fingerprint_model
+from cocurve_lab.models.identity import fingerprint_model, model_name
 from helpers.bpe import SIZE, byte_level
 from helpers.problems import random_curvature
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
@@ -47,7 +47,7 @@ def test_folders_load_ready_to_measure(folder: Path, monkeypatch: pytest.MonkeyP
     half, _ = cl.load_model("~/tiny", device="cpu", dtype="bfloat16", attn_implementation="eager")
     assert half.dtype == torch.bfloat16
     assert half.config._attn_implementation == "eager"
-    for dtype in ("float31", "nn", "auto"):
+    for dtype in ("float31", "nn"):
         with pytest.raises(cl.InputError, match=f"'{dtype}'"):
             cl.load_model(folder, dtype=dtype)
 
@@ -125,6 +125,8 @@ def test_every_way_a_hub_can_fail_is_a_sentence(folder: Path, tmp_path: Path) ->
     for name, said in {
         "gated": "'org/gated' is gated.*hf auth login",
         "missing": "no model 'org/missing'",
+        "denied": "the hub answered: 403.*token",
+        "portal": "no hub, perhaps a login page",
         "misspelt": "no model 'org/go od!'",
         "revision": "revision",
         "full": "disk filled up.*HF_HOME",
@@ -375,3 +377,94 @@ def test_an_index_of_its_own_folder_is_followed(folder: Path) -> None:
     assert (folder / "model.safetensors.index.json").exists()
     model, _ = cl.load_model(folder, device="cpu")
     assert fingerprint_model(model) == fingerprint_model(tiny_model())
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma2"])
+def test_a_tokenizer_without_its_vocabulary_is_refused(tmp_path: Path, family: str) -> None:
+    """transformers makes an empty one where the files are missing, and says nothing."""
+    tiny_model(family).save_pretrained(tmp_path)
+    for settings in ({}, {"eos_token": "</s>", "pad_token": "</s>"}):
+        if settings:
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        with pytest.raises(cl.InputError, match="tokenizer"):
+            cl.load_model(tmp_path, device="cpu")
+        with pytest.raises(cl.InputError, match="tokenizer"):
+            loading.load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_of_a_smaller_vocabulary_is_refused(tmp_path: Path) -> None:
+    tiny_model(vocab_size=2000).save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(cl.InputError, match=r"92 tokens.*2,000 rows"):
+        cl.load_model(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize("name", ["demo", "mixture"])
+def test_a_folder_with_the_name_of_a_model_that_ships(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder.rename(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(cl.InputError, match=f"'./{name}'"):
+        cl.load_model(name)
+    assert (
+        cl.load_model(f"./{name}")[0].config.vocab_size
+        != cl.load_model(str(loading.demo_folder().with_name(name)))[0].config.vocab_size
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, "bfloat16", "torch.bfloat16"])
+def test_the_older_name_of_dtype_is_not_dropped(folder: Path, tmp_path: Path, dtype: Any) -> None:
+    model, tokenizer = cl.load_model(folder, device="cpu", torch_dtype=dtype)
+    assert model.dtype == torch.bfloat16
+    model, _ = cl.load_model(folder, device="cpu", torch_dtype="auto")
+    plan = cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), ["L0.ffn[0]"])
+    small = cl.save_pruned(cl.prune(model, plan), tmp_path / "small", tokenizer=tokenizer)
+    assert cl.load_pruned(small, torch_dtype=dtype).dtype == torch.bfloat16
+    assert cl.load_pruned(small, torch_dtype="auto").dtype == model.dtype
+
+
+def test_a_pointer_of_git_lfs_is_named(folder: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 9\n"
+    for name in ("tokenizer.json", "model.safetensors"):
+        kept = (folder / name).read_bytes()
+        (folder / name).write_text(pointer)
+        with pytest.raises(cl.InputError, match=f"{name}.*git lfs pull"):
+            cl.load_model(folder, device="cpu")
+        (folder / name).write_bytes(kept)
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("certificate verify failed [SSL: CERTIFICATE_VERIFY_FAILED]", "SSL_CERT_FILE"),
+        ("Using SOCKS proxy, but the 'socksio' package is not installed.", "pip install socksio"),
+        ("`tiktoken` is required to read a `tiktoken` file.", "pip install sentencepiece"),
+    ],
+)
+def test_the_cause_at_the_end_of_a_chain_is_named(said: str, advice: str) -> None:
+    outermost, last = OSError("We couldn't connect"), ImportError(said)
+    outermost.__cause__ = last
+    assert advice in str(explain("org/good", outermost))
+
+
+def test_an_index_without_metadata_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    names = load_file(folder / "model-00001-of-00001.safetensors")
+    index = {"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(cl.InputError, match='"metadata"'):
+        cl.load_model(folder, device="cpu")
+
+
+def test_a_snapshot_of_the_hub_has_the_name_of_its_model(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "models--owner--tiny-1.1" / "snapshots" / ("c" * 40)
+    place.parent.mkdir(parents=True)
+    folder.rename(place)
+    model, tokenizer = cl.load_model(place, device="cpu")
+    assert model_name(model) == "tiny-1.1"
+    plan = cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), ["L0.ffn[0]"])
+    small = cl.save_pruned(cl.prune(model, plan), tmp_path / "small", tokenizer=tokenizer)
+    assert (
+        json.loads((small / "cocurve_manifest.json").read_text())["base_model"] == "owner/tiny-1.1"
+    )

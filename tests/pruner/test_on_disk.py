@@ -489,3 +489,30 @@ def test_a_head_of_its_own_survives_though_the_configuration_ties_it(
 
     for found in (cl.load_pruned(tmp_path / "small"), by_transformers(tmp_path / "small")):
         torch.testing.assert_close(found(ids).logits, expected)
+
+
+def test_a_folder_keeps_what_goes_with_the_weights(tmp_path: Path) -> None:
+    """On both roads, and also when it is pruned again."""
+    dense = tmp_path / "dense"
+    tiny_model().save_pretrained(dense)
+    word_tokenizer().save_pretrained(dense)
+    wanted = {"LICENSE", "USE_POLICY.md", "NOTICE.txt", "tokenizer.model"}
+    for name in (*wanted, "notes.txt"):
+        (dense / name).write_text(name)
+    settings = json.loads((dense / "tokenizer_config.json").read_text())
+    settings["auto_map"] = {"AutoTokenizer": ["own.Own", None]}
+    (dense / "tokenizer_config.json").write_text(json.dumps(settings))
+    model, tokenizer = cl.load_model(dense, device="cpu")
+    plan = cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), ["L0.ffn[0]"])
+    memory, disk = tmp_path / "memory", tmp_path / "disk"
+    cl.save_pruned(cl.prune(model, plan), memory, tokenizer=tokenizer)
+    cl.prune(model, plan, out=disk, tokenizer=tokenizer)
+    cl.save_pruned(cl.load_pruned(memory), memory, tokenizer=tokenizer, overwrite=True)
+    for folder in (memory, disk):
+        found = {path.name for path in folder.iterdir()}
+        assert found >= wanted
+        assert "notes.txt" not in found
+        assert "auto_map" not in json.loads((folder / "tokenizer_config.json").read_text())
+        cl.load_pruned(folder)
+    cl.save_pruned(cl.prune(model, plan), tmp_path / "alone")
+    assert not (tmp_path / "alone" / "tokenizer.model").exists()

@@ -532,7 +532,7 @@ def test_hostile_folders_are_refused(folder: Path, case: int) -> None:
         load_pruned(folder)
 
 
-@pytest.mark.parametrize("dtype", ["float31", "nn", "auto", "int8", torch.int64, "float8_e4m3fn"])
+@pytest.mark.parametrize("dtype", ["float31", "nn", "int8", torch.int64, "float8_e4m3fn"])
 def test_other_dtypes_are_refused(folder: Path, dtype: Any) -> None:
     with pytest.raises(cl.InputError):
         load_pruned(folder, dtype=dtype)

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.request import getproxies
 
 from ...base.atomic import is_full
-from ...base.errors import CocurveError, InputError, one_line
+from ...base.errors import CocurveError, FileFormatError, InputError, one_line
+from ...base.files import read_regular
+
+POINTER = (
+    "is a pointer of git-lfs, not the file itself. Run git lfs pull in its folder, or download the "
+    "file."
+)
 
 # (names of exceptions or a part of the message, the fact and the next step); the first that fits
 _CAUSES: tuple[tuple[set[str] | str, str], ...] = (
@@ -27,14 +35,56 @@ _CAUSES: tuple[tuple[set[str] | str, str], ...] = (
         "or commit of that model.",
     ),
     (
+        "Invalid credentials",
+        "the hub does not accept the token that it was sent for {name}: it expired or was revoked. "
+        "Run `hf auth login`, or unset HF_TOKEN for a public model.",
+    ),
+    (
         {"RepositoryNotFoundError", "HFValidationError"},
         "there is no model {name} on the hub, nor a folder of that name here. Check the spelling "
         "(owner/name); if it is private, run `hf auth login`; or give a folder.",
     ),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "{name} was not fetched: the certificate of what answers as the hub is not trusted here, "
+        "as behind a company's proxy. Set SSL_CERT_FILE to the file of that authority's "
+        "certificate, or give a folder.",
+    ),
+    (
+        {"ProxyError"},
+        "{name} was not fetched: the proxy that HTTP_PROXY, HTTPS_PROXY or ALL_PROXY names "
+        "refused. Correct that variable, or give a folder.",
+    ),
+    (
+        "socksio",
+        "{name} was not fetched: the SOCKS proxy in ALL_PROXY needs a package. "
+        "Run pip install socksio, or give a folder.",
+    ),
+    (
+        {"UnsupportedProtocol", "FileMetadataError"},
+        "{name} was not fetched: what answers at {hub} is no hub, perhaps a login page or "
+        "a proxy. Log in there, or set HF_ENDPOINT to the address of a hub, with https://.",
+    ),
+    (
+        {"HfHubHTTPError", "DisabledRepoError", "BadRequestError"},
+        "{name} was not fetched: the hub answered: {answer}. At 401 and 403 check your token and "
+        "its rights (`hf auth login`, or token=); at 429 and 5xx wait and try again; or give a "
+        "folder.",
+    ),
     (  # the last two are of the hub's HTTP client: compared by name, not imported
         {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "ConnectTimeout"},
-        "{name} is not in {cache} and the hub cannot be reached. Connect this machine (and unset "
-        "HF_HUB_OFFLINE), or copy the model's folder here and give its path.",
+        "{name} is not in {cache} and the hub cannot be reached{proxy}. Connect this machine "
+        "(and unset HF_HUB_OFFLINE), or copy the model's folder here and give its path.",
+    ),
+    (
+        "tiktoken",
+        "{part}{name} is a tokenizer.model without a tokenizer.json, and is read by sentencepiece. "
+        "Run pip install sentencepiece, or copy the model's tokenizer.json there.",
+    ),
+    (
+        "KeyError: 'metadata'",
+        'model.safetensors.index.json of {name} has no "metadata", which transformers needs. Add '
+        '"metadata": {{}} to it.',
     ),
     (
         "trust_remote_code=True",
@@ -88,6 +138,7 @@ def explain(
     such as "the tokenizer of ".
     """
     from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError
 
     name, chain = repr(str(model_id)), list(_chain(error))
     cache_dir = constants.HF_HUB_CACHE if cache is None else cache
@@ -98,15 +149,31 @@ def explain(
             f"the disk filled up while {name} was downloaded to {cache_dir}. Free some space, or "
             f"{elsewhere} on a larger disk, and run this again, which goes on where it stopped."
         )
+    where = Path(model_id)
+    for path in sorted(where.iterdir()) if where.is_dir() else ():
+        if is_pointer(path):
+            return InputError(f"{part}{name} cannot be loaded: {path} {POINTER}")
     kinds = {type(link).__name__ for link in chain}
+    words = "\n".join(f"{type(link).__name__}: {link}" for link in chain)
+    answers = [str(link).strip() for link in chain if isinstance(link, HfHubHTTPError)]
+    facts = {"name": name, "cache": cache_dir, "part": part, "error": one_line(error)}
+    answer = "".join(answers[-1:]).partition("\n")[0].rstrip(".")
+    facts |= {"hub": constants.ENDPOINT, "answer": answer}
+    facts["proxy"] = " through the proxy that is set" if getproxies().keys() - {"no"} else ""
     for cause, message in _CAUSES:
-        if cause in str(error) if isinstance(cause, str) else kinds & cause:
-            facts = {"name": name, "cache": cache_dir, "part": part, "error": one_line(error)}
+        if cause in words if isinstance(cause, str) else kinds & cause:
             return InputError(message.format(**facts))
     return InputError(
         f"{part}{name} cannot be loaded ({type(error).__name__}: {one_line(error)}). Give a folder "
         "with a Hugging Face model, or the hub id of one."
     )
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether a file is the text by which git-lfs stands for it."""
+    with suppress(OSError, FileFormatError):  # whatever is larger is none
+        return read_regular(path, at_most=1024).startswith(b"version https://git-lfs.")
+    return False
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

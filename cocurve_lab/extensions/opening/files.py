@@ -18,9 +18,10 @@ from ...base.schema import read_json
 from ...models.architectures import describe
 from ...models.sources import file_in
 from ...models.weights import DTYPES
-from .errors import explaining
+from .errors import POINTER, explaining, is_pointer
 from .places import (
     beside,
+    fetch_terms,
     require_generation,
     require_no_adapter,
     require_own_files,
@@ -194,6 +195,8 @@ def open_weights(file: Path, *, mapped: bool = False) -> Any:
 
 
 def damaged(file: Path, error: Exception) -> FileFormatError:
+    if is_pointer(file):
+        return FileFormatError(f"{file} {POINTER}")
     return FileFormatError(
         f"{file} cannot be read ({one_line(error)}): it is truncated or damaged. Copy or download "
         "it again."
@@ -335,3 +338,4 @@ def require_loaded(
     if unexpected:  # as when they are read from the disk
         raise foreign_weight(place, unexpected[0])
     tell_ignored(model, ignored_in(place, shapes, **options))
+    fetch_terms(place, **options)

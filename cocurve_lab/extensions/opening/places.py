@@ -11,6 +11,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from ...base.schema import (
     reading,
     require_fields,
 )
+from ...models.identity import TERMS
 from ...models.sources import Place, file_in
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 # about a second on the meta device, and far more than any model of the families here has
 MOST_PARTS = 1000
+MOST_ROWS = 10  # of an embedding for each token; padding adds a few
 _PARTS = ("layer", "layers", "experts")  # n_layer, num_hidden_layers, num_local_experts
 _ATTENTION = ("eager", "sdpa", "flex_attention")  # parts of transformers and torch themselves
 _ATTENTION_KEYS = {"attn_implementation", "_attn_implementation", "_attn_implementation_internal"}
@@ -95,8 +98,17 @@ def beside(place: str | os.PathLike[str], name: str, **options: Any) -> Path | N
         return file if (file := Path(place, name)).exists() else None
     try:
         return Path(str(cached_file(place, name, **options)))
-    except OSError:  # a hub that fails is explained by the load
+    except Exception:  # a hub or its client that fails is explained by the load
         return None
+
+
+def fetch_terms(place: str, **options: Any) -> None:
+    """Bring the license of a hub model into the cache, from where a saved folder takes it."""
+    from huggingface_hub import snapshot_download
+
+    if not Path(place).is_dir():
+        with suppress(Exception):  # without it the model is the same
+            snapshot_download(place, allow_patterns=[*TERMS, "tokenizer.model"], **options)
 
 
 def require_settings(
@@ -228,11 +240,21 @@ _GENERATION: Schema = {
 def require_tokenizer(
     tokenizer: PreTrainedTokenizerBase, name: Place, place: str, **options: Any
 ) -> None:
-    """Warn of a tokenizer that splits text otherwise than its own tokenizer.json says."""
+    """Raise InputError if a tokenizer has no words of the model's; warn if it splits otherwise."""
     from tokenizers import Tokenizer
     from transformers.utils import cached_file
 
     where = {name: value for name, value in options.items() if name != "trust_remote_code"}
+    path = beside(place, "config.json", **where)
+    config = {} if path is None else read_json(path)
+    rows = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size", 0))
+    words = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in _TRIAL]
+    if len(tokenizer) * MOST_ROWS < rows or not any(words):
+        raise InputError(
+            f"the tokenizer of {str(name)!r} has {len(tokenizer):,} tokens, and the model's "
+            f"embedding {rows:,} rows: its vocabulary is missing. Copy the tokenizer's files from "
+            "the model that this one was made of."
+        )
     try:
         own = Tokenizer.from_file(str(cached_file(place, "tokenizer.json", **where)))
     except OSError:  # there is none, as beside a tokenizer.model

@@ -12,15 +12,19 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...base.files import read_regular
 from ...base.schema import read_json
 from ...models.architectures import UNIT_KINDS, Architecture, describe
+from ...models.identity import TERMS
 from ...models.loading import auto_class
 from ...pruner.folder import Loader, stock_keys
+from ..opening.places import beside
 from . import modeling_cocurve
 
 if TYPE_CHECKING:
@@ -37,10 +41,12 @@ def write_configuration(
 ) -> Loader:
     """Write config.json, and the modeling file if it is needed; return what loads the folder.
 
+    The source's license, and its tokenizer.model beside a tokenizer, are copied.
     A configuration is written only if its class, built from it without weights, has exactly this
     model's tensors. `layers` are the widths of the manifest.
     """
     model = pruned.model
+    _write_for_others(model, folder)
     own = getattr(modeling_cocurve, _own_name(model), None)
     if own is None and not pruned.family.mixers:
         return "cocurve_lab"
@@ -145,14 +151,28 @@ def _write(config: PreTrainedConfig, folder: Path) -> None:
     content, text = json.loads(config.to_json_string()), config.get_text_config()
     (content if text is config else content["text_config"]).update(_older_names(text))
     (folder / "config.json").write_text(_as_json(content), encoding="utf-8")
+
+
+def _write_for_others(model: Any, folder: Path) -> None:
+    """Name in a tokenizer's settings what others know, and copy what goes with the weights."""
     path = folder / "tokenizer_config.json"
     if path.exists():
-        tokenizer = read_json(path)
-        if tokenizer.get("tokenizer_class") == "TokenizersBackend":
-            tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
-        if isinstance(tokenizer.get("extra_special_tokens"), list):
-            tokenizer["additional_special_tokens"] = tokenizer.pop("extra_special_tokens")
-        path.write_text(_as_json(tokenizer), encoding="utf-8")
+        settings = read_json(path)
+        settings.pop("auto_map", None)  # its code is not in this folder
+        if settings.get("tokenizer_class") == "TokenizersBackend":
+            settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        if isinstance(settings.get("extra_special_tokens"), list):
+            settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
+        path.write_text(_as_json(settings), encoding="utf-8")
+    source, commit = model.config._name_or_path, getattr(model.config, "_commit_hash", None)
+    # of a model of the hub, what its cache holds
+    found = (
+        beside(source, "config.json", revision=commit, local_files_only=True) if source else None
+    )
+    kept = (*TERMS, "tokenizer.model") if path.exists() else TERMS
+    for file in sorted(found.parent.iterdir()) if found is not None else ():
+        if any(fnmatchcase(file.name, pattern) for pattern in kept) and file.is_file():
+            (folder / file.name).write_bytes(read_regular(file, at_most=1 << 28))
 
 
 def _older_names(config: PreTrainedConfig) -> dict[str, Any]:
