@@ -22,6 +22,7 @@ from .base.errors import InputError, MismatchError
 from .base.storage import fingerprint
 from .base.text_windows import WINDOW, record, share_seen, windows
 from .curvature.release import ROWS
+from .models.identity import vocabulary_mark
 from .models.sources import TEXTS
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class CalibrationSet:
         positions: [N, P] int64 in [0, T - 2]; "all" is accepted, and stored as a tensor.
         source: where the text came from.
         seed: the seed that positions and document order were drawn with; None for explicit rows.
+        vocabulary: the mark of the tokenizer (models/identity.py); None where it is not known.
         unseen: the caller's word that H and plans without a record of their text have not seen this
             one; see `assume_unseen`.
     """
@@ -54,6 +56,7 @@ class CalibrationSet:
     source: str = "explicit"
     seed: int | None = None
     unseen: bool = False
+    vocabulary: str | None = None
 
     def __post_init__(self) -> None:
         ids = _integers(self.input_ids, "input_ids")
@@ -144,7 +147,7 @@ class CalibrationSet:
         else:
             ids = _pack(documents, tokenizer, num_sequences, length, start, end)
             positions = draw_positions(num_sequences, length, positions_per_sequence, seed)
-        return cls(ids, positions, source, seed)
+        return cls(ids, positions, source, seed, vocabulary=vocabulary_mark(tokenizer))
 
     @classmethod
     def from_file(

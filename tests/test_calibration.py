@@ -228,6 +228,8 @@ TABLE_FILES = {
     "a.jsonl": lambda: LINES,
     "a.ndjson": lambda: LINES,
     "a.jsonl.gz": lambda: gzip.compress(LINES),
+    "lines.json": lambda: LINES,
+    "lines.json.gz": lambda: gzip.compress(LINES),
     "a.json": lambda: json.dumps(RECORDS, indent=1).encode(),
     "texts.json": lambda: json.dumps(TEXTS).encode(),
     "inside.json": lambda: json.dumps({"version": 1, "data": RECORDS}).encode(),
@@ -291,6 +293,8 @@ def test_chats_are_written_by_the_template(tmp_path: Path, record: Any, text: st
         ("a.jsonl", b"[" * 100_000, "line 1"),
         ("a.json", b'[{"text": "w1"}, {"text": null}]', "record 2"),
         ("a.json", b"[]", "no record"),
+        ("a.json", b'{"text": "w1"}\n{"text": ', "line 2"),
+        ("a.json", b'[{"text": "w1"}', "JSON"),
         ("a.json", b'{"a": [1], "b": [2]}', "a, b"),
         ("a.csv", b"text\nw1,w2\n", "row 1"),
         ("a.csv", b"id,text\n1\n", "row 1"),
@@ -324,6 +328,38 @@ def test_a_byte_order_mark_is_no_text_and_line_ends_do_not_matter(
     for encoding, text in (("utf-8", content), ("utf-8-sig", content.replace("\n", "\r\n"))):
         (tmp_path / name).write_bytes(text.encode(encoding))
         assert read_documents(tmp_path / name) == TEXTS
+
+
+def test_line_ends_inside_a_document_make_no_other_rows(tmp_path: Path) -> None:
+    for end in ("\n", "\r\n", "\r"):
+        (tmp_path / "a.txt").write_bytes(f"w1{end}w2{end}{end}w3".encode())
+        assert read_documents(tmp_path / "a.txt") == ["w1\nw2", "w3"]
+
+
+def test_a_template_that_writes_the_date_gives_the_same_rows_on_any_day(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer()
+    tokenizer.chat_template = (
+        "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y, %-d %B') }}. {% endif %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    messages = [{"role": "user", "content": "w1 w2 w3"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": messages}))
+    assert read_documents(tmp_path / "a.jsonl", tokenizer) == ["26 Jul 2024, 26 July. w1 w2 w3"]
+    rows = cl.CalibrationSet.from_file(
+        tmp_path / "a.jsonl", tokenizer, num_sequences=1, seq_len=4, positions_per_sequence=1
+    )
+    assert rows.source == "a.jsonl, chats dated 2024-07-26"
+
+
+def test_rows_of_another_tokenizer_are_refused() -> None:
+    model, tokenizer = cl.load_model()
+    foreign = cl.CalibrationSet.from_texts(["w1 w2 w3 w4 w5 w6"], word_tokenizer(), 1, 4, "all")
+    own = cl.CalibrationSet.from_texts(["The cat sat on the mat."], tokenizer, 1, 4, "all")
+    assert cl.pruning_risk(model, [0], own) > 0
+    with pytest.raises(cl.MismatchError, match="another tokenizer"):
+        cl.pruning_risk(model, [0], foreign)
+    with pytest.raises(cl.MismatchError, match="another tokenizer"):
+        cl.continue_text(model, word_tokenizer(), "w1 w2")
 
 
 def test_json_strings_may_hold_any_line_separator(tmp_path: Path) -> None:

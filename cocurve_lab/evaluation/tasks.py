@@ -21,6 +21,7 @@ from ..base.errors import InputError
 from ..calibration import bare_ids, text_start
 from ..extensions.judging.generation import uses_chat
 from ..extensions.judging.perplexity import PerplexityOptions, Starts, perplexity
+from ..extensions.texts.documents import fixed_template
 from ..models.runtime import measuring
 from .code_execution import (
     WORTH,
@@ -424,7 +425,7 @@ def _plain_generation(model: Any) -> Iterator[None]:
 
 
 def _opening(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Copy a tokenizer; the copy adds nothing after a text, as a prompt goes on."""
+    """Copy a tokenizer; the copy adds nothing after a text, and dates chats as those of rows."""
     from tokenizers.processors import TemplateProcessing
 
     found: Any = copy.deepcopy(tokenizer)
@@ -433,6 +434,8 @@ def _opening(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         known = list(zip(found.convert_ids_to_tokens(start), start, strict=True))
         template = [*(token for token, _ in known), "$A"]
         found.backend_tokenizer.post_processor = TemplateProcessing(template, None, known)
+    if found.chat_template:
+        found.chat_template = fixed_template(found)
     return found
 
 

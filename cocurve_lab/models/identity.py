@@ -24,7 +24,7 @@ from .architectures import is_packed
 from .weights import fingerprint_tensor, reader_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 DEMO = "demo"  # the name of the embedded model
@@ -145,6 +145,12 @@ def weight_marks(model: PreTrainedModel) -> list[list[str]]:
     """Return [name, SHA-256] of every weight, sorted by name. Reads all: about 10 s for an 8B."""
     read = reader_of(model)
     return [[name, fingerprint_tensor(read(name))] for name in sorted(model.state_dict())]
+
+
+def vocabulary_mark(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a mark of what token ids mean: the SHA-256 of the first thousand tokens."""
+    # not of all: a fine-tuned model's tokenizer may have more
+    return fingerprint(tokenizer.convert_ids_to_tokens(list(range(min(1000, len(tokenizer))))))
 
 
 # Origin -------------------------------------------------------------------------------------------

@@ -15,7 +15,16 @@ from ..base.files import require_regular_files
 from ..base.schema import reading
 from .architectures import describe
 from .families import MULTIMODAL
-from .identity import DEMO, EMBEDDED, MANIFEST, demo_folder, is_demo, is_pruned, require_sealed
+from .identity import (
+    DEMO,
+    EMBEDDED,
+    MANIFEST,
+    demo_folder,
+    is_demo,
+    is_pruned,
+    require_sealed,
+    vocabulary_mark,
+)
 from .layers import STORE, weights_of
 from .runtime import transient_bars
 from .sources import OPENING, SOURCES, file_in, source_of_file
@@ -139,7 +148,9 @@ def load_model(
         model: Any = source_of_file(file).model(file, "float32" if chosen == "auto" else chosen)
         describe(model)
         keep_score_cap(model)
-        return model.to(target).requires_grad_(False), load_tokenizer(file)
+        tokenizer = load_tokenizer(file)
+        model.cocurve_vocabulary = vocabulary_mark(tokenizer)
+        return model.to(target).requires_grad_(False), tokenizer
     options = {"trust_remote_code": False} | options  # if unset, transformers asks on stdin
     return _load_checkpoint(model_id, source, target, stream, options | {"dtype": chosen})
 
@@ -178,6 +189,7 @@ def _load_checkpoint(
     describe(model)
     keep_score_cap(model)
     model.cocurve_dtype = shapes.config.dtype
+    model.cocurve_vocabulary = vocabulary_mark(tokenizer)
     if "device_map" not in options and not stream:
         torch.nn.Module.to(model, target)
     weights_of(model)  # what is wrong with offloaded weights is said now

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from ..base.arguments import require_threads
-from ..base.errors import ArchitectureError, InputError
+from ..base.errors import ArchitectureError, InputError, MismatchError
 from ..base.progress import Bar
 from .architectures import describe
-from .identity import embedding_weight, model_device
+from .identity import embedding_weight, model_device, model_name
 from .layers import weights_of
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def require_measurable(model: PreTrainedModel, text: CalibrationSet) -> None:
             "the model's weights are on the meta device: they were never loaded. Load the model "
             "with load_model; stream=True reads each layer when it runs."
         )
-    require_known_ids(model, int(input_ids.max()))
+    require_known_ids(model, int(input_ids.max()), text.vocabulary)
     context = context_of(model)
     if input_ids.shape[1] > context:
         raise InputError(
@@ -110,13 +110,26 @@ def require_measurable(model: PreTrainedModel, text: CalibrationSet) -> None:
     require_known_head(model, input_ids[:1, :8])
 
 
-def require_known_ids(model: PreTrainedModel, largest: int, text: str = "text") -> None:
-    """Raise InputError if the largest token id of a text is not in the model's embedding."""
+def require_known_ids(
+    model: PreTrainedModel, largest: int, vocabulary: str | None, text: str = "text"
+) -> None:
+    """Require that the token ids of a text, up to `largest`, are those of the model's tokenizer.
+
+    Raises:
+        InputError: the model's embedding has no row for the largest.
+        MismatchError: the text's `vocabulary_mark` is not that of the tokenizer that was loaded
+            with the model.
+    """
     rows = embedding_weight(model).shape[0]
     if largest >= rows:
         raise InputError(
             f"the {text} has token id {largest}, the model's embedding has {rows} rows. Use the "
             "tokenizer that belongs to the model."
+        )
+    if vocabulary and getattr(model, "cocurve_vocabulary", vocabulary) != vocabulary:
+        raise MismatchError(
+            f"the {text} was made with another tokenizer than that of {model_name(model)}. Use the "
+            "tokenizer that load_model returned with the model."
         )
 
 

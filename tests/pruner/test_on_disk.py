@@ -343,7 +343,9 @@ def test_space_is_checked_before_anything_is_read(
     plan = ragged(model)
     size = 4 * cl.prune(model, plan).num_parameters()
     reads_then(monkeypatch, AssertionError("a weight was read"), after=0)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=1 << 60, free=size - 1))
+    monkeypatch.setattr(
+        "shutil.disk_usage", lambda _: SimpleNamespace(total=1 << 60, free=size - 1)
+    )
     with pytest.raises(cl.InputError):
         cl.prune(open_model(tmp_path / "model"), plan, out=tmp_path / "small")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

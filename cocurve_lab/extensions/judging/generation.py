@@ -16,7 +16,7 @@ from torch import Tensor
 from ...base.arguments import as_int, require_type
 from ...base.errors import InputError
 from ...calibration import CalibrationSet, bare_ids, require_tokenizable, text_start
-from ...models.identity import demo_folder, is_demo
+from ...models.identity import demo_folder, is_demo, vocabulary_mark
 from ...models.runtime import context_of, measuring, require_known_ids
 from ...models.sources import source_named
 from ..texts.documents import written_chat
@@ -162,7 +162,7 @@ def encode_prompt(
         ids = text_start(tokenizer) + bare_ids(tokenizer, prompt)
     if not ids:
         raise InputError(f"the prompt {prompt!r} has no tokens. Write a few words to continue.")
-    require_known_ids(model, max(ids), "prompt")
+    require_known_ids(model, max(ids), vocabulary_mark(tokenizer), "prompt")
     if len(ids) >= context_of(model):
         raise InputError(
             f"the prompt has {len(ids)} tokens, the model's context {int(context_of(model))}. "

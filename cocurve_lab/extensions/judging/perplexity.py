@@ -22,7 +22,7 @@ from ...measuring.logits import (
     too_large,
     unless_too_large,
 )
-from ...models.identity import embedding_weight, model_device
+from ...models.identity import embedding_weight, model_device, vocabulary_mark
 from ...models.runtime import context_of, in_double, measuring, require_known_ids
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def perplexity(
             f"the text has {len(ids)} tokens, a window {used}, and {len(start)} begin it. A "
             "prediction needs a token and one before it. Give a longer text or context."
         )
-    require_known_ids(model, max(*start, *ids))
+    require_known_ids(model, max(*start, *ids), vocabulary_mark(tokenizer))
     protocol = _protocol((context, stride), (used, step), joined)
     step = min(step, used - len(start))
     windows = list(_windows(len(ids), used - len(start), step, bool(start)))

@@ -10,6 +10,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from .records import TABLES, kind_of, read_records, read_text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# the day of every chat whose template writes the date: text and H are the same tomorrow
+DATE = datetime(2024, 7, 26)
 Files = str | os.PathLike[str] | Mapping[Any, float]  # a file, or files with their shares
 
 
@@ -32,7 +35,7 @@ def texts_of(
     """Return the documents of a file as they stand, or of a mix of files, and their source."""
     if isinstance(files, Mapping):
         return shuffled(files, tokenizer, seed)
-    return read_documents(files, tokenizer), Path(files).name
+    return read_documents(files, tokenizer), _called(files, tokenizer)
 
 
 def shuffled(
@@ -42,7 +45,7 @@ def shuffled(
     if not isinstance(files, Mapping):
         documents = read_documents(files, tokenizer)
         random.Random(seed).shuffle(documents)
-        return iter(documents), Path(files).name
+        return iter(documents), _called(files, tokenizer)
     shares = {path: as_float(share, f"the share of {path}") for path, share in files.items()}
     if not shares or not all(0 < share < math.inf for share in shares.values()):
         given = ", ".join(f"{path} {share:g}" for path, share in shares.items()) or "none"
@@ -68,6 +71,12 @@ def _mixed(streams: dict[Any, Iterator[str]], shares: dict[Any, float]) -> Itera
         yield text
 
 
+def _called(path: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the name of a file of text, with the date of its chats where there may be one."""
+    dated = kind_of(path) in TABLES and _writes_date(tokenizer)
+    return f"{Path(path).name}, chats dated {DATE:%Y-%m-%d}" if dated else Path(path).name
+
+
 def read_documents(
     path: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase | None = None
 ) -> list[str]:
@@ -78,7 +87,7 @@ def read_documents(
     the tokenizer's chat template; without one their contents stand between blank lines.
     """
     if kind_of(path) not in TABLES:
-        content = read_text(path)
+        content = read_text(path).replace("\r\n", "\n").replace("\r", "\n")
         return [part.strip() for part in re.split(r"\n\s*\n", content) if part.strip()]
     records = enumerate(read_records(path), start=1)
     return [_document(record, f"record {n} of {path}", tokenizer) for n, record in records]
@@ -112,12 +121,34 @@ def written_chat(
 ) -> str:
     """Write messages by the tokenizer's chat template, up to where an `answer` would begin."""
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
+        text = tokenizer.apply_chat_template(
+            messages,
+            chat_template=fixed_template(tokenizer),
+            tokenize=False,
+            add_generation_prompt=answer,
+        )
     except Exception as error:  # a template is a program of the model's maker
         raise InputError(
             f"the tokenizer's chat template fails ({one_line(error)}). {remedy}."
         ) from error
     return str(text)
+
+
+def fixed_template(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a tokenizer's chat template, which writes the same on any day."""
+    template = str(tokenizer.get_chat_template())
+    if not _writes_date(tokenizer):
+        return template
+    # a macro of the name hides the function, which has no other way in
+    written = "format | replace('%-', '%')"
+    for code in "aAbBdeFHIjmMpSTyY":
+        written += f" | replace('%{code}', '{DATE.strftime('%' + code)}')"
+    macro = f"{{% macro strftime_now(format) %}}{{{{ {written} }}}}{{% endmacro %}}"
+    return f"{macro}{{{{ '' }}}}{template}"  # the template may begin with a line end
+
+
+def _writes_date(tokenizer: PreTrainedTokenizerBase) -> bool:
+    return "strftime_now" in str(getattr(tokenizer, "chat_template", None))
 
 
 def _is_message(value: Any) -> bool:

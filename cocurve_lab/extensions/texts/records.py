@@ -48,7 +48,8 @@ def read_text(path: str | os.PathLike[str]) -> str:
 def read_records(path: str | os.PathLike[str]) -> list[Any]:
     """Read the records of a file: an object per line or row, or the values of a JSON list.
 
-    Its suffix says what it holds (`TABLES`). A JSON object with one list in it is that list.
+    Its suffix says what it holds (`TABLES`); .json may be lines too. A JSON object with one list
+    in it is that list.
     """
     path, kind = Path(path), kind_of(path)
     if kind not in TABLES:
@@ -58,11 +59,9 @@ def read_records(path: str | os.PathLike[str]) -> list[Any]:
     elif kind in (".csv", ".tsv"):
         found = _rows(path, "\t" if kind == ".tsv" else ",")
     elif kind == ".json":
-        found = _values(_parsed(read_text(path), f"{path}"))
+        found = _values_or_lines(read_text(path), path)
     else:
-        # not splitlines: a JSON string may contain other line separators, such as U+2028
-        lines = enumerate(read_text(path).split("\n"), start=1)
-        found = [_parsed(text, f"line {n} of {path}") for n, text in lines if text.strip()]
+        found = _lines(read_text(path), path)
     if not found:
         raise InputError(f"{path} holds no record. Give a file with at least one.")
     return found
@@ -91,6 +90,21 @@ def _content(path: Path) -> bytes:
     if len(content) > MOST_BYTES:
         raise InputError(f"{path} unpacks to more than {MOST_BYTES >> 30} GiB. Give a part of it.")
     return content
+
+
+def _values_or_lines(text: str, path: Path) -> list[Any]:
+    try:
+        return _values(parse_json(text))
+    except FileFormatError as error:
+        if "Extra data" in str(error):  # after the first value: lines under the name of C4's files
+            return _lines(text, path)
+        raise InputError(f"{path}: {error}. Correct it.") from None
+
+
+def _lines(text: str, path: Path) -> list[Any]:
+    # not splitlines: a JSON string may contain other line separators, such as U+2028
+    lines = enumerate(text.split("\n"), start=1)
+    return [_parsed(line, f"line {n} of {path}") for n, line in lines if line.strip()]
 
 
 def _parsed(text: str, where: str) -> Any:
