@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,22 @@ def test_a_file_is_read_up_to_a_size(tmp_path: Path) -> None:
         read_regular(tmp_path / "file", 4)
     with pytest.raises(cl.CocurveError, match="zero byte"):
         read_regular("a\0b")
+
+
+@pytest.mark.parametrize("name", ["H.pkl", "H.npz", "plan.json", "a.txt", "a.jsonl"])
+def test_a_large_file_is_looked_at_before_it_is_read(name: str, tmp_path: Path) -> None:
+    """A sparse file, which takes no room on a disk and all of it in memory."""
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(30 << 30)
+    read: dict[str, Callable[[Path], Any]] = {"plan.json": read_plan}
+    read |= dict.fromkeys(("H.pkl", "H.npz"), cl.Curvature.load)
+    tracemalloc.start()
+    try:
+        with pytest.raises(cl.CocurveError):
+            read.get(name, read_documents)(tmp_path / name)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
 
 
 ROADS: dict[str, Callable[[Path, Path], Any]] = {

@@ -13,7 +13,8 @@ from typing import BinaryIO
 
 from .errors import FileFormatError, shown
 
-MOST_BYTES = 4 << 30  # of a file that is read as a whole
+# of a file that is read as a whole, unpacked; text takes several times as much, and JSON ten times
+MOST_BYTES, MOST_JSON, MOST_STORED = 1 << 30, 1 << 28, 64 << 30
 
 
 def open_regular(path: str | os.PathLike[str], at_most: int = MOST_BYTES) -> BinaryIO:
@@ -55,4 +56,4 @@ def require_regular_files(folder: Path) -> None:
     """Check each file of a folder, if there is one; JSON, which is read as a whole, by size too."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.exists() and not path.is_dir():  # a link may lead nowhere
-            require_regular(path, 1 << 28 if path.suffix == ".json" else 1 << 62)
+            require_regular(path, MOST_JSON if path.suffix == ".json" else 1 << 62)

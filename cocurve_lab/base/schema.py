@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import FileFormatError, InputError, one_line, shown
-from .files import read_regular
+from .files import MOST_JSON, read_regular
 
 Test = Callable[[Any], bool]
 
@@ -90,7 +90,7 @@ def parse_json(text: str | bytes, *, nan: bool = False) -> Any:
 
 def read_json(path: str | os.PathLike[str], *, nan: bool = False) -> Any:
     """Read a JSON file of any origin, inside `reading`."""
-    return parse_json(read_regular(path, at_most=1 << 30), nan=nan)
+    return parse_json(read_regular(path, MOST_JSON), nan=nan)
 
 
 def _finite(text: str) -> float:

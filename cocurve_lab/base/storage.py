@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from .errors import FileFormatError, MismatchError
-from .files import read_regular
+from .files import MOST_STORED, open_regular
 from .schema import parse_json
 
 _ARRAY = "__array__"  # marks the dict that stands for an array
@@ -37,7 +37,6 @@ _DTYPES = {"float64", "float32", "float16", "int64", "int32", "uint8", "bool"}
 _SEAL = re.compile(rb"\nsha256 [0-9a-f]{64} length \d{16}\n")
 SUM = "sha256"  # the field of a checksum in JSON
 _SEAL_BYTES = len(b"\nsha256  length \n") + 64 + 16
-_MOST_BYTES = 64 << 30
 
 
 # Fingerprints and settings ------------------------------------------------------------------------
@@ -108,10 +107,15 @@ def _read(
 ) -> dict[str, Any]:
     """Read a file, check its seal, parse it, and check its format and version."""
     path = Path(source)
-    payload = read_regular(path, _MOST_BYTES)
-    body, end = payload[:-_SEAL_BYTES], payload[-_SEAL_BYTES:]
+    with open_regular(path, MOST_STORED) as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - _SEAL_BYTES))
+        end = file.read()
+        file.seek(0)
+        sealed = _SEAL.fullmatch(end) is not None  # before the rest is read
+        body = file.read(size - _SEAL_BYTES) if sealed else b""
     remedy = f"Use a copy, or {path.name}.previous if it exists; otherwise build again."
-    if not _SEAL.fullmatch(end):
+    if not sealed:
         raise FileFormatError(
             f"{path} does not end with a checksum: it is truncated, or not a file of cocurve-lab. "
             f"Check the path. {remedy}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from ..base.arguments import as_int
 from ..base.atomic import scratch, write_atomically
 from ..base.errors import FileFormatError, InputError
-from ..base.files import MOST_BYTES, read_regular, require_regular
+from ..base.files import MOST_BYTES, MOST_JSON, read_regular, require_regular
 from ..base.progress import Progress
 from ..calibration import CalibrationSet, Recipe
 from ..curvature.matrix import Curvature
@@ -135,7 +135,7 @@ def read_plan(path: Path) -> Selection:
     if not path.is_file():
         raise InputError(f"there is no plan {path}. Solve one: cocurve solve H --out FILE.")
     try:
-        return Selection.from_json(read_regular(path).decode("utf-8-sig"))
+        return Selection.from_json(read_regular(path, MOST_JSON).decode("utf-8-sig"))
     except (FileFormatError, UnicodeDecodeError) as error:
         raise FileFormatError(f"{path} is not a plan: {error}") from None
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..base.atomic import write_atomically
 from ..base.errors import InputError
-from ..base.files import read_regular
+from ..base.files import MOST_JSON, read_regular
 from ..extensions.texts.records import read_objects
 from ..models.identity import demo_folder
 
@@ -64,7 +64,7 @@ def _config(kind: str, **changes: Any) -> Record:
     import yaml
 
     file = demo_folder().parent / "tasks" / f"{kind}.yaml"
-    settings: Record = yaml.safe_load(read_regular(file))
+    settings: Record = yaml.safe_load(read_regular(file, MOST_JSON))
     return settings | changes
 
 

@@ -118,6 +118,8 @@ def _reader(file: Path) -> GGUFReader:
             f"{file} is of llama.cpp's architecture {kind}, and transformers reads only "
             f"{', '.join(WHOLE)} whole. Give the folder that it was made from."
         )
+    if not reader.tensors:  # transformers would make a model of its default size
+        raise InputError(f"{file} holds no weights. Give a file with a whole model.")
     return reader
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...base.arguments import EXACT
 from ...base.errors import FileFormatError, shown
-from ...base.files import open_regular, read_regular
+from ...base.files import MOST_JSON, open_regular, read_regular
 from ...base.schema import (
     NUMBER,
     Field,
@@ -35,7 +35,6 @@ from ...models.units import Unit, UnitSet
 REGISTRY = "registry.json"
 MASK = Path("masks") / "prune_solution.json"
 _POINTER = b"version https://git-lfs"
-_LARGEST = 1 << 26  # bytes; the published JSON files are below 600 kB
 _AGAIN = "Download it again."
 _KINDS: dict[str, Kind] = {"attn_head": "attention", "ffn_group": "ffn"}
 
@@ -145,7 +144,7 @@ def _require_no_pointer(path: Path, what: str) -> None:
 
 def _read_json(path: Path) -> Any:
     _require_no_pointer(path, "JSON file")
-    return parse_json(read_regular(path, _LARGEST))
+    return parse_json(read_regular(path, MOST_JSON))
 
 
 def _read_registry(path: Path) -> dict[str, Any]:
