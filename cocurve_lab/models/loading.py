@@ -189,7 +189,7 @@ def _load_checkpoint(
     describe(model)
     keep_score_cap(model)
     model.cocurve_dtype = shapes.config.dtype
-    model.cocurve_vocabulary = vocabulary_mark(tokenizer)
+    vars(model)["cocurve_vocabulary"] = vocabulary_mark(tokenizer)
     if "device_map" not in options and not stream:
         torch.nn.Module.to(model, target)
     weights_of(model)  # what is wrong with offloaded weights is said now
