@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from ..models.units import UnitSet
-    from .matrix import Curvature
     from .settings import Facts
 
 
@@ -60,6 +59,6 @@ def _missing() -> Any:
 
 
 SHIPPED: dict[str, Callable[[], Path]] = {}  # the files of H by name
-FORMS: dict[str, Callable[[dict[str, Any]], Curvature]] = {}  # their readers by "format"
+FORMS: dict[str, Callable[[dict[str, Any]], Any]] = {}  # what makes a Curvature, by "format"
 RELEASE: Plug[Release] = Plug(_missing)
 ROWS: Plug[ReleaseRows] = Plug(_missing)
