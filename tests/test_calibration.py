@@ -345,7 +345,9 @@ def test_a_template_that_writes_the_date_gives_the_same_rows_on_any_day(tmp_path
     messages = [{"role": "user", "content": "w1 w2 w3"}]
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": messages}))
     assert read_documents(tmp_path / "a.jsonl", tokenizer) == ["26 Jul 2024, 26 July. w1 w2 w3"]
-    rows = cl.CalibrationSet.from_file(tmp_path / "a.jsonl", tokenizer, num_sequences=1, seq_len=4)
+    rows = cl.CalibrationSet.from_file(
+        tmp_path / "a.jsonl", tokenizer, num_sequences=1, seq_len=4, positions_per_sequence=1
+    )
     assert rows.source == "a.jsonl, chats dated 2024-07-26"
 
 

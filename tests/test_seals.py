@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from cocurve_lab.extensions.pretrained.kept import read_plans, write_plans
 from cocurve_lab.models.identity import MANIFEST
 from cocurve_lab.models.loading import load_tokenizer
 from cocurve_studies.tables import kept_rows
+from helpers.problems import make_units, random_curvature
 from helpers.seals import fields_of
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
@@ -155,7 +157,7 @@ def test_a_file_without_its_checksum_is_refused(name: str, stored: dict[str, Sto
         file.path.write_text(sound)
 
 
-def test_a_plan_changed_by_hand_loses_its_origin() -> None:
+def test_a_plan_changed_by_hand_loses_its_origin_and_its_predicted_risk() -> None:
     model = tiny_model()
     h = cl.estimate_curvature(model, cl.enumerate_units(model, GROUPS), TEXT, progress=False)
     plan = cl.solve_greedy(h, 0.3)
@@ -166,6 +168,14 @@ def test_a_plan_changed_by_hand_loses_its_origin() -> None:
     with pytest.raises(cl.FileFormatError, match=f"remove its {SUM}"):
         cl.Selection.from_json(json.dumps(content))
     by_hand = cl.Selection.from_json(json.dumps(fields_of(json.dumps(content))))
-    assert by_hand.origin is None
-    with pytest.raises(cl.FileFormatError, match="terms of the plan"):
-        by_hand.require_own_terms(h)
+    assert by_hand.origin is by_hand.predicted_risk is by_hand.curvature_fingerprint is None
+
+
+def test_plans_are_equal_by_what_they_hold() -> None:
+    h = random_curvature(make_units())
+    plan = cl.solve_greedy(h, 0.3)
+    same = [pickle.loads(pickle.dumps(plan)), cl.solve_greedy(h, 0.3)]
+    assert same == [plan, plan]
+    assert {plan, *same} == {plan}
+    assert plan != cl.solve_greedy(h, 0.3, interaction_strength=0.0)
+    assert plan != 3

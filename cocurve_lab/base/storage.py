@@ -22,7 +22,7 @@ import pickle
 import pickletools
 import re
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,11 @@ def unseal_json(content: Any, remedy: str) -> None:
 
 
 def _read(
-    source: str | os.PathLike[str], parse: Callable[[bytes], Any], format_name: str, version: int
+    source: str | os.PathLike[str],
+    parse: Callable[[bytes], Any],
+    format_name: str,
+    version: int,
+    others: Collection[str],
 ) -> dict[str, Any]:
     """Read a file, check its seal, parse it, and check its format and version."""
     path = Path(source)
@@ -134,11 +138,11 @@ def _read(
             f"{path} cannot be read ({type(error).__name__}: {error}). Check the path. {remedy}"
         ) from None
     found = value.get("format") if isinstance(value, dict) else type(value).__name__
-    if found != format_name:
+    if found != format_name and found not in others:
         raise FileFormatError(f"{path} holds {found!r}, not {format_name!r}. Check the path.")
     if value.get("version") != version:
         raise FileFormatError(
-            f"{path} has {format_name} version {value.get('version')!r}; this code reads version "
+            f"{path} has {found} version {value.get('version')!r}; this code reads version "
             f"{version}. Build again, or read it with the release that wrote it."
         )
     return dict(value)
@@ -163,9 +167,14 @@ def dump_plain(value: dict[str, Any]) -> bytes:
     return body + seal_of(body)
 
 
-def load_plain(path: str | os.PathLike[str], *, format_name: str, version: int) -> dict[str, Any]:
-    """Read what `dump_plain` wrote, and check its format and version; run no code of the file."""
-    return _read(path, _unpickle, format_name, version)
+def load_plain(
+    path: str | os.PathLike[str], *, format_name: str, version: int, others: Collection[str] = ()
+) -> dict[str, Any]:
+    """Read what `dump_plain` wrote, and check its version; run no code of the file.
+
+    Its format is `format_name`, or one of the others.
+    """
+    return _read(path, _unpickle, format_name, version, others)
 
 
 def _unpickle(body: bytes) -> Any:
@@ -288,9 +297,11 @@ def dump_npz(value: dict[str, Any]) -> bytes:
     return body + seal_of(body)
 
 
-def load_npz(path: str | os.PathLike[str], *, format_name: str, version: int) -> dict[str, Any]:
+def load_npz(
+    path: str | os.PathLike[str], *, format_name: str, version: int, others: Collection[str] = ()
+) -> dict[str, Any]:
     """Read what `dump_npz` wrote, as `load_plain`; run no code of the file."""
-    return _read(path, _unpack, format_name, version)
+    return _read(path, _unpack, format_name, version, others)
 
 
 def _unpack(body: bytes) -> dict[str, Any]:

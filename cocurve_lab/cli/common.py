@@ -16,7 +16,9 @@ from ..base.files import MOST_BYTES, MOST_JSON, read_regular, require_regular
 from ..base.progress import Progress
 from ..calibration import CalibrationSet, Recipe
 from ..curvature.matrix import Curvature
+from ..curvature.release import SHIPPED
 from ..estimator.estimate import files_in
+from ..evaluation.task_files import local_tasks
 from ..extensions.release.reading import MASK, REGISTRY
 from ..extensions.release.rows import AUTHORS_SEED
 from ..extensions.texts.documents import default_calibration, default_rows, own_text, row_options
@@ -110,10 +112,10 @@ def read_tokenizer(place: str, otherwise: str | None = None) -> PreTrainedTokeni
 
 
 def read_curvature(place: str) -> Curvature:
-    """Load H from a file, or from a folder of builds or of the authors' release."""
+    """Load H from a file, by a name, or from a folder of builds or of the authors' release."""
     there = as_path(place)
-    if there.is_file():
-        return Curvature.load(there)
+    if there.is_file() or place in SHIPPED:
+        return Curvature.load(place)
     if (there / REGISTRY).is_file():
         return Curvature.from_release(there)
     files = files_in(there)
@@ -162,15 +164,12 @@ class Suite:
     )
 
     def require(self) -> None:
-        """Check that --suite and --tasks belong together, and that the task files exist."""
+        """Check that --suite and --tasks belong together, and that the task files can be read."""
         if (self.name == "local") != bool(self.tasks):
             raise InputError("--tasks names the files of --suite local. Give both, or neither.")
         require_counts(self, "limit")
-        for file in self.tasks:
-            if not file.exists():
-                raise InputError(f"there is no task file {file}. Check the path.")
-            if not file.is_dir():
-                require_regular(file, MOST_BYTES)
+        if self.tasks:
+            local_tasks(self.tasks)
 
 
 # New files ----------------------------------------------------------------------------------------

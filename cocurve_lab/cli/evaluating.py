@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError
 from ..base.schema import parse_json
+from ..calibration import LONGEST_ROW
 from ..evaluation.tasks import TaskOptions, evaluate_tasks
 from ..extensions.judging.perplexity import PerplexityOptions, perplexity
 from ..extensions.texts.documents import own_text, read_documents
 from ..measuring.risk import mean_and_error, model_risk
+from ..models.runtime import context_of
 from ..pruner.manifest import require_dense
 from .common import (
     PlannedModel,
@@ -35,8 +37,9 @@ if TYPE_CHECKING:
 class Evaluate(Verb):
     """Measure a dense or pruned model: its perplexity on a text.
 
-    --against adds the KL divergence from the dense model in nats per token, with its standard error
-    over rows. --suite adds tasks, run by lm_eval. Use a text that H was not built on.
+    --against adds the dense model's perplexity and the KL divergence from it in nats per token,
+    with its standard error over rows. --sequences and --length bound all of them. --suite adds
+    tasks, run by lm_eval. Use a text that H was not built on.
 
     Examples:
       cocurve evaluate smaller --against demo
@@ -62,13 +65,16 @@ class Evaluate(Verb):
         found: dict[str, Any] = {"model": place}
         documents = self._documents(tokenizer)
         if documents is not None:
-            settings = PerplexityOptions(progress=progress())
-            measured = perplexity(model, tokenizer, documents, options=settings, bos=self.text.bos)
-            whole = asdict(measured) | {"standard_error": measured.standard_error}
-            found["perplexity"] = {k: v for k, v in whole.items() if not k.startswith("window_")}
-            self._say(measured)
+            found["perplexity"] = self._perplexity(model, tokenizer, documents)
         if self.against is not None:
-            found["kl"] = kl = self._divergence(self.against, model)
+            dense, own = self.model.load_any(self.against)
+            if own is None:
+                raise InputError(
+                    f"{self.against} holds no tokenizer. Give --against a dense model."
+                )
+            if documents is not None:
+                found["dense_perplexity"] = self._perplexity(dense, own, documents, self.against)
+            found["kl"] = kl = self._divergence(self.against, dense, own, model)
             error = kl["standard_error"]
             known = "" if error is None else f" ± {error:.4f}"
             self._say(
@@ -115,11 +121,19 @@ class Evaluate(Verb):
             raise InputError("there is nothing to measure on. Give --text FILE, or --suite.")
         return None
 
-    def _divergence(self, against: str, model: Any) -> dict[str, Any]:
+    def _perplexity(
+        self, model: Any, tokenizer: Any, documents: list[str], name: str = ""
+    ) -> dict[str, Any]:
+        """Measure and say a perplexity, on as many tokens as the rows have together."""
+        length = self.text.length or int(min(LONGEST_ROW, context_of(model)))
+        settings = PerplexityOptions(progress=progress(), tokens=self.text.sequences * length)
+        measured = perplexity(model, tokenizer, documents, options=settings, bos=self.text.bos)
+        self._say(f"{name}: {measured}" if name else measured)
+        whole = asdict(measured) | {"standard_error": measured.standard_error}
+        return {k: v for k, v in whole.items() if not k.startswith("window_")}
+
+    def _divergence(self, against: str, dense: Any, tokenizer: Any, model: Any) -> dict[str, Any]:
         """Measure KL(dense || model) on rows of the text, in nats per token."""
-        dense, tokenizer = self.model.load_any(against)
-        if tokenizer is None:
-            raise InputError(f"{against} holds no tokenizer. Give --against a dense model.")
         told = "" if self.model.other_weights else require_dense(dense, model).note
         rows = self.text.held_out(against, tokenizer)
         values = model_risk(dense, model, rows, progress=progress())

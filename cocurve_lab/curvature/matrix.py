@@ -25,7 +25,7 @@ from ..models.kinds import KINDS
 from ..models.units import Unit, UnitSet
 from .groups import Groups, Saturation
 from .merging import join_shards, sum_builds
-from .release import RELEASE
+from .release import FORMS, RELEASE, SHIPPED
 from .settings import FULL_VOCABULARY, Facts, require_matrix, require_own_grams, require_stored
 
 FORMAT, VERSION = "cocurve-curvature", 1
@@ -272,21 +272,28 @@ class Curvature:
     ) -> Curvature:
         """Read what `save` wrote and check it; `expected` names required values of provenance.
 
+        Or the H that ships with a model, by its file or by the name of the model: "smollm2".
+
         Raises:
             FileNotFoundError: no such file.
             FileFormatError: truncated, hostile, changed since it was written, or of another format
                 or version; or H is not the sum of its group Grams.
             MismatchError: a provenance field differs from `expected`; the field is named.
         """
+        path = SHIPPED[path]() if isinstance(path, str) and path in SHIPPED else path
         path = as_path(path, "path")
         read = load_npz if path.suffix == ".npz" else load_plain
-        content = read(path, format_name=FORMAT, version=VERSION)
+        content = read(path, format_name=FORMAT, version=VERSION, others=FORMS)
         with reading(path, "Build it again, or use a copy."):
-            require_stored(content)
-            units, groups = UnitSet.from_plain(content["units"]), Groups.named(content)
-            curvature = cls(content["matrix"], units, content["provenance"], groups)
+            curvature = FORMS.get(content["format"], cls._from_plain)(content)
         require_settings(curvature.provenance, expected or {}, f"the curvature in {path}")
         return curvature
+
+    @classmethod
+    def _from_plain(cls, content: dict[str, Any]) -> Curvature:
+        require_stored(content)
+        units, groups = UnitSet.from_plain(content["units"]), Groups.named(content)
+        return cls(content["matrix"], units, content["provenance"], groups)
 
     def _to_plain(self) -> dict[str, Any]:
         single = self.matrix.astype(np.float32)  # half the bytes where nothing is lost

@@ -1,4 +1,4 @@
-"""The plug for the authors' release, whose files an extension reads.
+"""The plugs for files of H in other forms: those of the authors' release, and those that ship.
 
 numpy and torch are imported for annotations only, so that an extension can plug itself in alone.
 """
@@ -6,7 +6,8 @@ numpy and torch are imported for annotations only, so that an extension can plug
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..base.plugs import Plug, missing
@@ -57,5 +58,7 @@ def _missing() -> Any:
     raise missing("the authors' release")
 
 
+SHIPPED: dict[str, Callable[[], Path]] = {}  # the files of H by name
+FORMS: dict[str, Callable[[dict[str, Any]], Any]] = {}  # what makes a Curvature, by "format"
 RELEASE: Plug[Release] = Plug(_missing)
 ROWS: Plug[ReleaseRows] = Plug(_missing)

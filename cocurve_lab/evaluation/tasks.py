@@ -373,7 +373,10 @@ def require_harness() -> None:
 
 def _loaded(task: TaskFile, folder: str, data: str | os.PathLike[str] | None) -> Any:
     """The task as the harness's manager loads it."""
+    import datasets.config
     import lm_eval.tasks
+
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it would tell a host of every load
 
     if task.own is None:
         write_task_files([task], folder)

@@ -18,6 +18,7 @@ gguf/         one file for llama.cpp, and one as input
 pretrained/   a real language model under a short name, fetched by one command
 """
 
+from ..curvature.release import FORMS, SHIPPED
 from ..models.sources import FILES, SOURCES
 from . import big_models as _big_models  # noqa: F401, these plug themselves in
 from . import experts as _experts  # noqa: F401, registers its kind and its families
@@ -29,4 +30,6 @@ from .gguf.reading import Gguf
 from .pretrained.source import Smollm2
 
 SOURCES["smollm2"] = Smollm2()
+SHIPPED["smollm2"] = Smollm2.curvature_file
+FORMS["cocurve-kept-curvature"] = Smollm2.curvature
 FILES[".gguf"] = Gguf()

@@ -149,7 +149,7 @@ def load_model(
         describe(model)
         keep_score_cap(model)
         tokenizer = load_tokenizer(file)
-        setattr(model, "cocurve_vocabulary", vocabulary_mark(tokenizer))  # noqa: B010, no declared name
+        vars(model)["cocurve_vocabulary"] = vocabulary_mark(tokenizer)
         return model.to(target).requires_grad_(False), tokenizer
     options = {"trust_remote_code": False} | options  # if unset, transformers asks on stdin
     return _load_checkpoint(model_id, source, target, stream, options | {"dtype": chosen})
@@ -188,9 +188,8 @@ def _load_checkpoint(
         vars(model.config).pop("quantization_config", None)
     describe(model)
     keep_score_cap(model)
-    marked: Any = model
-    marked.cocurve_dtype = shapes.config.dtype
-    marked.cocurve_vocabulary = vocabulary_mark(tokenizer)
+    model.cocurve_dtype = shapes.config.dtype
+    vars(model)["cocurve_vocabulary"] = vocabulary_mark(tokenizer)
     if "device_map" not in options and not stream:
         torch.nn.Module.to(model, target)
     weights_of(model)  # what is wrong with offloaded weights is said now

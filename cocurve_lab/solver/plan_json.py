@@ -41,7 +41,10 @@ from .guards import Guards
 from .targets import Target, as_budget
 
 FORMAT, VERSION = "cocurve-selection", 1
-_CHANGED = f"To change a plan by hand, remove its {SUM}; its origin then counts as unknown"
+_CHANGED = (
+    f"To change a plan by hand, remove its {SUM}; its origin and its predicted risk then count as "
+    "unknown"
+)
 
 _TERMS = nullable(Field("a list of finite numbers", list_of(is_number)))
 _TERM_NAMES = ("node_terms", "edge_terms")
@@ -148,7 +151,8 @@ def read_fields(text: str) -> dict[str, Any]:
     content = parse_json(text)
     if not isinstance(content, dict):
         raise FileFormatError(f"it is {told(content)}, not an object with fields")
-    if SUM in content:
+    sealed = SUM in content
+    if sealed:
         unseal_json(content, _CHANGED)
     else:  # by hand: its origin is not known
         content.pop("origin", None)
@@ -161,7 +165,8 @@ def read_fields(text: str) -> dict[str, Any]:
             f"node_terms and edge_terms have {counts[0]} and {counts[1]} numbers for "
             f"{len(content['pruned'])} pruned units"
         )
-    return content
+    # what an H predicts for the units of a plan changed by hand is not known either
+    return content if sealed else content | dict.fromkeys((*_TERM_NAMES, "curvature_fingerprint"))
 
 
 def require_consistent(plan: Any) -> None:

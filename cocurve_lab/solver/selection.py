@@ -89,9 +89,11 @@ class Made:
     text_windows: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)  # arrays have no truth value, so it compares below
 class Selection:
     """A plan: the pruned set S, what H predicts for it, and how it was made.
+
+    Plans are equal if a file of one holds what a file of the other does.
 
     Attributes:
         units: the whole UnitSet, M units.
@@ -316,6 +318,12 @@ class Selection:
         """SHA-256 of the plan's effect on a model: units, pruned set and gains."""
         # not the order, the guards or lambda: plans that do the same to a model are measured once
         return fingerprint(self.units.fingerprint, sorted(self.pruned), sorted(self.gains.items()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Selection) and to_plain(self) == to_plain(other)
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
 
     # Files --------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, USAGE, main, opening
 from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.estimator import build as build_module
 from cocurve_lab.estimator.estimate import build_path
+from cocurve_lab.extensions.judging.perplexity import PerplexityOptions
 from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.extensions.texts.documents import default_rows
 from cocurve_lab.measuring import risk
@@ -180,8 +181,11 @@ def test_from_h_to_a_smaller_model(place: Path, built: Path, tmp_path: Path, coc
     assert found["kl"]["mean"] == pytest.approx(cl.pruning_risk(model, selection, rows), rel=1e-4)
     assert found["kl"]["rows"] == 3
     documents = [json.loads(line)["text"] for line in file.read_text().split("\n")]
-    expected = cl.perplexity(cl.load_pruned(smaller, device="cpu"), tokenizer, documents)
-    assert found["perplexity"]["value"] == pytest.approx(expected.value, rel=1e-6)
+    some = PerplexityOptions(tokens=60)  # as many as the rows have
+    for name, one in (("perplexity", cl.load_pruned(smaller)), ("dense_perplexity", model)):
+        expected = cl.perplexity(one, tokenizer, documents, options=some)
+        assert found[name]["value"] == pytest.approx(expected.value, rel=1e-6)
+        assert found[name]["tokens"] == expected.tokens <= 60
     for again in (solve, prune):
         assert "already holds this plan" in cocurve(*again).out
 

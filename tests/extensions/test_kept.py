@@ -99,6 +99,10 @@ def test_a_damaged_plan_is_refused(short: cl.Curvature, tmp_path: Path, field: s
 
 def test_other_models_have_nothing_kept(short: cl.Curvature) -> None:
     assert kept_curvature("demo") is None
+    whole = kept_curvature("smollm2")
+    assert whole is not None
+    for place in ("smollm2", kept_folder() / "H.npz"):
+        assert cl.Curvature.load(place).fingerprint == whole.fingerprint
     assert kept_plans(short.with_provenance(kept=None)) is None
     assert kept_folder().is_dir()
 

@@ -41,10 +41,12 @@ class PerplexityOptions:
         starts: the windows that begin with `<bos>`, or what else begins a text: every one, or the
             first alone, as in the authors' release.
         progress: show a bar; "lines" writes lines for a log file instead.
+        tokens: the most that are read, from the start of the text; None reads all.
     """
 
     progress: Progress = True
     starts: Starts = "every window"
+    tokens: int | None = None
 
     def __post_init__(self) -> None:
         require_choice(self.starts, Starts, "starts")
@@ -135,6 +137,9 @@ def perplexity(
         )
     used, step = _fitting(model, context, stride)
     ids, joined = _tokens(tokenizer, text)
+    if options.tokens is not None and len(ids) > options.tokens:
+        joined += f", the first {options.tokens:,} of {len(ids):,} tokens"
+        ids = ids[: options.tokens]
     start = text_start(tokenizer, bos)
     if start:
         joined += f", {options.starts} after {tokenizer.decode(start)}"

@@ -152,27 +152,32 @@ def read_curvature(path: str | os.PathLike[str]) -> Curvature:
     """Read what `write_curvature` wrote: H to float32, its groups to 1/255 of their reach."""
     content = load_npz(path, format_name=FORMAT, version=VERSION)
     with reading(path, _REMEDY):
-        require_fields(content, _FILE)
-        units = UnitSet.from_plain(content["units"])
-        positions = content["positions"]
-        groups = len(positions)
-        us, vs = np.triu_indices(len(units))
-        shapes = {name: content[name].shape for name in ("matrix", "reach", "apart")}
-        wanted = dict.fromkeys(shapes, us.shape) | {"apart": (groups, len(us))}
-        if shapes != wanted or not (positions > 0).all():
-            raise FileFormatError(f"its arrays are {shapes}, but its units need {wanted}")
-        apart = (content["apart"] / (STEPS / 2) - 1) * content["reach"].astype(np.float64)
-        apart -= positions @ apart / positions.sum()  # what rounding left: the groups add up to H
-        grams = np.empty((groups, len(units), len(units)))
-        grams[:, us, vs] = grams[:, vs, us] = (content["matrix"] + apart) * positions[:, None]
-        sums = Groups(
-            grams,
-            positions,
-            content["risks"].astype(np.float64),
-            content["sure_positions"],
-            content["sure_risks"].astype(np.float64),
-        )
-        return Curvature.from_groups(units, sums, content["provenance"] | {"kept": NAME})
+        return curvature_of(content)
+
+
+def curvature_of(content: dict[str, Any]) -> Curvature:
+    """Return the H in the fields of a file; FileFormatError for other fields."""
+    require_fields(content, _FILE)
+    units = UnitSet.from_plain(content["units"])
+    positions = content["positions"]
+    groups = len(positions)
+    us, vs = np.triu_indices(len(units))
+    shapes = {name: content[name].shape for name in ("matrix", "reach", "apart")}
+    wanted = dict.fromkeys(shapes, us.shape) | {"apart": (groups, len(us))}
+    if shapes != wanted or not (positions > 0).all():
+        raise FileFormatError(f"its arrays are {shapes}, but its units need {wanted}")
+    apart = (content["apart"] / (STEPS / 2) - 1) * content["reach"].astype(np.float64)
+    apart -= positions @ apart / positions.sum()  # what rounding left: the groups add up to H
+    grams = np.empty((groups, len(units), len(units)))
+    grams[:, us, vs] = grams[:, vs, us] = (content["matrix"] + apart) * positions[:, None]
+    sums = Groups(
+        grams,
+        positions,
+        content["risks"].astype(np.float64),
+        content["sure_positions"],
+        content["sure_risks"].astype(np.float64),
+    )
+    return Curvature.from_groups(units, sums, content["provenance"] | {"kept": NAME})
 
 
 # Plans ------------------------------------------------------------------------------------------

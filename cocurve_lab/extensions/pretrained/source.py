@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...models.sources import Part
+
+if TYPE_CHECKING:
+    from ...curvature.matrix import Curvature
 
 
 class Smollm2:
@@ -36,6 +39,20 @@ class Smollm2:
         from .texts import python_manual
 
         return python_manual(part)
+
+    @staticmethod
+    def curvature(content: dict[str, Any]) -> Curvature:
+        """Return the H in the fields of a file that ships with it."""
+        from .kept import curvature_of
+
+        return curvature_of(content)
+
+    @staticmethod
+    def curvature_file() -> Path:
+        """Return the file of its H, of rows of C4."""
+        from .kept import KEPT_TEXTS, kept_folder
+
+        return kept_folder() / KEPT_TEXTS["c4"]
 
     def questions(self) -> Path:
         """Return a file of questions that anyone can judge and it answers."""
