@@ -56,10 +56,11 @@ class UnitSet(Sequence[Unit]):
 
     def __post_init__(self) -> None:
         for unit in self.units:
-            if unit.cost <= 0 or unit.stop <= unit.start:
+            counted = isinstance(unit.cost, int) and unit.cost > 0
+            if not counted or unit.stop <= unit.start:
                 raise InputError(
                     f"unit {unit} has the columns {unit.start}:{unit.stop} and cost {unit.cost}. "
-                    "Give it a column or more, and a positive number of parameters."
+                    "Give it a column or more, and a whole number of parameters."
                 )
         keys = [(unit.layer, kind_number(unit.kind), unit.index) for unit in self.units]
         if keys != sorted(set(keys)):
