@@ -237,6 +237,14 @@ def test_nothing_is_left_of_a_closed_instrument(make: Callable[..., Any]) -> Non
     assert set(_instances) <= before  # no model of ours is left in the kernel
 
 
+@pytest.mark.parametrize("wrong", [None, REAL.matrix])
+def test_what_is_no_curvature_is_named(wrong: Any) -> None:
+    with pytest.raises(cl.InputError, match="Give a Curvature"):
+        LambdaExplorer(wrong)
+    with pytest.raises(cl.InputError, match="Give a Curvature"):
+        GenerationCompare(MODEL, TOKENIZER, wrong)
+
+
 def test_text_and_held_out_rows_are_checked() -> None:
     session = Session(REAL)
     with pytest.raises(cl.InputError, match="no model"):

@@ -109,6 +109,8 @@ class LambdaExplorer(ByHand, Explorer):
         cache: str | os.PathLike[str] | None = None,
         **controls: Any,
     ) -> None:
+        self._require_known(controls)
+        session = Session.bind(curvature, session, model, tokenizer)
         self._solved: tuple[Any, ...] | None = None
         self._guarded: tuple[Any, ...] | None = None
         self._path: LambdaPath | None = None
@@ -120,8 +122,6 @@ class LambdaExplorer(ByHand, Explorer):
             "protect_first": ends.protect_first,
             "protect_last": ends.protect_last,
         }
-        self._require_known(controls)
-        session = Session.bind(curvature, session, model, tokenizer)
         self.damage: Damage | None = None
         if held_out is not None:
             if session.tokenizer is not None:
