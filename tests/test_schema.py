@@ -310,7 +310,7 @@ def test_plans(change: dict[str, Any], said: str) -> None:
     if "node_terms" in change:
         change = {"node_terms": change["node_terms"] * len(content["pruned"])}
     with pytest.raises(FileFormatError, match=f"not a selection: {said}"):
-        cl.Selection.from_json(json.dumps(content | change))
+        cl.Selection.from_json(sealed(content | change))
 
 
 def test_the_longest_run_under_guards_can_be_stored() -> None:
