@@ -509,9 +509,9 @@ def test_the_embedded_models_menu() -> None:
     [
         ({"prompt": "  "}, "prompt is empty"),
         ({"prompt": "w1 " * 400}, "400 tokens, the model's context 400"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"temperature": -1.0}, "temperature is -1"),
-        ({"seed": -3}, "seed is -3"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"temperature": -1.0}, "temperature=-1"),
+        ({"seed": -3}, "seed=-3"),
     ],
 )
 def test_errors_appear_in_the_instrument(bench: Bench, controls: Any, words: str) -> None:
