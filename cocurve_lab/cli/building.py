@@ -101,6 +101,8 @@ class Build(Verb):
                 workers=workers,
             )
         except KeyboardInterrupt as stop:  # `main` prints this and exits with 130
+            if not str(stop):  # nothing was done
+                raise
             raise KeyboardInterrupt(f"{stop}. To resume: {self.again}") from None
         done, _ = progress_of(curvature)
         file = kept_at(whole_path(self.out, curvature), self.settings.shard)

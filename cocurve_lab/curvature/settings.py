@@ -58,6 +58,13 @@ def _as_count(value: Any, name: str) -> int:
     return as_int(value, name, 1)
 
 
+def _as_seconds(value: Any, name: str) -> float:
+    seconds = as_float(value, name)
+    if not seconds >= 0:
+        raise InputError(f"{name} is {seconds}. Give 0 seconds or more.")
+    return seconds
+
+
 def _option(
     default: Any, check: Callable[[Any, str], Any] | None = None, flag: str = "", name: str = ""
 ) -> Any:
@@ -88,7 +95,7 @@ class BuildOptions:
         None, _as_count, "ablations per forward pass; default: as many as fit"
     )
     groups: int = _option(16, _as_count, "groups of rows, for error bars (16)")
-    checkpoint_seconds: float = _option(60.0, as_float, "seconds between checkpoints (60)")
+    checkpoint_seconds: float = _option(60.0, _as_seconds, "seconds between checkpoints (60)")
     num_threads: int | None = _option(
         None, require_threads, "CPU threads; default: as torch chooses", name="threads"
     )

@@ -200,6 +200,8 @@ class Build:
                         begun = time.monotonic()
             except KeyboardInterrupt:
                 self._stop("Interrupted.")
+                if self.done == 0:
+                    raise
                 raise KeyboardInterrupt(self._kept()) from None
             except Exception:  # the last worker died, say: save the hours of work before that
                 self.save()
@@ -216,7 +218,7 @@ class Build:
             self._tell_watcher()  # once more, now that it has ended
 
     def _kept(self) -> str:
-        if self.done == 0 or self.checkpoint is None:
+        if self.checkpoint is None:
             return f"interrupted; no checkpoint keeps the {self.done} sequences that are done"
         return (
             f"interrupted; {self.done} of {self.total} sequences are kept in {self.checkpoint}, "
