@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -173,7 +174,8 @@ def _tell_nearest(folder: str | os.PathLike[str], settings: dict[str, Any]) -> N
                 found.append((differing or ["its text or its units"], path))
     if found:
         differing, path = min(found, key=lambda each: len(each[0]))
-        print(f"{path} is another H of this model: it differs in {', '.join(differing)}.")
+        text = f"{path} is another H of this model: it differs in {', '.join(differing)}."
+        print(textwrap.fill(text, 100))
 
 
 def _discard(checkpoint: Path) -> None:
