@@ -56,7 +56,7 @@ class Equivalence:
             how = f"{self.dtype}, layer by layer in float32"
         return (
             f"masked = pruned to {self.max_abs_difference:.1e} on {self.sequences} sequences "
-            f"({self.tokens} tokens, {how}; kept weights bitwise equal)"
+            f"({self.tokens} tokens, {how}; weights equal)"
         )
 
 
