@@ -116,8 +116,8 @@ class Reference:
         dtype = embedding_weight(model).dtype
         removed, gains = resolve(model, selection)
         masks = column_scales(architecture, removed, gains)
-        weights = _expected_weights(architecture, selection)
         with measuring(model, torch.get_num_threads()):
+            weights = _expected_weights(architecture, selection)
             if dtype not in (torch.float16, torch.bfloat16):
                 with scaled(architecture, masks):
                     return cls(text, dtype, list(_logits(model, text)), [], weights)
