@@ -7,7 +7,7 @@ object is made where it is used, so that an extension that is not used imports n
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .errors import InputError
 
@@ -27,6 +27,15 @@ class Plug(Generic[T]):
     def __call__(self) -> T:
         """Return the object."""
         return self._make()
+
+
+def absent(what: str) -> Callable[[], Any]:
+    """Return what a plug holds while its extension is not installed: a call that says so."""
+
+    def make() -> Any:
+        raise missing(what)
+
+    return make
 
 
 def missing(what: str) -> InputError:

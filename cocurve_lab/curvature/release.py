@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ..base.plugs import Plug, missing
+from ..base.plugs import Plug, absent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,11 +54,7 @@ class ReleaseRows(Protocol):
         """Draw positions [N, P] as the authors do, each row with a seed of its own."""
 
 
-def _missing() -> Any:
-    raise missing("the authors' release")
-
-
 SHIPPED: dict[str, Callable[[], Path]] = {}  # the files of H by name
 FORMS: dict[str, Callable[[dict[str, Any]], Any]] = {}  # what makes a Curvature, by "format"
-RELEASE: Plug[Release] = Plug(_missing)
-ROWS: Plug[ReleaseRows] = Plug(_missing)
+RELEASE: Plug[Release] = Plug(absent("the authors' release"))
+ROWS: Plug[ReleaseRows] = Plug(absent("the authors' release"))

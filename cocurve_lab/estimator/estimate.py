@@ -165,12 +165,12 @@ def _tell_nearest(folder: str | os.PathLike[str], settings: dict[str, Any]) -> N
     for path in files_in(folder).whole:
         with suppress(CocurveError, OSError):
             facts = Curvature.load(path).provenance
-            differing = [
-                f"{name} ({facts.get(name)}, not {settings[name]})"
-                for name in named
-                if facts.get(name) != settings[name]
-            ]
             if facts.get("model_fingerprint") == settings["model_fingerprint"]:
+                differing = [
+                    f"{name} ({facts.get(name)}, not {settings[name]})"
+                    for name in named
+                    if facts.get(name) != settings[name]
+                ]
                 found.append((differing or ["its text or its units"], path))
     if found:
         differing, path = min(found, key=lambda each: len(each[0]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,9 +12,6 @@ from torch import Tensor
 from ..base.errors import InputError, NumericalError
 from ..estimator.batches import LOGIT_BYTES
 from ..models.runtime import is_out_of_memory
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 

@@ -148,11 +148,13 @@ def load_model(
         model: Any = source_of_file(file).model(file, "float32" if chosen == "auto" else chosen)
         describe(model)
         keep_score_cap(model)
-        tokenizer = load_tokenizer(file)
-        vars(model)["cocurve_vocabulary"] = vocabulary_mark(tokenizer)
-        return model.to(target).requires_grad_(False), tokenizer
-    options = {"trust_remote_code": False} | options  # if unset, transformers asks on stdin
-    return _load_checkpoint(model_id, source, target, stream, options | {"dtype": chosen})
+        model, tokenizer = model.to(target).requires_grad_(False), load_tokenizer(file)
+    else:
+        # if trust_remote_code is unset, transformers asks on stdin
+        options = {"trust_remote_code": False} | options | {"dtype": chosen}
+        model, tokenizer = _load_checkpoint(model_id, source, target, stream, options)
+    vars(model)["cocurve_vocabulary"] = vocabulary_mark(tokenizer)
+    return model, tokenizer
 
 
 def _load_checkpoint(
@@ -189,7 +191,6 @@ def _load_checkpoint(
     describe(model)
     keep_score_cap(model)
     model.cocurve_dtype = shapes.config.dtype
-    vars(model)["cocurve_vocabulary"] = vocabulary_mark(tokenizer)
     if "device_map" not in options and not stream:
         torch.nn.Module.to(model, target)
     weights_of(model)  # what is wrong with offloaded weights is said now

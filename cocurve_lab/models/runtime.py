@@ -102,7 +102,8 @@ def require_measurable(model: PreTrainedModel, text: CalibrationSet) -> None:
             "the model's weights are on the meta device: they were never loaded. Load the model "
             "with load_model; stream=True reads each layer when it runs."
         )
-    if _FINITE.get(model) != (state := weights_state(model)):
+    state = weights_state(model)
+    if _FINITE.get(model) != state:
         for name, weight in model.named_parameters():
             if not is_finite(weight):
                 raise NumericalError(

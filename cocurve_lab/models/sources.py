@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..base.errors import InputError
-from ..base.plugs import Plug, missing
+from ..base.plugs import Plug, absent
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,7 @@ class Opening(Protocol):
     def require_tokenizer(
         self, tokenizer: PreTrainedTokenizerBase, name: Place, place: str, **options: Any
     ) -> None:
-        """Warn of a tokenizer that splits text otherwise than its own file says."""
+        """Refuse a tokenizer without a vocabulary; warn of one that splits unlike its own file."""
 
     def explaining(
         self, place: Place, *, cache: Place | None = None, part: str = ""
@@ -122,11 +122,7 @@ SOURCES: dict[str, ModelSource] = {}  # by the name of the model
 FILES: dict[str, FileSource] = {}  # by the ending of the files, such as ".gguf"
 
 
-def _missing() -> Any:
-    raise missing("a text in a file")
-
-
-TEXTS: Plug[Texts] = Plug(_missing)
+TEXTS: Plug[Texts] = Plug(absent("a text in a file"))
 OPENING: Plug[Opening] = Plug(Unchecked)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..base.errors import FileFormatError, InputError, MismatchError, one_line
-from ..base.plugs import Plug, missing
+from ..base.plugs import Plug, absent
 from ..base.schema import read_json
 from ..models.sources import OPENING
 
@@ -147,10 +147,6 @@ class WriteCard(Protocol):
     ) -> None: ...
 
 
-def _missing() -> Any:
-    raise missing("prune(out=)")
-
-
 def _for_this_library() -> WriteConfiguration:
     return lambda pruned, layers, folder: "cocurve_lab"
 
@@ -159,6 +155,6 @@ def _no_card() -> WriteCard:
     return lambda folder, manifest, facts, *, has_tokenizer: None
 
 
-FOLDERS: Plug[PruneToFolder] = Plug(_missing)
+FOLDERS: Plug[PruneToFolder] = Plug(absent("prune(out=)"))
 CONFIGURATIONS: Plug[WriteConfiguration] = Plug(_for_this_library)
 CARDS: Plug[WriteCard] = Plug(_no_card)

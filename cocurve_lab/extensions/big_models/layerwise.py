@@ -35,17 +35,7 @@ class LayerwisePasses:
     text: CalibrationSet
 
     def run(self, ids: Tensor, positions: Tensor, batches: Sequence[list[Scales]]) -> list[Tensor]:
-        """Run the dense model and batches of masked copies to the end, layer by layer.
-
-        Args:
-            ids: [1, T] int64 on the model's device.
-            positions: [P] int64 there, the scored positions.
-            batches: the masks of B rows each.
-
-        Returns:
-            Final hidden states at the scored positions: of the dense model [1, P, d], then of each
-            batch [B, P, d].
-        """
+        """Run as `Passes.run` says, layer by layer."""
         architecture, states = self.architecture, list[Tensor]()
 
         @contextmanager
