@@ -227,7 +227,8 @@ class Visit:
         found = [text for text in self.errors if not any(part in text for part in noise)]
         assert not found, found
         assert not self.failures()
-        assert not red_boxes(self.content())
+        written = red_boxes(self.content())
+        assert not written, written
 
 
 @dataclass

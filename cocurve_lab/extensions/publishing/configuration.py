@@ -181,6 +181,7 @@ def _older_names(config: PreTrainedConfig) -> dict[str, Any]:
     Only those from which today's class makes the same configuration.
     """
     content = config.to_dict()
+    content.pop("per_layer_config", None)  # reading such a configuration warns
     rope = content.get("rope_parameters") or {}
     local, rope = rope.get("sliding_attention") or {}, rope.get("full_attention") or rope
     scaling = {name: value for name, value in rope.items() if name not in (*_APART, *content)}

@@ -162,7 +162,9 @@ function buildControls(model, cleaner, view, say) {
     moving.textContent = now.reason || now.moving;
     fill(plan, ["", ...new Set(model.get("plans").name)], now.chosen);
     fill(on, ["", ...now.texts], model.get("text"), "all texts");
-    unit.value = now.unit;
+    if (!unit.matches(":focus")) { // else someone is typing
+      unit.value = now.unit;
+    }
   };
   cleaner.follow(model, ["view", "plans", "text", "error"], draw);
   const row = (...parts) => h("div", { class: "cc-controls", style: "flex: 1 1 100%" }, ...parts);
