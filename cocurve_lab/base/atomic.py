@@ -87,8 +87,8 @@ def room_for(size: int, place: Path) -> Iterator[None]:
     free = _free_bytes(place)
     if free < size:
         raise NoRoomError(
-            f"{size / 1e9:.2f} GB are to be written, but the disk of {place} has "
-            f"{free / 1e9:.2f} GB left. {advice}"
+            f"{size / 1e6:,.1f} MB are to be written, but the disk of {place} has "
+            f"{free / 1e6:,.1f} MB left. {advice}"
         )
     try:
         yield

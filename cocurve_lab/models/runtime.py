@@ -51,8 +51,8 @@ def exclusive(model: nn.Module) -> threading.RLock:
 def measuring(model: PreTrainedModel, threads: int) -> Iterator[None]:
     """Hold a model in the state for measuring, and restore it on leaving.
 
-    The state: its lock is held, it is in eval mode, gradients are off, float32 products have full
-    precision, and torch uses `threads` CPU threads.
+    The state: its lock is held, it is in eval mode, gradients and autocast are off, float32
+    products have full precision, and torch uses `threads` CPU threads.
     """
     with exclusive(model):
         modes = [(module, module.training) for module in model.modules()]
@@ -71,7 +71,7 @@ def measuring(model: PreTrainedModel, threads: int) -> Iterator[None]:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Compute float32 products in full: no TF32, which keeps 10 bits of a factor."""
+    """Compute float32 products in full: no autocast, and no TF32, which keeps 10 bits."""
     onednn: Any = torch.backends.mkldnn  # its matmul is not in the types
     matmuls = (torch.backends.cuda.matmul, onednn.matmul)
     newer = [matmul.fp32_precision for matmul in matmuls]
@@ -82,7 +82,8 @@ def full_precision() -> Iterator[None]:
         older = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        yield
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            yield
     finally:
         if older is not None:
             torch.set_float32_matmul_precision(older)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,15 @@ def test_other_files_are_refused_before_their_weights(
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", pytest.fail)
     with pytest.raises((cl.InputError, cl.ArchitectureError), match=named):
         cl.load_model(file, device="cpu")
+
+
+def test_an_array_longer_than_its_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.gguf"
+    key = struct.pack("<Q", 1) + b"a"
+    array = struct.pack("<IIQ", 9, 0, 2**60)
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key + array)
+    with pytest.raises(cl.InputError, match="its header"):
+        cl.load_model(file)
 
 
 @pytest.mark.parametrize("package", ["gguf", "accelerate"])

@@ -159,6 +159,21 @@ def test_an_answer_may_stand_within_a_reply() -> None:
     assert {reply: question.is_right(reply) for reply in replies} == replies
 
 
+def test_strings_of_the_checkpoint_end_a_text(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = demo
+    prompt = cl.example_prompts("demo", None, tokenizer)[0]  # type: ignore[arg-type]
+    whole = cl.continue_text(model, tokenizer, prompt, 8)
+    monkeypatch.setattr(model.generation_config, "stop_strings", [whole.split()[0]])
+    assert len(cl.continue_text(model, tokenizer, prompt, 8)) < len(whole)
+
+
+def test_logits_that_overflow_are_no_text(tokenizer: Any) -> None:
+    model = tiny_model()
+    model.lm_head.weight.data.fill_(float("nan"))
+    with pytest.raises(cl.NumericalError, match="bfloat16"):
+        cl.continue_text(model, tokenizer, PROMPT, 4)
+
+
 def test_half_precision(tokenizer: Any) -> None:
     model = tiny_model(dtype=torch.bfloat16)
     plan = plan_of(model)

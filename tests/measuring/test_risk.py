@@ -57,6 +57,14 @@ def test_risk_is_the_full_vocabulary_divergence(
     assert cl.pruning_risk(model, [], text) == 0
 
 
+def test_autocast_around_a_measurement_does_not_matter() -> None:
+    model, text = tiny_model(), tiny_text()
+    (plan,) = plans_of(model, [[2, 9]])
+    alone = cl.pruning_risk(model, plan, text)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert cl.pruning_risk(model, plan, text) == alone
+
+
 def test_names_and_indices_are_those_of_the_unit_set() -> None:
     """By default they are those of 16 FFN groups; here there are 4."""
     model, text = tiny_model(), tiny_text(2, 20, 5)

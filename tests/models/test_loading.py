@@ -345,6 +345,7 @@ def test_packed_weights_are_refused_before_they_are_loaded(
         ("{}/tiny/config.json", "is a file"),
         ("./nowhere", r"'\./nowhere'"),
         ("hub/with/three", "'hub/with/three'"),
+        ("pruned", "no folder 'pruned'"),  # a name without an owner is not asked of the hub
     ],
 )
 def test_a_wrong_path_is_told_from_a_hub_id(folder: Path, place: str, named: str) -> None:

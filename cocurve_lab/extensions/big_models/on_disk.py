@@ -39,7 +39,7 @@ from ...pruner.saving import new_folder, open_pruned, write_beside
 from ...pruner.slicing import cut_model, tensor_cuts
 from ...solver.selection import Selection
 from ..opening.files import require_floats, require_used_scales, tell_ignored, weight_files
-from ..opening.places import fetch_terms, require_generation, require_no_adapter, require_place
+from ..opening.places import require_generation, require_no_adapter, require_place
 from .stored import StoredWeights
 
 if TYPE_CHECKING:
@@ -108,7 +108,6 @@ def open_model(
     require_generation(model.generation_config, place)
     model = model.to(default if dtype is None else read_dtype(dtype))
     tell_ignored(model, weights.ignored)
-    fetch_terms(place, **options)
     attach(model, weights)
     return model.eval().requires_grad_(False)
 

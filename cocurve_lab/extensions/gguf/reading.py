@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from ...base.errors import InputError
 from ...base.files import require_regular
 from ..opening.errors import explain
@@ -103,13 +105,20 @@ def _reader(file: Path) -> GGUFReader:
         )
     from gguf import GGUFReader
 
+    class Bounded(GGUFReader):
+        def _get(self, offset: int, dtype: Any, count: int = 1, *more: Any, **others: Any) -> Any:
+            """Read `count` numbers; past the end, gguf would read nothing, without end."""
+            if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
+                raise EOFError("the file ends before its header does")
+            return super()._get(offset, dtype, count, *more, **others)
+
     if re.search(r"-\d{5}-of-\d{5}\.gguf$", file.name):
         raise InputError(
             f"{file} is one part of a model. Join the parts: llama-gguf-split --merge FIRST WHOLE."
         )
     try:
         require_regular(file)
-        reader = GGUFReader(file)
+        reader = Bounded(file)
     except Exception as error:  # a damaged file can raise nearly anything
         raise explain(file, error) from error
     kind = _text(reader, "general.architecture")

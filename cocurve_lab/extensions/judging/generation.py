@@ -16,6 +16,7 @@ from torch import Tensor
 from ...base.arguments import as_int, require_type
 from ...base.errors import InputError
 from ...calibration import CalibrationSet, bare_ids, require_tokenizable, text_start
+from ...measuring.logits import require_numbers
 from ...models.identity import demo_folder, is_demo, vocabulary_mark
 from ...models.runtime import context_of, measuring, require_known_ids
 from ...models.sources import source_named
@@ -58,8 +59,16 @@ def continue_text(
             do_sample=False,
             repetition_penalty=1.0,  # some checkpoints set another one
             pad_token_id=tokenizer.eos_token_id,
+            tokenizer=tokenizer,  # for stop_strings, which some checkpoints set
+            logits_processor=[_require_finite],
         )
     return "".join(token_pieces(tokenizer, prompt, output[0, len(prompt) :].tolist()))
+
+
+def _require_finite(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Pass the logits [1, V] of the next token on, unless half precision overflowed."""
+    require_numbers(bool(torch.isfinite(logits).any()), "the prompt")
+    return logits
 
 
 def token_pieces(

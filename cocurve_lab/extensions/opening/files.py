@@ -21,7 +21,6 @@ from ...models.weights import DTYPES
 from .errors import POINTER, explaining, is_pointer
 from .places import (
     beside,
-    fetch_terms,
     require_generation,
     require_no_adapter,
     require_own_files,
@@ -338,4 +337,3 @@ def require_loaded(
     if unexpected:  # as when they are read from the disk
         raise foreign_weight(place, unexpected[0])
     tell_ignored(model, ignored_in(place, shapes, **options))
-    fetch_terms(place, **options)

@@ -11,7 +11,6 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,6 @@ from ...base.schema import (
     reading,
     require_fields,
 )
-from ...models.identity import TERMS
 from ...models.sources import Place, file_in
 
 if TYPE_CHECKING:
@@ -45,6 +43,7 @@ _ATTENTION = ("eager", "sdpa", "flex_attention")  # parts of transformers and to
 _ATTENTION_KEYS = {"attn_implementation", "_attn_implementation", "_attn_implementation_internal"}
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _PATH_SIGNS = (".", "~", os.sep)
+_WITHOUT_OWNER = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")  # on the hub
 # where rules that split text differ: numbers, contractions, spaces, lines, accents, other scripts
 _TRIAL = (
     "Hello",
@@ -57,8 +56,7 @@ _TRIAL = (
 def require_place(model_id: str | os.PathLike[str]) -> None:
     """Raise InputError if `model_id` is clearly a path, and no model is there.
 
-    A hub id is `name` or `owner/name`. Anything that starts like a path, has more parts, or exists
-    on this machine is a path.
+    A hub id is `owner/name`, or one of a few old names without an owner. Anything else is a path.
     """
     text = str(model_id)
     path = Path(text).expanduser()
@@ -75,8 +73,12 @@ def require_place(model_id: str | os.PathLike[str]) -> None:
     elif path.is_file():
         if file_in(path) is None:
             raise InputError(f"{text!r} is a file. Give the folder that contains it.")
-    elif text.startswith(_PATH_SIGNS) or text.count("/") > 1 or not isinstance(model_id, str):
-        raise InputError(f"there is no folder {text!r}. Check the path.")
+    elif text not in _WITHOUT_OWNER and (
+        text.startswith(_PATH_SIGNS) or text.count("/") != 1 or not isinstance(model_id, str)
+    ):
+        raise InputError(
+            f"there is no folder {text!r}. Check the path; a model of the hub is OWNER/NAME."
+        )
 
 
 def require_no_adapter(place: str | os.PathLike[str], **options: Any) -> None:
@@ -100,15 +102,6 @@ def beside(place: str | os.PathLike[str], name: str, **options: Any) -> Path | N
         return Path(str(cached_file(place, name, **options)))
     except Exception:  # a hub or its client that fails is explained by the load
         return None
-
-
-def fetch_terms(place: str, **options: Any) -> None:
-    """Bring the license of a hub model into the cache, from where a saved folder takes it."""
-    from huggingface_hub import snapshot_download
-
-    if not Path(place).is_dir():
-        with suppress(Exception):  # without it the model is the same
-            snapshot_download(place, allow_patterns=[*TERMS, "tokenizer.model"], **options)
 
 
 def require_settings(

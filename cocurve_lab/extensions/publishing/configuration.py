@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub import snapshot_download
 
 from ...base.files import read_regular
 from ...base.schema import read_json
@@ -24,7 +25,6 @@ from ...models.architectures import UNIT_KINDS, Architecture, describe
 from ...models.identity import TERMS
 from ...models.loading import auto_class
 from ...pruner.folder import Loader, stock_keys
-from ..opening.places import beside
 from . import modeling_cocurve
 
 if TYPE_CHECKING:
@@ -165,12 +165,11 @@ def _write_for_others(model: Any, folder: Path) -> None:
             settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
         path.write_text(_as_json(settings), encoding="utf-8")
     source, commit = model.config._name_or_path, getattr(model.config, "_commit_hash", None)
-    # of a model of the hub, what its cache holds
-    found = (
-        beside(source, "config.json", revision=commit, local_files_only=True) if source else None
-    )
     kept = (*TERMS, "tokenizer.model") if path.exists() else TERMS
-    for file in sorted(found.parent.iterdir()) if found is not None else ():
+    if source.count("/") == 1 and not Path(source).is_dir():  # a model of the hub
+        with suppress(Exception):  # without its license the model is the same
+            source = str(snapshot_download(source, revision=commit, allow_patterns=[*kept]))
+    for file in sorted(Path(source).iterdir()) if source and Path(source).is_dir() else ():
         if any(fnmatchcase(file.name, pattern) for pattern in kept) and file.is_file():
             (folder / file.name).write_bytes(read_regular(file, at_most=1 << 28))
 
