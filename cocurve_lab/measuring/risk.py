@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..base.arguments import require_type
 from ..base.errors import InputError, MismatchError
 from ..base.progress import Progress, open_bar
 from ..calibration import CalibrationSet
@@ -370,6 +371,7 @@ class _Engine:
     calls: list[LayerCall] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        require_type(self.text, CalibrationSet, "the text")
         require_measurable(self.architecture.model, self.text)
         # for many plans, where weights come from elsewhere
         self.passes = weights_of(self.architecture.model).passes(self.architecture, self.text)

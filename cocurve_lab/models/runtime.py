@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 
-from ..base.arguments import require_threads
+from ..base.arguments import require_threads, require_type
 from ..base.errors import ArchitectureError, InputError, MismatchError, NumericalError
 from ..base.progress import Bar
 from .architectures import describe, here
@@ -147,6 +147,7 @@ def require_known_ids(
 
 def context_of(model: PreTrainedModel) -> float:
     """Return the longest text that the model reads, in tokens; inf if its config names none."""
+    require_type(model, nn.Module, "the model")
     return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 

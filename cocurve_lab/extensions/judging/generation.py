@@ -160,6 +160,7 @@ def encode_prompt(
         chat: True asks it as the user's turn in the tokenizer's chat template, False continues it
             as it is; None asks where the tokenizer has a template.
     """
+    context = context_of(model)
     require_type(prompt, str, "the prompt")
     if not require_tokenizable(prompt).strip():
         raise InputError("the prompt is empty. Write a few words to continue.")
@@ -172,9 +173,9 @@ def encode_prompt(
     if not ids:
         raise InputError(f"the prompt {prompt!r} has no tokens. Write a few words to continue.")
     require_known_ids(model, max(ids), vocabulary_mark(tokenizer), "prompt")
-    if len(ids) >= context_of(model):
+    if len(ids) >= context:
         raise InputError(
-            f"the prompt has {len(ids)} tokens, the model's context {int(context_of(model))}. "
+            f"the prompt has {len(ids)} tokens, the model's context {int(context)}. "
             "Leave room for at least one more."
         )
     return ids
