@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, TimeoutError
 from contextlib import contextmanager
+from typing import TypeVar
+
+from .errors import InputError
 
 
 @contextmanager
@@ -31,3 +35,28 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
     if came:
         raise KeyboardInterrupt
+
+
+T = TypeVar("T")
+
+
+def within(seconds: float, program: str, run: Callable[[], T]) -> T:
+    """Return what another's program returns, or raise InputError if it takes too long.
+
+    A program that did not end goes on in its thread; the process can end without it.
+    """
+    found: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            found.set_result(run())
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        return found.result(seconds)
+    except TimeoutError:
+        raise InputError(
+            f"{program} did not end within {seconds:g} s. Use one that you trust."
+        ) from None

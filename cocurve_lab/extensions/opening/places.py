@@ -11,11 +11,13 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from ...base.errors import FileFormatError, InputError, shown
 from ...base.files import require_regular, require_regular_files
+from ...base.interrupts import within
 from ...base.schema import (
     COUNT,
     FLAG,
@@ -253,8 +255,10 @@ def require_tokenizer(
         return
     own.no_truncation()
     own.no_padding()
+    call: Any = tokenizer  # its types do not say that it can be called
     for text in _TRIAL:
-        found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        read = partial(call, text, add_special_tokens=False, verbose=False)
+        found = within(20, f"the tokenizer of {name}", read)["input_ids"]
         wanted = own.encode(text, add_special_tokens=False).ids
         if found != wanted:
             warnings.warn(

@@ -11,11 +11,13 @@ import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...base.arguments import as_float
 from ...base.errors import InputError, one_line, shown
+from ...base.interrupts import within
 from ...calibration import CalibrationSet, TooLittle, text_start
 from ...models.identity import demo_folder, is_demo
 from ...models.sources import Part, source_named
@@ -121,12 +123,14 @@ def written_chat(
 ) -> str:
     """Write messages by the tokenizer's chat template, up to where an `answer` would begin."""
     try:
-        text = tokenizer.apply_chat_template(
+        write = partial(
+            tokenizer.apply_chat_template,
             messages,
             chat_template=fixed_template(tokenizer),
             tokenize=False,
             add_generation_prompt=answer,
         )
+        text = within(20, "the chat template", write)
     except Exception as error:  # a template is a program of the model's maker
         raise InputError(
             f"the tokenizer's chat template fails ({one_line(error)}). {remedy}."
