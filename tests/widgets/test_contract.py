@@ -201,6 +201,26 @@ def test_files_hold_the_table_and_the_plan(
     assert "'.exe'" in instrument.error
 
 
+EDGES = {"threshold": 0.2, "sign": "negative", "ego": True, "blocks": ["cross"]}
+EDGES |= {"saliency_quantile": 0.75, "table_of": "units"}
+CELLS = {"order": "plan", "window": [2.0, 3.0, 10.5], "step": 2, "only_plan": True}
+SCREENS = {BridgeExplorer: ("explorer", EDGES), CurvatureMap: ("picture", CELLS)}
+
+
+@pytest.mark.parametrize("make", SCREENS)
+def test_code_reproduces_the_screen(make: Callable[..., Any], session: Session) -> None:
+    name, controls = SCREENS[make]
+    session.selection = plan = cl.solve_greedy(REAL, 0.3, 0.5, cl.Guards(protect_last=1))
+    shown = make(REAL, session=session, selected_unit=5, brushed=[1, 2], **controls)
+    found: dict[str, Any] = {"curvature": REAL}
+    exec(shown.code(), found)
+    again = found[name]
+    assert again.session is not session
+    assert again.state() | {"status": ""} == shown.state() | {"status": ""}
+    assert again.session.selection.pruned == plan.pruned
+    assert again.session.selection.guards == plan.guards
+
+
 def test_without_a_plan_there_is_none_to_save(session: Session, tmp_path: Path) -> None:
     with pytest.raises(cl.InputError, match="no plan yet"):
         CurvatureMap(REAL, session=session).save(tmp_path / "plan.json")

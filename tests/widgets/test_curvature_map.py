@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -102,14 +101,6 @@ def test_a_brush_selects_units_everywhere(curvature: cl.Curvature) -> None:
         session.brushed = [32]
 
 
-def test_the_chosen_pair_is_told_from_h_itself(curvature: cl.Curvature) -> None:
-    picture = CurvatureMap(curvature, session=Session(curvature), selected_unit=4, partner=6)
-    for value in (curvature.matrix[4, 6], curvature.correlation()[4, 6]):
-        assert f"{value:.4g}" in picture.status
-    picture.partner = 4
-    assert f"H_uu {curvature.saliency[4]:.4g} nats" in picture.status
-
-
 def test_steps_follow_the_sessions_plan(curvature: cl.Curvature) -> None:
     session = Session(curvature)
     session.selection = plan = cl.solve_greedy(curvature, 0.4, 0.5)
@@ -162,16 +153,3 @@ def test_tables(curvature: cl.Curvature) -> None:
     }
     sizes = [abs(row["correlation"]) for row in rows]
     assert sizes == sorted(sizes, reverse=True)
-
-
-def test_code_reproduces_the_screen(curvature: cl.Curvature) -> None:
-    session = Session(curvature)
-    session.selection = cl.solve_greedy(curvature, 0.3, 0.5)
-    given = {"order": "plan", "window": [2.0, 3.0, 10.5], "only_plan": True, "step": 2}
-    picture = CurvatureMap(curvature, session=session, brushed=[1, 2], **given)
-    found: dict[str, Any] = {"curvature": random_curvature(make_units(4, 3, 5), seed=3)}
-    exec(picture.code(), found)
-    again = found["picture"]
-    assert {name: getattr(again, name) for name in given} == given
-    assert again.brushed == [1, 2]
-    assert again.plan == picture.plan

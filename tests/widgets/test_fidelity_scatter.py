@@ -106,20 +106,13 @@ def test_single_units_are_the_builds(scatter: FidelityScatter) -> None:
     assert scatter.units["measured_risk"] == measured
 
 
-def test_the_page_receives_the_points(scatter: FidelityScatter) -> None:
-    scatter.measure_ratio_sweep(1.0, [0.0, 0.1, 0.3, 0.5])
-    rows = plans(scatter)
-    assert len(rows) == 4
-    for key in ("predicted_risk", "measured_risk", "realized_ratio", "method"):
-        assert drawn(scatter, key) == [row[key] for row in rows]
-    assert "not above 0" in scatter.status  # a log axis cannot show one, which is counted
-    json.dumps(scatter.get_state(["plans", "units", "view", "offered"]), allow_nan=False)
-
-
 def test_the_statistics_are_scipys(scatter: FidelityScatter) -> None:
     scatter.measure_pool(0.3)
     scatter.measure_ratio_sweep(0.0, [0.1, 0.2])
     scores, rows = scatter.statistics(), plans(scatter)
+    for key in ("predicted_risk", "measured_risk", "realized_ratio", "method"):
+        assert drawn(scatter, key) == [row[key] for row in rows]
+    json.dumps(scatter.get_state(["plans", "units", "view", "offered"]), allow_nan=False)
     x, y = (np.array([row[k] for row in rows]) for k in ("predicted_risk", "measured_risk"))
     assert scores["all plans"]["points"] == len(rows)
     assert scores["all plans"]["spearman"] == pytest.approx(spearmanr(x, y).statistic)

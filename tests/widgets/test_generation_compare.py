@@ -97,35 +97,26 @@ def test_what_is_sent_joins_to_the_text(bench: Bench) -> None:
     assert 1 < len(batches) < 300, "tokens go in batches"
 
 
-def test_sampling_with_a_seed(bench: Bench) -> None:
-    g = bench.instrument(temperature=1.5, seed=4)
-    first = g.generate()
-    pair = bench.alone(temperature=1.5, seed=4)
-    assert first == g.generate() == (pair.dense, pair.pruned)
-    g.seed = 5
-    assert g.stale == "text of other settings"
-    assert g.generate() != first
-    assert g.stale == ""
+SETTINGS = [  # of a text, and another value of one of them
+    ({"temperature": 1.5, "seed": 4}, {"seed": 5}),
+    ({"temperature": 1.5, "seed": 4}, {"temperature": 0.0}),
+    ({"chat": None}, {"chat": False}),  # asked as a chat where the tokenizer has a template
+    ({"chat": False}, {"chat": True}),
+]
 
 
-def test_a_prompt_is_asked_as_chat_says(bench: Bench) -> None:
+@pytest.mark.parametrize(("given", "other"), SETTINGS)
+def test_texts_and_code_follow_sampling_and_chat(bench: Bench, given: Any, other: Any) -> None:
     bench.tokenizer.chat_template = CHAT
-    for chat, asked in ((None, True), (False, False), (True, True)):
-        g = bench.instrument(chat=chat)
-        pair = bench.alone(chat=asked)
-        assert g.generate() == (pair.dense, pair.pruned)
-        assert bench.run_code(g)["pair"] == pair
-        g.chat = not asked
-        assert g.stale == "text of other settings"
-
-
-def test_an_empty_plan_gives_equal_texts(bench: Bench) -> None:
-    empty = cl.Selection.from_pruned(bench.curvature.units, [])
-    g = bench.instrument(selection=empty, temperature=1.0)
-    dense, pruned = g.generate()
-    assert dense == pruned
-    assert g.divergence is None
-    assert max(bar["kl"] for bar in g.ribbon) == 0
+    g = bench.instrument(**given)
+    pair = bench.alone(**{"chat": True} | {k: v for k, v in given.items() if v is not None})
+    assert g.generate() == g.generate() == (pair.dense, pair.pruned)
+    assert bench.run_code(g)["pair"] == pair
+    ((name, value),) = other.items()
+    setattr(g, name, value)
+    assert g.stale == "text of other settings"
+    assert g.generate() != (pair.dense, pair.pruned)
+    assert g.stale == ""
 
 
 # Stopping, waiting ------------------------------------------------------------------------------
@@ -234,23 +225,15 @@ def test_the_newest_request_wins_and_instruments_do_not_cancel_each_other(
 # Plans ------------------------------------------------------------------------------------------
 
 
-def test_the_first_plan_and_the_link(bench: Bench) -> None:
+def test_the_plan_is_the_sessions(bench: Bench) -> None:
     g = bench.instrument()
-    plan = bench.session.selection
-    assert plan is g.selection
-    assert plan.pruned == cl.solve_greedy(bench.curvature, 0.2, 1.0).pruned
-    other = cl.solve_greedy(bench.curvature, 0.4, 0.0)
-    bench.session.selection = other
-    assert g.selection is other
-    g.selection = plan
+    plan, other = g.selection, cl.solve_greedy(bench.curvature, 0.4, 0.0)
     assert bench.session.selection is plan
-    second = bench.instrument()
-    assert second.selection is plan
-    third = bench.instrument(selection=other)
-    assert g.selection is second.selection is third.selection is other
-    g.close()
-    bench.session.selection = plan
-    assert g.selection is other  # a closed one has left
+    assert plan.pruned == cl.solve_greedy(bench.curvature, 0.2, 1.0).pruned
+    second = bench.instrument(selection=other)
+    assert g.selection is second.selection is bench.session.selection is other
+    g.selection = plan
+    assert bench.session.selection is second.selection is plan
 
 
 def test_another_plan_or_prompt_makes_the_text_stale(bench: Bench) -> None:
@@ -278,8 +261,7 @@ def test_the_sliders_write_the_dense_text_and_those_of_a_and_b(bench: Bench) -> 
     assert not g.busy  # a notebook that is run writes nothing by itself
     g.ratio = 0.6
     settle(g)
-    a = cl.solve_greedy(bench.curvature, 0.6, 0.0)
-    b = cl.solve_greedy(bench.curvature, 0.6, 0.5)
+    a, b = (cl.solve_greedy(bench.curvature, 0.6, strength) for strength in (0.0, 0.5))
     assert set(a.pruned) != set(b.pruned)
     assert bench.session.selection.pruned == g.selection.pruned == b.pruned
     expected = bench.alone()
@@ -287,14 +269,13 @@ def test_the_sliders_write_the_dense_text_and_those_of_a_and_b(bench: Bench) -> 
     bench.session.selection = a
     assert (g.ratio, g.interaction_strength) == (0.6, 0.0)
     settle(g)
-    assert g.pruned_text == bench.alone().pruned
     assert (g.diagonal_text, list(g.tokens)) == ("", ["dense", "pruned"])  # A is B
     diagonal, run = g.pruned_text, g.shown["run"]
-    g.interaction_strength = 0.5
-    settle(g)
-    assert (g.pruned_text, g.diagonal_text) == (expected.pruned, diagonal)
-    g.interaction_strength = 0.5001  # the same plan: its text is there
-    settle(g)
+    assert diagonal == bench.alone().pruned
+    for strength in (0.5, 0.5001):  # the same plan: its text is there
+        g.interaction_strength = strength
+        settle(g)
+        assert (g.pruned_text, g.diagonal_text) == (expected.pruned, diagonal)
     assert g.shown["run"] == run + 1
     g.live = False
     g.ratio = 0.3
@@ -451,6 +432,7 @@ def test_what_the_page_cannot_mean_no_plan_and_nan(bench: Bench) -> None:
 @pytest.mark.parametrize("forced", ["dense", "pruned", "custom"])
 def test_code_reproduces_what_is_shown(bench: Bench, forced: str) -> None:
     g = bench.instrument(temperature=0.7, seed=11, custom_text="w3 'w4' \"w5\"")
+    assert bench.run_code(g)["pair"].dense == g.generate()[0]  # before there is a text
     g.generate("w2 w3 w4")
     g.forced_text = forced
     settle(g)
@@ -460,14 +442,12 @@ def test_code_reproduces_what_is_shown(bench: Bench, forced: str) -> None:
     np.testing.assert_allclose(names["kl"], values(g), rtol=1e-6)
 
 
-def test_code_before_a_text_and_of_plans_that_no_solve_gives(bench: Bench) -> None:
+def test_code_of_plans_that_no_solve_gives(bench: Bench) -> None:
     g = bench.instrument()
-    assert bench.run_code(g)["pair"].dense == g.generate()[0]
     ffn = next(i for i, unit in enumerate(bench.curvature.units) if unit.kind == "ffn")
     by_hand = cl.Selection.from_pruned(bench.curvature.units, [1, 8, 14])
     guards = cl.Guards(layer_cap=0.5, kinds=("ffn",))
     guarded = cl.solve_greedy(bench.curvature, 0.3, 0.4, guards)
     for plan in (by_hand, by_hand.with_gains({ffn: 1.5}), guarded):
         g.selection = plan
-        g.generate()
         assert bench.run_code(g)["selection"].fingerprint == plan.fingerprint

@@ -78,31 +78,14 @@ def test_every_instrument_leaves_picture_and_table_in_a_notebook_and_its_html(
     assert page.count('<div class="cocurve-still">') == len(instruments)
 
 
-def pixels_of(note: str) -> np.ndarray:
-    """The gray picture of a note."""
-    png = base64.b64decode(note.split("base64,")[1].split('"')[0])
-    width, height = struct.unpack(">II", png[16:24])
-    rows = np.frombuffer(zlib.decompress(png[41:-16]), np.uint8)
-    return rows.reshape(height, width + 1)[:, 1:].astype(int)  # the first byte tells the filter
-
-
-def test_pictures_are_of_the_plan_and_of_h(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_picture_of_a_plan_has_its_units_dark(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[dict[str, str]] = []
     monkeypatch.setattr("IPython.display.display", lambda data, **_: shown.append(data))
-    session = cw.Session(CURVATURE)
-    explorer = cw.LambdaExplorer(CURVATURE, session=session, ratio=0.3)
-    heat = cw.CurvatureMap(CURVATURE, session=session, order="saliency")
-    for instrument in (explorer, heat):
-        instrument._ipython_display_()
-    units = pixels_of(shown[0]["text/html"])[4::8, 8::16]
-    assert (units == 70).sum() == len(explorer.selection.pruned)
-    shades = pixels_of(shown[2]["text/html"])
-    assert (shades == shades.T).all()
-    step = len(shades) // len(CURVATURE.units)
-    order = heat.places()
-    rho = np.abs(CURVATURE.correlation())[np.ix_(order, order)]
-    np.fill_diagonal(rho, 0)
-    ranks = np.argsort(rho, axis=None)
-    assert (np.diff(shades[::step, ::step].ravel()[ranks]) <= 0).all()
+    explorer = cw.LambdaExplorer(CURVATURE, session=cw.Session(CURVATURE), ratio=0.3)
+    explorer._ipython_display_()
+    png = base64.b64decode(shown[0]["text/html"].split("base64,")[1].split('"')[0])
+    width, height = struct.unpack(">II", png[16:24])
+    rows = np.frombuffer(zlib.decompress(png[41:-16]), np.uint8).reshape(height, width + 1)
+    dark = (rows[4::8, 1 + 8 :: 16] == 70).sum()  # of each unit the middle
+    assert dark == len(explorer.selection.pruned)
     explorer.close()
-    heat.close()
