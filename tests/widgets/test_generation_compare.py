@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -179,30 +179,19 @@ def test_interrupting_a_cell_keeps_the_text(bench: Bench, monkeypatch: pytest.Mo
 
 def test_waiting_for_the_model_can_be_stopped(bench: Bench) -> None:
     g = bench.instrument()
-    held, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with exclusive(bench.model):
-            held.set()
-            done.wait(20)
-
-    thread = threading.Thread(target=hold)  # as a build in a cell does
-    thread.start()
-    held.wait(20)
-    press(g, "generate")
-    eventually(lambda: "waiting for the model" in g.status)
-    press(g, "stop")
-    settle(g)
-    stopper = threading.Timer(0.2, g.stop)
-    stopper.start()
-    with pytest.raises(Cancelled):
-        g.generate()  # in a cell
-    stopper.join()
-    assert (g.error, g.busy, g.dense_text) == ("", False, "")
-    press(g, "generate")
-    assert not bench.session.worker.join(0.2)
-    done.set()
-    thread.join()
+    with exclusive(bench.model):  # as a build in a cell does
+        press(g, "generate")
+        eventually(lambda: "waiting for the model" in g.status)
+        press(g, "stop")
+        settle(g)
+        assert (g.error, g.busy, g.dense_text) == ("", False, "")
+        with ThreadPoolExecutor(1) as cells:
+            cell = cells.submit(g.generate)
+            eventually(lambda: g.busy)
+            g.stop()
+            assert isinstance(cell.exception(20), Cancelled)
+        press(g, "generate")
+        assert not bench.session.worker.join(0.2)
     settle(g)
     assert g.dense_text == bench.alone().dense
 
@@ -238,18 +227,16 @@ def test_the_plan_is_the_sessions(bench: Bench) -> None:
 
 def test_another_plan_or_prompt_makes_the_text_stale(bench: Bench) -> None:
     g = bench.instrument()
-    bench.session.selection = plan = cl.solve_greedy(bench.curvature, 0.3)
+    g.selection = plan = cl.solve_greedy(bench.curvature, 0.3)
     assert g.stale == ""  # there is no text yet
     text = g.generate()
-    bench.session.selection = cl.solve_greedy(bench.curvature, 0.5)
-    assert g.stale == "text of another plan"
-    assert (g.dense_text, g.pruned_text) == text
-    bench.session.selection = cl.Selection.from_pruned(plan.units, reversed(plan.pruned))
+    g.selection = cl.Selection.from_pruned(plan.units, reversed(plan.pruned))
     assert g.stale == ""  # the same units in another order
     ffn = next(i for i in plan.kept if plan.units[i].kind == "ffn")
-    for other in (plan.with_gains({ffn: 2.0}), None):
+    for other in (cl.solve_greedy(bench.curvature, 0.5), plan.with_gains({ffn: 2.0}), None):
         g.selection = other
         assert g.stale == "text of another plan"
+    assert (g.dense_text, g.pruned_text) == text
     g.selection = plan
     g.prompt = "w8"
     assert g.stale == "text of another prompt"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from cocurve_lab.extensions.pretrained import kept
 from cocurve_lab.extensions.pretrained.kept import write_plans
 from cocurve_lab.models.runtime import exclusive
 from cocurve_widgets import Measured, Session
-from cocurve_widgets.session import CancelToken, Mailbox
+from cocurve_widgets.session import Cancelled, CancelToken, Mailbox
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import tiny_model
 
@@ -110,59 +111,35 @@ def test_two_that_read_a_plan_at_once_wait_for_the_same_one() -> None:
         session.selection = owed
 
     session.debtor = solve
-    seen: list[cl.Selection | None] = []
-    readers = [threading.Thread(target=lambda: seen.append(session.selection)) for _ in range(2)]
-    readers[0].start()
-    assert solving.wait(10)
-    readers[1].start()
-    readers[1].join(0.2)
-    go_on.set()
-    for reader in readers:
-        reader.join(10)
-    assert len(seen) == 2
-    assert all(plan is owed for plan in seen)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(lambda: session.selection)
+        assert solving.wait(10)
+        second = threads.submit(lambda: session.selection)
+        with pytest.raises(TimeoutError):
+            second.result(0.2)
+        go_on.set()
+        assert first.result(10) is second.result(10) is owed
 
 
 def test_the_model_has_one_lock_for_cells_and_callbacks() -> None:
     model = tiny_model()
     units = cl.enumerate_units(model, 4)
-    session = Session(random_curvature(units))
-    session.attach(model)
-    entered = threading.Event()
-    with cl.ablate(model, [units[0]]):
+    session, token = Session(random_curvature(units), model), CancelToken()
 
-        def measure() -> None:
-            with session.exclusive():
-                entered.set()
+    def measure(token: CancelToken | None = None) -> None:
+        with session.exclusive(token):
+            pass
 
-        thread = threading.Thread(target=measure)
-        thread.start()
-        assert not entered.wait(0.3)  # not while the units are switched off
-    thread.join(10)
-    assert entered.is_set()
+    with ThreadPoolExecutor(2) as threads:
+        with cl.ablate(model, [units[0]]):
+            waiting, stopped = threads.submit(measure), threads.submit(measure, token)
+            token.cancel()
+            assert isinstance(stopped.exception(10), Cancelled)
+            with pytest.raises(TimeoutError):  # not while the units are switched off
+                waiting.result(0.3)
+        waiting.result(10)
     assert exclusive(model).acquire(blocking=False)
     exclusive(model).release()
-
-
-def test_a_cancelled_job_stops_waiting_for_the_model() -> None:
-    model = tiny_model()
-    session = Session(random_curvature(cl.enumerate_units(model, 4)), model)
-    token = CancelToken()
-    stopped = []
-
-    def wait() -> None:
-        try:
-            with session.exclusive(token):
-                pass
-        except cl.CocurveError as error:
-            stopped.append(error)
-
-    with exclusive(model):
-        thread = threading.Thread(target=wait)
-        thread.start()
-        token.cancel()
-        thread.join(10)
-    assert len(stopped) == 1
 
 
 def test_one_session_per_curvature_as_long_as_somebody_holds_it() -> None:
