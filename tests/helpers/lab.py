@@ -104,7 +104,6 @@ class Visit:
     """One opened page and what it did: requests to elsewhere, console errors, bytes received."""
 
     page: Any
-    folder: Path = Path()
     outside: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     received: int = 0  # without the still pictures for the saved notebook, which come when it rests
@@ -208,7 +207,7 @@ class Lab:
         folder = Path(tempfile.mkdtemp(prefix=f"{notebook.stem}-", dir=self.folder))
         nbformat.write(content, folder / notebook.name)
         page = self.browser.new_page(viewport={"width": 1280, "height": 1000})
-        visit = Visit(page, folder)
+        visit = Visit(page)
         visit.listen(self.address)
         try:
             page.goto(f"{self.address}/doc/tree/{folder.name}/{notebook.name}?token=local&reset")

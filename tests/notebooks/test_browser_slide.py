@@ -83,7 +83,9 @@ def test_the_offline_page_draws_what_python_solves(lab: Lab) -> None:
         shows(root, path.segments[-2].selection)
         eventually(bridges.inner_text, lambda text: name in text)
         require_readable(page, "header, .cocurve")
-        assert serious_violations(page) == []
+        for theme in ("dark", "light"):
+            page.emulate_media(color_scheme=theme)
+            assert serious_violations(page) == []
 
 
 def same_in_the_kernel(visit: Visit, root: Any) -> None:
@@ -123,6 +125,9 @@ def test_in_jupyterlab_the_session_has_the_plan_on_the_page(lab: Lab) -> None:
         risk = float(visit.ask("explorer.damage.of(explorer.selection).risk"))
         assert float(re.split(" ± |[^0-9.]", said)[0]) == pytest.approx(risk, rel=0.05)
         require_readable_notebook(visit.page)
+        drawn = picture(root)
+        visit.theme("Dark")
+        eventually(lambda: picture(root) != drawn)
 
         visit.restart_kernel()
         enter(root, "lambda, typed", "0.3")

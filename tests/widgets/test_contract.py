@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -247,6 +248,20 @@ def test_nothing_is_left_of_a_closed_instrument(make: Callable[..., Any]) -> Non
 
     eventually(collected)
     assert set(_instances) <= before  # no model of ours is left in the kernel
+
+
+@every
+def test_a_cell_that_runs_again_closes_what_its_first_run_made(
+    make: Callable[..., Any], session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(cell: str, message: str) -> Any:
+        parent = {"metadata": {"cellId": cell}, "header": {"msg_id": message}}
+        kernel = SimpleNamespace(get_parent=lambda channel: parent)
+        monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=kernel))
+        return make(REAL, session=session)
+
+    first, twin, other, again = run("a", "1"), run("a", "1"), run("b", "2"), run("a", "3")
+    assert [made.comm is None for made in (first, twin, other, again)] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("wrong", [None, REAL.matrix])
