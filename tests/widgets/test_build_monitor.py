@@ -23,28 +23,27 @@ def build(watch: object, layers: int = 3) -> cl.Curvature:
     return cl.estimate_curvature(model, units, TEXT, 16, progress=False, options=options)
 
 
-@pytest.mark.parametrize("ratio", [0.3, 0.9], ids=["within reach", "beyond the guards"])
+@pytest.mark.parametrize(
+    ("ratio", "patience", "looks"),
+    [
+        (0.3, 0.0, [2, 3, 4, 5, 6]),  # both halves have a sequence
+        (0.9, 0.0, [2, 3, 4, 5, 6]),  # beyond the guards
+        (0.3, float("inf"), [6]),  # looks are rare, but the last is never missed
+    ],
+)
 def test_monitor_follows_a_build_and_leaves_it_alone(
-    monkeypatch: pytest.MonkeyPatch, ratio: float
+    monkeypatch: pytest.MonkeyPatch, ratio: float, patience: float, looks: list[int]
 ) -> None:
-    monkeypatch.setattr("cocurve_widgets.build_monitor._PATIENCE", 0.0)
+    monkeypatch.setattr("cocurve_widgets.build_monitor._PATIENCE", patience)
     monitor = BuildMonitor(ratio=ratio)
     plain, seen = build(None, layers=5), build(monitor, layers=5)
     np.testing.assert_allclose(seen.matrix, plain.matrix, rtol=1e-12)
     assert (monitor.done, monitor.total, monitor.seconds_left) == (6, 6, 0.0)
-    assert [done for done, _ in monitor.overlap] == [2, 3, 4, 5, 6]  # both halves have a sequence
+    assert [done for done, _ in monitor.overlap] == looks
     guards = cl.opening_guards(seen.units) if ratio < 0.6 else cl.Guards()
     halves = [cl.Curvature(gram, seen.units) for gram in seen.group_grams]
     one, two = (set(cl.solve_greedy(half, ratio, guards=guards).pruned) for half in halves)
     assert monitor.overlap[-1][1] == pytest.approx(len(one & two) / len(one | two), abs=1e-4)
-
-
-def test_looks_are_rare_but_the_last_is_never_missed() -> None:
-    monitor = BuildMonitor()
-    monitor._looked = float("inf")  # it has only just looked
-    build(monitor)
-    assert monitor.done == 6
-    assert len(monitor.overlap) == 1
 
 
 def test_a_build_that_is_stopped_is_told_as_stopped() -> None:

@@ -311,8 +311,6 @@ def test_without_a_model_it_shows_what_is_known() -> None:
     assert len(scatter.points) == len(UNITS)
     say(scatter, press="Ratio sweep")
     assert "no model" in scatter.error
-    with pytest.raises(cl.InputError, match="no model"):
-        scatter.measure_pool()
     with pytest.raises(cl.InputError, match="no plan"):
         scatter.split()
     scatter.session.attach(MODEL)
