@@ -278,20 +278,24 @@ def test_a_reply_ends_with_its_line_unless_it_is_a_turn_of_a_chat(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = bench.instrument().generate()[0].split()
-    other = next(word for word in free if word != free[0])
-    decode = type(bench.tokenizer).decode  # a word of the text is now a line end
+    bench.tokenizer.chat_template = CHAT
+    turn = bench.instrument().generate()[0].split()
+    bench.tokenizer.chat_template = None
+    last = {next(word for word in text if word != text[0]) for text in (free, turn)}
+    decode = type(bench.tokenizer).decode
 
     def with_lines(self: Any, *args: Any, **more: Any) -> str:
-        return decode(self, *args, **more).replace(other, f"{other}\n")
+        words = decode(self, *args, **more).split(" ")
+        return " ".join(f"{word}\n" if word in last else word for word in words)
 
     monkeypatch.setattr(type(bench.tokenizer), "decode", with_lines)
     question = {"prompts": [Question("own", PROMPT, "w1")], "prompt": ""}
     g = bench.instrument(**question)
-    assert g.generate()[0].split() == free[: free.index(other) + 1]
+    assert g.generate()[0].split() == free[: min(free.index(x) for x in last if x in free) + 1]
     assert bench.run_code(g)["pair"].dense == g.dense_text
     assert bench.instrument(prompts=[PROMPT]).generate()[0].split() == free
     bench.tokenizer.chat_template = CHAT
-    assert len(bench.instrument(**question).generate()[0].split()) == 8
+    assert bench.instrument(**question).generate()[0].split() == turn
 
 
 # The ribbon and the menu ------------------------------------------------------------------------
