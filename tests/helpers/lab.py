@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -13,7 +12,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,23 +63,13 @@ ASK = """async code => {
 }"""
 
 
-KEPT = "kept"  # the folder beside a notebook where it leaves H and tables
-FEW = {"ROWS": 3, "HELD_OUT": 2}  # sequences, as many as every notebook needs
-SMALL = FEW | {"LENGTH": 64}  # and short
+SMALL = {"ROWS": 3, "HELD_OUT": 2, "LENGTH": 64}  # as many sequences as every notebook needs
 
 
 def in_browser(test: Any) -> Any:
     """The marks of a test that needs Chromium."""
     skip = pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
     return pytest.mark.browser(pytest.mark.slow(skip(test)))
-
-
-def notebook_of(path: Path, *cells: str) -> Path:
-    """A new notebook of these cells of code."""
-    content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    content.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
-    nbformat.write(content, path)
-    return path
 
 
 def set_parameters(content: nbformat.NotebookNode, values: dict[str, Any]) -> None:
@@ -115,7 +104,6 @@ class Visit:
     """One opened page and what it did: requests to elsewhere, console errors, bytes received."""
 
     page: Any
-    folder: Path = Path()
     outside: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     received: int = 0  # without the still pictures for the saved notebook, which come when it rests
@@ -135,14 +123,6 @@ class Visit:
         head = data[:400] if isinstance(data, bytes) else data[:400].encode()
         if b'"update_display_data"' not in head:
             self.received += len(data)
-
-    def settled(self) -> int:
-        """The bytes received once half a second brought no more: what went before has arrived."""
-        while True:
-            before = self.received
-            self.page.wait_for_timeout(500)
-            if self.received == before:
-                return before
 
     def run_all(self, timeout: float = 500) -> None:
         """Run every cell and wait until all have a number."""
@@ -168,18 +148,6 @@ class Visit:
         """Set traits of one of the notebook's instruments."""
         found = self.ask(f"[setattr({name}, n, v) for n, v in {values!r}.items()] and None")
         assert found == "None", found
-
-    def run_cell(self, begin: str) -> None:
-        """Run the first cell of code that has a text in it."""
-        self.page.evaluate(
-            """async text => {
-              const all = jupyterapp.shell.currentWidget.content;
-              all.activeCellIndex = all.widgets.findIndex(
-                c => c.model.type === 'code' && c.model.sharedModel.getSource().includes(text));
-              await jupyterapp.commands.execute('notebook:run-cell');
-            }""",
-            begin,
-        )
 
     def restart_kernel(self) -> None:
         """Restart the notebook's kernel, which then knows no widget any more."""
@@ -212,14 +180,6 @@ class Visit:
         )
         self.page.wait_for_timeout(800)
 
-    def require_no_upload(self) -> None:
-        """The buttons of Plotly's pictures offer no other place."""
-        buttons = self.page.locator(".modebar-btn").evaluate_all(
-            "all => all.map(b => b.getAttribute('data-title') || '')"
-        )
-        assert buttons
-        assert not [title for title in buttons if re.search("cloud|share|edit in", title, re.I)]
-
     def require_clean(self) -> None:
         """Nothing went out, nothing failed in the page, no cell shows an error."""
         assert not self.outside, self.outside
@@ -240,20 +200,14 @@ class Lab:
     browser: Any
 
     @contextmanager
-    def open(
-        self, notebook: Path, values: dict[str, Any] | None = None, script: str = ""
-    ) -> Iterator[Visit]:
-        """A copy of a notebook in a new folder, with other parameters, on a cold kernel.
-
-        `script` runs in the page before its own.
-        """
+    def open(self, notebook: Path, values: dict[str, Any] | None = None) -> Iterator[Visit]:
+        """A copy of a notebook in a new folder, with other parameters, on a cold kernel."""
         content = nbformat.read(notebook, as_version=4)
         set_parameters(content, values or {})
         folder = Path(tempfile.mkdtemp(prefix=f"{notebook.stem}-", dir=self.folder))
         nbformat.write(content, folder / notebook.name)
         page = self.browser.new_page(viewport={"width": 1280, "height": 1000})
-        page.add_init_script(script)
-        visit = Visit(page, folder)
+        visit = Visit(page)
         visit.listen(self.address)
         try:
             page.goto(f"{self.address}/doc/tree/{folder.name}/{notebook.name}?token=local&reset")
@@ -265,21 +219,14 @@ class Lab:
             self._end_kernels()
 
     @contextmanager
-    def page(
-        self, file: Path, address: str = "", script: str = "", width: int = 1280, **options: Any
-    ) -> Iterator[Any]:
-        """A file in a browser without a network, which must neither fail nor ask for anything.
-
-        `address` is what follows the name, `script` runs before those of the page.
-        """
-        options = {"viewport": {"width": width, "height": 1000}} | options
-        context = self.browser.new_context(**options)
+    def page(self, file: Path) -> Iterator[Any]:
+        """A file in a browser without a network, which must neither fail nor ask for anything."""
+        context = self.browser.new_context(viewport={"width": 1280, "height": 1000})
         context.set_offline(True)
         visit = Visit(context.new_page())
         visit.listen("file:")
         try:
-            visit.page.add_init_script(script)
-            visit.page.goto(file.as_uri() + address)
+            visit.page.goto(file.as_uri())
             yield visit.page
             assert not visit.outside + visit.errors
         finally:
@@ -295,24 +242,33 @@ class Lab:
 
 
 @contextmanager
-def served(command: Sequence[str], folder: Path, alive: str) -> Iterator[str]:
-    """The address of a server that runs in a folder with settings of its own, once it answers."""
+def served(folder: Path, work: Path) -> Iterator[str]:
+    """The address of a JupyterLab on `work`, with its settings in `folder`, once it answers."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        port = probe.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
     places = {name: folder / name for name in ("CONFIG", "DATA", "RUNTIME")}
     own = {f"JUPYTER_{name}_DIR": str(place) for name, place in places.items()}
     own |= {"IPYTHONDIR": str(folder / "ipython"), "XDG_CONFIG_HOME": str(folder / "xdg")}
+    command = [
+        *("jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}", "--allow-root"),
+        *("--ServerApp.port_retries=0", "--IdentityProvider.token=local"),
+        *(f"--ServerApp.root_dir={work}", "--LabApp.expose_app_in_browser=True"),
+        *("--LabApp.extension_manager=readonly", "--LabApp.news_url=None"),
+        f"--LabApp.app_settings_dir={ROOT / '.ci/settings'}",  # asks about no news, as make lab
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    ]
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(
-            [sys.executable, "-m", *command, f"--port={address.rpartition(':')[2]}"],
+            [sys.executable, "-m", *command],
             cwd=folder,
             env=os.environ | own,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
         try:
-            eventually(lambda: _answers(address + alive, server), seconds=120)
+            eventually(lambda: _answers(f"{address}/api/status?token=local", server), seconds=120)
             yield address
         finally:
             server.terminate()
@@ -342,15 +298,7 @@ def running_lab(folder: Path) -> Iterator[Lab]:
 
     work = folder / "work"
     work.mkdir()
-    command = [
-        *("jupyterlab", "--no-browser", "--ip=127.0.0.1", "--allow-root"),
-        *("--ServerApp.port_retries=0", "--IdentityProvider.token=local"),
-        *(f"--ServerApp.root_dir={work}", "--LabApp.expose_app_in_browser=True"),
-        *("--LabApp.extension_manager=readonly", "--LabApp.news_url=None"),
-        f"--LabApp.app_settings_dir={ROOT / '.ci/settings'}",  # asks about no news, as make lab
-        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-    ]
-    with served(command, folder, "/api/status?token=local") as address, sync_playwright() as play:
+    with served(folder, work) as address, sync_playwright() as play:
         browser = play.chromium.launch(executable_path=str(CHROMIUM), headless=True, args=FLAGS)
         yield Lab(address, work, browser)
         browser.close()

@@ -66,40 +66,13 @@ FAULTS = r"""async selector => {
 }"""
 
 
-def layout_faults(page: Any, selector: str) -> list[str]:
-    """Faults of the text inside the elements that a selector finds, as "what: where".
+def require_readable(page: Any, selector: str) -> None:
+    """No text of the elements breaks inside a word, is clipped, or lies under something.
 
     Each element and text is scrolled to, because what covers a text is found only in view.
     """
-    return list(page.evaluate(FAULTS, selector))
-
-
-def require_readable(page: Any, selector: str) -> None:
-    """No text of the elements breaks inside a word, is clipped, or lies under something."""
-    found = layout_faults(page, selector)
+    found = page.evaluate(FAULTS, selector)
     assert not found, found
-
-
-FAINT = """selector => {
-  const parts = color => color.match(/[\\d.]+/g).map(Number);
-  const linear = v => (v <= 10 ? v / 3295 : ((v / 255 + 0.055) / 1.055) ** 2.4);
-  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
-  const behind = element => {
-    const color = parts(getComputedStyle(element).backgroundColor);
-    return (color[3] ?? 1) > 0.9 || !element.parentElement ? color : behind(element.parentElement);
-  };
-  const own = element => [...element.childNodes].some(n => n.nodeType === 3 && n.data.trim());
-  return [...document.querySelectorAll(selector)].filter(e => own(e) && e.checkVisibility())
-    .filter(element => {
-      const pair = [parts(getComputedStyle(element).color), behind(element)].map(light);
-      return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05) < 4.5;
-    }).map(element => `is faint: ${element.textContent.slice(0, 60)}`);
-}"""
-
-
-def faint_texts(page: Any, selector: str) -> list[str]:
-    """Texts of elements whose contrast to what is behind them is below 4.5 (WCAG AA)."""
-    return list(page.evaluate(FAINT, selector))
 
 
 SIDEWAYS = """selector => [...document.querySelectorAll(selector)]

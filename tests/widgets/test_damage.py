@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from cocurve_widgets import LambdaExplorer, Measured, Session
 from cocurve_widgets.damage import STAGES, plain_record
 from cocurve_widgets.packing import plan_mark
 from cocurve_widgets.session import text_name
+from helpers.instruments import received, settle
 from helpers.problems import random_curvature
 from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
 from helpers.waiting import eventually
@@ -39,10 +41,6 @@ def explorer() -> Iterator[LambdaExplorer]:
     made.close()
 
 
-def settle(explorer: LambdaExplorer) -> None:
-    assert explorer.session.worker.join(60)
-
-
 def test_a_rest_measures_both_plans_to_the_end(explorer: LambdaExplorer) -> None:
     settle(explorer)
     a, b = cl.solve_greedy(CURVATURE, 0.4, 0.0), explorer.selection
@@ -56,32 +54,27 @@ def test_a_rest_measures_both_plans_to_the_end(explorer: LambdaExplorer) -> None
         assert (found.rows, found.text) == (6, text_name(TEXT))
         right = {n: int(answers.right[k][answers.of(n)].sum()) for n in ("easy", "hard")}
         assert found.abilities == {name: (count, 4) for name, count in right.items()}
-    shown = explorer._damage
+    shown = received(explorer, "damage")
     paired = shown["paired"]
     assert (paired["difference"], paired["error"]) == pytest.approx(table.paired(1, 0))
     assert paired["plans"] == [plan_mark(plan.pruned) for plan in (a, b)]
-    assert paired["rows"] == 6
     assert not shown["busy"]
     assert [m["rows"] for m in shown["measured"]] == [6, 6, 6]  # the dense model first
     assert shown["measured"][0]["risk"] == 0
-    assert {m.selection.fingerprint for m in explorer.session.measured} == {
-        a.fingerprint,
-        b.fingerprint,
-    }  # so that other views have it too
+    known = {m.selection.fingerprint for m in explorer.session.measured}
+    assert known == {a.fingerprint, b.fingerprint}  # so that other views have it too
 
 
 def test_a_first_kl_comes_from_two_rows_and_answers_come_before_more_rows() -> None:
     steps: list[tuple[int, int]] = []
     explorer = make(live=False)
-    plain_show = explorer._show_damage
 
-    def note() -> None:
-        found = explorer.damage.of(explorer.selection)
-        if found is not None:
-            steps.append((found.rows or 0, sum(n for _, n in found.abilities.values())))
-        plain_show()
+    def note(change: Any) -> None:
+        mark = plan_mark(explorer.selection.pruned)
+        found = [m for m in change["new"]["measured"] if m["plan"] == mark]
+        steps.extend((m["rows"], sum(n for _, n in m["abilities"].values())) for m in found)
 
-    explorer.damage._changed = note
+    explorer.observe(note, "_damage")
     explorer.live = True
     settle(explorer)
     assert steps[0] == (1, 0)
@@ -112,7 +105,6 @@ def test_the_next_move_stops_a_measurement_within_a_pass() -> None:
     last.remove()
     assert explorer.damage.of(first) is None  # its pass never reached the end
     assert explorer.damage.of(explorer.selection).rows == 6
-    assert model.model.layers[0]._forward_pre_hooks == {}
     assert explorer.error == ""
     explorer.close()
 
@@ -126,7 +118,7 @@ def test_plans_passed_by_are_not_measured_and_a_plan_that_returns_is_known_at_on
             explorer.ratio = float(ratio)
             assert explorer.damage.of(explorer.selection) is None
         explorer.ratio = 0.4
-    assert explorer._damage["measured"][-1] == plain_record(before)
+    assert received(explorer, "damage")["measured"][-1] == plain_record(before)
     settle(explorer)
     assert len(explorer.session.measured) == 2  # A and B of 0.4 alone
     explorer.close()
@@ -147,7 +139,9 @@ def test_a_plan_that_the_session_knows_on_this_text_is_not_measured_again() -> N
     explorer.close()
 
 
-def test_it_can_be_switched_off_and_says_what_it_needs(explorer: LambdaExplorer) -> None:
+def test_it_can_be_switched_off_and_an_error_ends_the_work(
+    explorer: LambdaExplorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settle(explorer)
     explorer.live = False
     explorer.ratio = 0.2
@@ -156,27 +150,23 @@ def test_it_can_be_switched_off_and_says_what_it_needs(explorer: LambdaExplorer)
     explorer.live = True
     settle(explorer)
     assert explorer.damage.of(explorer.selection).rows == 6
-    with pytest.raises(cl.InputError, match="no model"):
-        LambdaExplorer(CURVATURE, session=Session(CURVATURE), held_out=TEXT)
-    assert LambdaExplorer(CURVATURE, session=Session(CURVATURE)).damage is None
-
-
-def test_an_error_is_shown_once_and_ends_the_work(explorer: LambdaExplorer) -> None:
-    settle(explorer)
 
     def fail(*_: object) -> None:
         raise cl.NumericalError("the model gives NaN logits.")
 
-    explorer.damage._meter.measure = fail
-    explorer.ratio = 0.2
+    monkeypatch.setattr("cocurve_lab.measuring.risk.Meter.measure", fail)
+    explorer.ratio = 0.3
     eventually(lambda: explorer.error, lambda text: "NaN logits" in text)
     settle(explorer)
-    assert explorer._damage["busy"] is False
+    assert received(explorer, "damage")["busy"] is False
 
 
-def test_kl_and_answers_outlive_the_kernel_in_a_folder(
+def test_kl_and_answers_outlive_the_kernel_in_a_folder_shared_with_the_studies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    plan = cl.solve_greedy(CURVATURE, 0.4)
+    options = AnswerOptions(checkpoint=answers_file(tmp_path, MODEL, QUESTIONS))
+    cl.answer_accuracy(MODEL, TOKENIZER, [plan], QUESTIONS, options=options, progress=False)
     first = make(cache=tmp_path)
     settle(first)
     before = first.damage.of(first.selection)
@@ -192,25 +182,3 @@ def test_kl_and_answers_outlive_the_kernel_in_a_folder(
     assert (after.risk, after.abilities) == (before.risk, before.abilities)
     assert second.error == ""
     second.close()
-
-
-def test_answers_are_shared_with_the_studies_of_the_folder(tmp_path: Path) -> None:
-    place = answers_file(tmp_path, MODEL, QUESTIONS)
-    options = AnswerOptions(checkpoint=place)
-    plans = [cl.Selection.from_pruned(CURVATURE.units, part) for part in ([], [1, 5])]
-    table = cl.answer_accuracy(MODEL, TOKENIZER, plans, QUESTIONS, options=options, progress=False)
-    explorer = make(cache=tmp_path, live=False)
-    explorer.damage._begin(MODEL)
-    for plan, right in zip(plans, table.right, strict=True):
-        found = explorer.damage._answers(plan)
-        assert found == {n: (int(right[table.of(n)].sum()), 4) for n in ("easy", "hard")}
-    explorer.close()
-
-
-def test_the_status_does_not_deny_what_the_panel_shows(explorer: LambdaExplorer) -> None:
-    settle(explorer)
-    assert explorer.damage.of(explorer.selection).rows == 6
-    assert "not measured" not in explorer.status
-    without = LambdaExplorer(CURVATURE, session=Session(CURVATURE))
-    assert "KL not measured" in without.status
-    without.close()

@@ -1,4 +1,4 @@
-"""The front ends' JavaScript: held to Python on fixtures, and kept small, by `node --test`."""
+"""The front ends' JavaScript: held to Python on fixtures by `node --test`, and self-contained."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.extensions.figures import COLORS, ORDERED, SIGNED
+from cocurve_lab.cli import main
+from cocurve_lab.extensions.figures import COLORS, ORDERED
 from cocurve_lab.extensions.writing import brief, plus_minus, typeset
 from cocurve_lab.solver.guards import Rules, reachable_ratio
 from cocurve_lab.solver.protection import in_the_way
 from cocurve_widgets.instrument import front
-from cocurve_widgets.packing import pack_problem, plan_mark
+from cocurve_widgets.packing import nodes_of, pack_problem, plan_mark
 from helpers.pages import matrix_of
 from helpers.problems import make_units, random_curvature
 
@@ -38,43 +39,36 @@ GUARDS = (
 )
 
 
-def node() -> str:
-    """The Node.js that comes with playwright."""
+def node(*arguments: str, **environment: str) -> str:
+    """What the Node.js that comes with playwright prints."""
     from playwright._impl._driver import compute_driver_executable
 
-    return str(compute_driver_executable()[0])
+    run = subprocess.run(
+        [str(compute_driver_executable()[0]), "--no-warnings", *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
 
 
 def controls(ratio: float, strength: float, guards: cl.Guards) -> dict[str, Any]:
-    return {
-        "ratio": ratio,
-        "interaction_strength": strength,
-        "layer_cap": guards.layer_cap,
-        "layer_cap_factor": guards.layer_cap_factor,
-        "protect_first": guards.protect_first,
-        "protect_last": guards.protect_last,
-        "kinds": [kind for kind in ("attention", "ffn") if guards.allows(kind)],
-    }
+    kinds = [kind for kind in ("attention", "ffn") if guards.allows(kind)]
+    return vars(guards) | {"ratio": ratio, "interaction_strength": strength, "kinds": kinds}
 
 
 def case(curvature: cl.Curvature, ratio: float, strength: float, guards: cl.Guards) -> dict:
-    found = {"controls": controls(ratio, strength, guards)}
+    found = {"controls": controls(ratio, strength, guards), "order": [], "stalled": True}
     found["most"] = reachable_ratio(curvature.units, guards, ratio)
     found["loosen"] = in_the_way(Rules(curvature.units, guards, ratio))
     try:
         plan = cl.solve_greedy(curvature, ratio, strength, guards)
     except cl.InfeasibleError:
-        return found | {"order": [], "stalled": True}
-    parts = {"node": plan.node_risk, "edge": plan.edge_risk}
-    return (
-        found
-        | parts
-        | {
-            "order": list(plan.pruned),
-            "mark": plan_mark(plan.pruned),
-            "stalled": False,
-        }
-    )
+        return found
+    found |= {"node": plan.node_risk, "edge": plan.edge_risk, "mark": plan_mark(plan.pruned)}
+    return found | {"order": list(plan.pruned), "stalled": False}
 
 
 def path(curvature: cl.Curvature, ratio: float, guards: cl.Guards) -> dict | None:
@@ -101,7 +95,8 @@ def fixture(curvature: cl.Curvature, strengths: tuple[float, ...]) -> dict[str, 
     cases = [case(seen, r, s, g) for r in ratios for s in strengths for g in GUARDS]
     small = len(seen.units) <= 200  # the browser's sweep solves anew at every order
     paths = [path(seen, r, g) for r in (0.2, 0.5) for g in GUARDS[:4] if small]
-    return {"packed": packed, "cases": cases, "paths": [p for p in paths if p]}
+    file = cl.solve_greedy(seen, 0.2, 0.3).to_json()
+    return {"packed": packed, "cases": cases, "paths": [p for p in paths if p], "file": file}
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +111,8 @@ def fixtures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # greedy stalls at lambda 0 and not at lambda 1
     stall = random_curvature(make_units(3, 2, 6, 7, 13), seed=6)
     seen = cl.Curvature(matrix_of(pack_problem(stall)), stall.units)
-    problems.append(
-        fixture(stall, ()) | {"cases": [case(seen, 0.5, 1.0, cl.Guards(layer_cap=0.5))]}
-    )
+    cases = [case(seen, 0.5, 1.0, cl.Guards(layer_cap=0.5))]
+    problems.append(fixture(stall, ()) | {"cases": cases})
     file = tmp_path_factory.mktemp("front") / "problems.json"
     file.write_text(json.dumps(problems))
     return file
@@ -126,14 +120,32 @@ def fixtures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("tests", TESTS, ids=lambda path: path.name)
 def test_javascript(tests: Path, fixtures: Path) -> None:
-    run = subprocess.run(
-        [node(), "--no-warnings", "--test", str(tests)],
-        env=os.environ | {"COCURVE_FIXTURES": str(fixtures)},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=300,
+    node("--test", str(tests), COCURVE_FIXTURES=str(fixtures))
+
+
+def test_what_is_copied_of_a_plan_makes_it_and_prunes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    units = cl.enumerate_units(cl.load_model("demo")[0])
+    found, facts = nodes_of(random_curvature(units)), {"model": "demo", "ratio": 0.03}
+    problem = {"places": found["index"], "layers": found["layer"]}
+    problem["kinds"] = [int(kind == "ffn") for kind in found["kind"]]
+    order = [3, 30, 31, 77, 150]
+    copied = node(
+        *("--input-type=module", "-e"),
+        f"import {{ takeText }} from '{(FRONT / 'plan_file.js').as_uri()}';"
+        f"console.log(takeText({json.dumps(problem)}, {order}, {facts | {'strength': 0.4}}))",
     )
-    assert run.returncode == 0, run.stdout + run.stderr
+    monkeypatch.chdir(tmp_path)
+    exec(copied, {})
+    plan = cl.Selection.from_json(Path("plan.json").read_text())
+    assert set(plan.pruned) == set(order)
+    assert (plan.requested_ratio, plan.interaction_strength) == (0.03, 0.4)
+    (command,) = re.findall(r"^# cocurve (prune .*)$", copied, re.M)
+    assert main(command.split()) == 0
+    smaller, dense = cl.load_pruned("smaller"), cl.load_model("demo")[0]
+    gone = dense.num_parameters() - smaller.num_parameters()
+    assert gone == units.costs[order].sum()
 
 
 def test_front_end_files_are_small_and_self_contained() -> None:
@@ -150,40 +162,21 @@ def test_one_palette_for_pages_and_pictures() -> None:
     texts = {file.name: file.read_text(encoding="utf-8") for file in FRONT.glob("*.js")}
     for name, value in COLORS.items():
         assert f'{name}: "{value}"' in texts["kit.js"]
+    ordered = texts["kit.js"].split("export const ORDERED = [")[1].split("]")[0]
+    assert re.findall(r'"(#[0-9A-F]{6})"', ordered) == list(ORDERED)
     colored = [name for name, text in texts.items() if re.search(r"#[0-9a-fA-F]{6}\b", text)]
     assert colored == ["kit.js"]
-
-
-def test_a_color_has_one_meaning_and_a_share_is_ordered() -> None:
-    text = (FRONT / "kit.js").read_text(encoding="utf-8")
-    block = text.split("export const COLORS = {")[1].split("}")[0]
-    named = dict(re.findall(r'(\w+): "(#[0-9A-F]{6})"', block))
-    assert set(named) == {*COLORS, "a", "b"}  # kinds, bridge, signs, plans
-    assert len(set(named.values())) == len(named)
-    assert [color for _, color in SIGNED][::2] == [COLORS["negative"], COLORS["positive"]]
-    light = [
-        sum(w * int(c[i : i + 2], 16) for w, i in ((0.3, 1), (0.59, 3), (0.11, 5))) for c in ORDERED
-    ]
-    assert light == sorted(light, reverse=True)
-    ordered = text.split("export const ORDERED = [")[1].split("]")[0]
-    assert re.findall(r'"(#[0-9A-F]{6})"', ordered) == list(ORDERED)
-
-
-def test_front_joins_modules_without_their_imports() -> None:
-    joined = front("lambda.js", render="renderLambda")
-    assert "import {" not in joined
-    assert joined.count("export default { render: renderLambda }") == 1
-    places = [joined.index(f"export function {name}(") for name in ("h", "greedy", "renderLambda")]
-    assert places == sorted(places)
-    assert joined.count("export function h(") == 1
 
 
 @pytest.mark.parametrize(
     "entry", ["page", "lambda", "bridge", "map", "scatter", "generation", "monitor"]
 )
-def test_files_that_are_joined_share_no_name(entry: str) -> None:
+def test_joined_files_share_no_name_and_import_nothing(entry: str) -> None:
+    joined = front(f"{entry}.js", render="renderIt")
+    assert "import {" not in joined
+    assert joined.count("export default { render: renderIt }") == 1
     pattern = r"^(?:export )?(?:async )?(?:function\*?|const|let|class) (\w+)"
-    names = re.findall(pattern, front(f"{entry}.js"), re.M)
+    names = re.findall(pattern, joined, re.M)
     assert len(names) > 20
     assert [name for name, times in Counter(names).items() if times > 1] == []
 
@@ -196,9 +189,6 @@ def test_tables_of_notebooks_write_numbers_as_the_instruments_do() -> None:
     file = (FRONT / "compare.js").as_uri()
     code = f"""import {{ brief, withError }} from '{file}';
         console.log(JSON.stringify([{values}.map(brief), {json.dumps(pairs)}.map(withError)]))"""
-    run = subprocess.run(
-        [node(), "--input-type=module", "-e", code], capture_output=True, text=True, check=True
-    )
-    alone, measured = json.loads(run.stdout)
+    alone, measured = json.loads(node("--input-type=module", "-e", code))
     assert alone == [typeset(brief(value)) for value in values]
     assert measured == [typeset(plus_minus(pair["risk"], pair["error"])) for pair in pairs]

@@ -1,12 +1,10 @@
-"""GenerationCompare without a kernel: traits, messages, stopping, errors, exports, code."""
+"""GenerationCompare without a kernel: texts, stopping, plans, the ribbon, the menu and code."""
 
 from __future__ import annotations
 
-import gc
-import threading
 import time
-import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from cocurve_lab.extensions.judging.lockstep import Sampling, compare_text, forc
 from cocurve_lab.models.runtime import exclusive
 from cocurve_widgets import GenerationCompare, Session, generation_compare
 from cocurve_widgets.session import Cancelled
+from helpers.instruments import say, settle
 from helpers.problems import random_curvature
 from helpers.tiny_models import CHAT, GROUPS, tiny_model, word_tokenizer
 from helpers.waiting import eventually
@@ -43,10 +42,16 @@ class Bench:
         found.send = lambda content, buffers=None: self.sent.append(content)
         return found
 
-    def alone(self, prompt: str = PROMPT, new: int = 8, **sampling: Any) -> Any:
-        plan = self.session.selection
-        assert plan is not None
-        return compare_text(self.model, self.tokenizer, prompt, plan, Sampling(new, **sampling))
+    def alone(self, prompt: str = PROMPT, new: int = 8, **more: Any) -> Any:
+        """The pair of texts that the library writes for the session's plan."""
+        plan, chat = self.session.selection, more.pop("chat", False)
+        sampling = Sampling(new, **more)
+        return compare_text(self.model, self.tokenizer, prompt, plan, sampling, chat=chat)
+
+    def run_code(self, g: GenerationCompare) -> dict[str, Any]:
+        names = {"model": self.model, "tokenizer": self.tokenizer, "curvature": self.curvature}
+        exec(g.code(), names)
+        return names
 
 
 @pytest.fixture
@@ -58,34 +63,24 @@ def bench() -> Iterator[Bench]:
 
 def press(instrument: GenerationCompare, do: str, **values: Any) -> None:
     """What the page sends."""
-    instrument._handle_custom_msg({"do": do, "set": values}, [])
+    say(instrument, do=do, set=values)
 
 
 # Writing ----------------------------------------------------------------------------------------
 
 
-def test_generate_writes_both_texts(bench: Bench) -> None:
-    g = bench.instrument()
-    expected = bench.alone()
-    assert g.generate() == (expected.dense, expected.pruned)
-    assert (g.dense_text, g.pruned_text) == (expected.dense, expected.pruned)
+def test_generate_and_its_button_write_both_texts(bench: Bench) -> None:
+    g, other = bench.instrument(), bench.instrument()
+    expected = bench.alone("w3 w4", 6)
+    assert g.generate("w3 w4", 6) == (expected.dense, expected.pruned)
     assert [token for token, *_ in g.tokens["pruned"]] == list(expected.pruned_ids)
     assert "".join(piece for _, piece, *_ in g.tokens["dense"]) == expected.dense
     assert g.divergence == expected.divergence
     assert (g.busy, g.error, g.stale) == (False, "", "")
-    assert "greedy" in g.status
-    assert "8 tokens" in g.status
-
-
-def test_the_button_does_what_generate_does(bench: Bench) -> None:
-    g = bench.instrument()
-    by_code = (*g.generate("w3 w4", 6), g.divergence, g.ribbon, g.tokens)
-    other = bench.instrument()
     press(other, "generate", prompt="w3 w4", max_new_tokens=6, temperature=0.0, seed=0)
-    assert bench.session.worker.join(20)
-    by_button = (other.dense_text, other.pruned_text, other.divergence, other.ribbon, other.tokens)
-    assert by_button == by_code
-    assert (other.prompt, other.max_new_tokens) == ("w3 w4", 6)
+    settle(other)
+    names = ("dense_text", "pruned_text", "divergence", "ribbon", "tokens", "prompt")
+    assert [getattr(other, name) for name in names] == [getattr(g, name) for name in names]
 
 
 def test_what_is_sent_joins_to_the_text(bench: Bench) -> None:
@@ -93,71 +88,48 @@ def test_what_is_sent_joins_to_the_text(bench: Bench) -> None:
     g.generate()
     start, *batches = bench.sent
     assert start["start"]["prompt"] == PROMPT
-    assert len(batches) > 1, "longer than one batch"
     counts = {"dense": 0, "diagonal": 0, "pruned": 0}
     for batch in batches:
         assert batch["after"] == counts
         for side, new in batch["append"].items():
             assert g.tokens[side][counts[side] : counts[side] + len(new)] == new
             counts[side] += len(new)
-    assert len(batches) < 300, "tokens go in batches"
+    assert 1 < len(batches) < 300, "tokens go in batches"
 
 
-def test_sampling_with_a_seed(bench: Bench) -> None:
-    g = bench.instrument(temperature=1.5, seed=4)
-    first = g.generate()
-    assert first == g.generate()
-    pair = bench.alone(temperature=1.5, seed=4)
-    assert first == (pair.dense, pair.pruned)
-    assert "temperature 1.5, seed 4" in g.status
-    g.seed = 5
-    assert g.stale == "text of other settings"
-    assert g.generate() != first
-    assert g.stale == ""
+SETTINGS = [  # of a text, and another value of one of them
+    ({"temperature": 1.5, "seed": 4}, {"seed": 5}),
+    ({"temperature": 1.5, "seed": 4}, {"temperature": 0.0}),
+    ({"chat": None}, {"chat": False}),  # asked as a chat where the tokenizer has a template
+    ({"chat": False}, {"chat": True}),
+]
 
 
-def test_a_prompt_is_asked_as_chat_says(bench: Bench) -> None:
-    assert "chat" not in bench.instrument().status
+@pytest.mark.parametrize(("given", "other"), SETTINGS)
+def test_texts_and_code_follow_sampling_and_chat(bench: Bench, given: Any, other: Any) -> None:
     bench.tokenizer.chat_template = CHAT
-    for chat, asked in ((None, True), (False, False), (True, True)):
-        g = bench.instrument(chat=chat)
-        pair = compare_text(
-            *(bench.model, bench.tokenizer, PROMPT, g.selection, Sampling(8)), chat=asked
-        )
-        assert g.generate() == (pair.dense, pair.pruned)
-        assert ("through the chat template" in g.status, "not as a chat" in g.status) == (
-            asked,
-            not asked,
-        )
-        names: dict[str, Any] = {"model": bench.model, "tokenizer": bench.tokenizer}
-        names["curvature"] = bench.curvature
-        exec(g.code(), names)
-        assert names["pair"] == pair
-        g.chat = not asked
-        assert g.stale == "text of other settings"
-
-
-def test_an_empty_plan_gives_equal_texts(bench: Bench) -> None:
-    empty = cl.Selection.from_pruned(bench.curvature.units, [])
-    g = bench.instrument(selection=empty, temperature=1.0)
-    dense, pruned = g.generate()
-    assert dense == pruned
-    assert g.divergence is None
-    assert max(bar["kl"] for bar in g.ribbon) == 0
-    assert "dense and B are the same" in g.status
+    g = bench.instrument(**given)
+    pair = bench.alone(**{"chat": True} | {k: v for k, v in given.items() if v is not None})
+    assert g.generate() == g.generate() == (pair.dense, pair.pruned)
+    assert bench.run_code(g)["pair"] == pair
+    ((name, value),) = other.items()
+    setattr(g, name, value)
+    assert g.stale == "text of other settings"
+    assert g.generate() != (pair.dense, pair.pruned)
+    assert g.stale == ""
 
 
 # Stopping, waiting ------------------------------------------------------------------------------
 
 
-def slowly(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> list[int]:
+def slowly(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Make every token take some time; returns a list with one entry per token."""
     made: list[int] = []
     original = generate_rows
 
     def slow(*args: Any, **more: Any) -> Iterator[Any]:
         for pair in original(*args, **more):
-            time.sleep(seconds)
+            time.sleep(0.02)
             made.append(1)
             yield pair
 
@@ -175,13 +147,11 @@ def test_stop_stops_within_a_token_and_keeps_the_text(
     eventually(lambda: len(made) >= 5)
     press(g, "stop")
     at_stop = len(made)
-    assert bench.session.worker.join(20)
+    settle(g)
     assert len(made) <= at_stop + 1
     count = len(g.tokens["dense"])
     assert at_stop <= count <= at_stop + 1
-    assert g.shown["stopped"]
-    assert g.status.startswith("stopped: ")
-    assert not g.busy
+    assert (g.shown["stopped"], g.busy) == (True, False)
     pair = bench.alone(new=count)
     assert (g.dense_text, g.pruned_text) == (pair.dense, pair.pruned)
     assert len(g.ribbon) == len(pair.prompt_ids) + count - 1
@@ -202,116 +172,71 @@ def test_interrupting_a_cell_keeps_the_text(bench: Bench, monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         g.generate()
     assert g.dense_text == bench.alone(new=3).dense
-    assert g.shown["stopped"]
-    assert not g.busy
+    assert (g.shown["stopped"], g.busy) == (True, False)
     assert exclusive(bench.model).acquire(blocking=False)
     exclusive(bench.model).release()
 
 
-def test_waiting_for_the_model_is_said_and_can_be_stopped(bench: Bench) -> None:
+def test_waiting_for_the_model_can_be_stopped(bench: Bench) -> None:
     g = bench.instrument()
-    lock = exclusive(bench.model)
-    with lock:  # as a build in a cell does
+    with exclusive(bench.model):  # as a build in a cell does
         press(g, "generate")
         eventually(lambda: "waiting for the model" in g.status)
-        time.sleep(0.15)
-        assert g.dense_text == ""
         press(g, "stop")
-        assert bench.session.worker.join(20)
-    assert g.status == "stopped before the first token"
-    assert not g.busy
-    assert g.dense_text == ""
-    with lock:
+        settle(g)
+        assert (g.error, g.busy, g.dense_text) == ("", False, "")
+        with ThreadPoolExecutor(1) as cells:
+            cell = cells.submit(g.generate)
+            eventually(lambda: g.busy)
+            g.stop()
+            assert isinstance(cell.exception(20), Cancelled)
         press(g, "generate")
-        time.sleep(0.15)
-    assert bench.session.worker.join(20)
+        assert not bench.session.worker.join(0.2)
+    settle(g)
     assert g.dense_text == bench.alone().dense
 
 
-def test_a_blocking_generate_can_be_stopped_while_it_waits(bench: Bench) -> None:
-    g = bench.instrument()
-    held, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with exclusive(bench.model):
-            held.set()
-            done.wait(20)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait(20)
-    stopper = threading.Timer(0.2, g.stop)
-    stopper.start()
-    with pytest.raises(Cancelled):
-        g.generate()
-    done.set()
-    thread.join()
-    stopper.join()
-    assert g.status == "stopped before the first token"
-    assert (g.error, g.busy) == ("", False)
-
-
-def test_the_newest_request_wins(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_request_wins_and_instruments_do_not_cancel_each_other(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = slowly(monkeypatch)
-    g = bench.instrument(max_new_tokens=300)
+    g, other = bench.instrument(max_new_tokens=300), bench.instrument(prompt="w2 w3")
     press(g, "generate")
     eventually(lambda: len(made) >= 2)
     press(g, "generate", prompt="w9", max_new_tokens=5)
-    assert bench.session.worker.join(20)
+    press(other, "generate")
+    settle(g)
     assert g.dense_text == bench.alone("w9", 5).dense
-    assert not g.shown["stopped"]
-    assert g.shown["run"] == 2
-    assert not g.busy
-
-
-def test_two_instruments_of_a_session_do_not_cancel_each_other(bench: Bench) -> None:
-    left, right = bench.instrument(), bench.instrument(prompt="w2 w3")
-    press(left, "generate")
-    press(right, "generate")
-    assert bench.session.worker.join(20)
-    assert left.dense_text == bench.alone().dense
-    assert right.dense_text == bench.alone("w2 w3").dense
+    assert (g.shown["stopped"], g.shown["run"], g.busy) == (False, 2, False)
+    assert other.dense_text == bench.alone("w2 w3").dense
 
 
 # Plans ------------------------------------------------------------------------------------------
 
 
-def test_the_first_plan_and_the_link(bench: Bench) -> None:
+def test_the_plan_is_the_sessions(bench: Bench) -> None:
     g = bench.instrument()
-    plan = bench.session.selection
-    assert plan is g.selection
-    assert plan.pruned == cl.solve_greedy(bench.curvature, 0.2, 1.0).pruned
-    other = cl.solve_greedy(bench.curvature, 0.4, 0.0)
-    bench.session.selection = other
-    assert g.selection is other
-    g.selection = plan
+    plan, other = g.selection, cl.solve_greedy(bench.curvature, 0.4, 0.0)
     assert bench.session.selection is plan
-    second = bench.instrument()
-    assert second.selection is plan
-    third = bench.instrument(selection=other)
-    assert g.selection is second.selection is third.selection is other
-    g.close()
-    bench.session.selection = plan
-    assert g.selection is other  # a closed one has left
+    assert plan.pruned == cl.solve_greedy(bench.curvature, 0.2, 1.0).pruned
+    second = bench.instrument(selection=other)
+    assert g.selection is second.selection is bench.session.selection is other
+    g.selection = plan
+    assert bench.session.selection is second.selection is plan
 
 
-def test_another_plan_makes_the_text_stale(bench: Bench) -> None:
+def test_another_plan_or_prompt_makes_the_text_stale(bench: Bench) -> None:
     g = bench.instrument()
-    bench.session.selection = cl.solve_greedy(bench.curvature, 0.3)
+    g.selection = plan = cl.solve_greedy(bench.curvature, 0.3)
     assert g.stale == ""  # there is no text yet
-    plan = bench.session.selection
-    g.generate()
-    text = g.dense_text, g.pruned_text
-    bench.session.selection = cl.solve_greedy(bench.curvature, 0.5)
-    assert g.stale == "text of another plan"
-    assert (g.dense_text, g.pruned_text) == text
-    bench.session.selection = cl.Selection.from_pruned(plan.units, reversed(plan.pruned))
+    text = g.generate()
+    g.selection = cl.Selection.from_pruned(plan.units, reversed(plan.pruned))
     assert g.stale == ""  # the same units in another order
     ffn = next(i for i in plan.kept if plan.units[i].kind == "ffn")
-    bench.session.selection = plan.with_gains({ffn: 2.0})
-    assert g.stale == "text of another plan"
-    g.selection = None
-    assert g.stale == "text of another plan"
+    for other in (cl.solve_greedy(bench.curvature, 0.5), plan.with_gains({ffn: 2.0}), None):
+        g.selection = other
+        assert g.stale == "text of another plan"
+    assert (g.dense_text, g.pruned_text) == text
     g.selection = plan
     g.prompt = "w8"
     assert g.stale == "text of another prompt"
@@ -322,24 +247,22 @@ def test_the_sliders_write_the_dense_text_and_those_of_a_and_b(bench: Bench) -> 
     assert (g.ratio, g.selection.interaction_strength) == (0.2, 0.5)
     assert not g.busy  # a notebook that is run writes nothing by itself
     g.ratio = 0.6
-    assert bench.session.worker.join(20)
-    a = cl.solve_greedy(bench.curvature, 0.6, 0.0)
-    b = cl.solve_greedy(bench.curvature, 0.6, 0.5)
+    settle(g)
+    a, b = (cl.solve_greedy(bench.curvature, 0.6, strength) for strength in (0.0, 0.5))
     assert set(a.pruned) != set(b.pruned)
     assert bench.session.selection.pruned == g.selection.pruned == b.pruned
     expected = bench.alone()
     assert (g.dense_text, g.pruned_text) == (expected.dense, expected.pruned)
     bench.session.selection = a
     assert (g.ratio, g.interaction_strength) == (0.6, 0.0)
-    assert bench.session.worker.join(20)
-    assert g.pruned_text == bench.alone().pruned
+    settle(g)
     assert (g.diagonal_text, list(g.tokens)) == ("", ["dense", "pruned"])  # A is B
     diagonal, run = g.pruned_text, g.shown["run"]
-    g.interaction_strength = 0.5
-    assert bench.session.worker.join(20)
-    assert (g.pruned_text, g.diagonal_text) == (expected.pruned, diagonal)
-    g.interaction_strength = 0.5001  # the same plan: its text is there
-    assert bench.session.worker.join(20)
+    assert diagonal == bench.alone().pruned
+    for strength in (0.5, 0.5001):  # the same plan: its text is there
+        g.interaction_strength = strength
+        settle(g)
+        assert (g.pruned_text, g.diagonal_text) == (expected.pruned, diagonal)
     assert g.shown["run"] == run + 1
     g.live = False
     g.ratio = 0.3
@@ -355,111 +278,83 @@ def test_a_reply_ends_with_its_line_unless_it_is_a_turn_of_a_chat(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = bench.instrument().generate()[0].split()
-    other = next(word for word in free if word != free[0])
-    decode = type(bench.tokenizer).decode  # a word of the text is now a line end
+    bench.tokenizer.chat_template = CHAT
+    turn = bench.instrument().generate()[0].split()
+    bench.tokenizer.chat_template = None
+    last = {next(word for word in text if word != text[0]) for text in (free, turn)}
+    decode = type(bench.tokenizer).decode
 
     def with_lines(self: Any, *args: Any, **more: Any) -> str:
-        return decode(self, *args, **more).replace(other, f"{other}\n")
+        words = decode(self, *args, **more).split(" ")
+        return " ".join(f"{word}\n" if word in last else word for word in words)
 
     monkeypatch.setattr(type(bench.tokenizer), "decode", with_lines)
-    g = bench.instrument(prompts=[Question("own", PROMPT, "w1")], prompt="")
-    assert g.generate()[0].split() == free[: free.index(other) + 1]
-    run_code(bench, g)
-    assert run_code(bench, g)["pair"].dense == g.dense_text
+    question = {"prompts": [Question("own", PROMPT, "w1")], "prompt": ""}
+    g = bench.instrument(**question)
+    assert g.generate()[0].split() == free[: min(free.index(x) for x in last if x in free) + 1]
+    assert bench.run_code(g)["pair"].dense == g.dense_text
     assert bench.instrument(prompts=[PROMPT]).generate()[0].split() == free
     bench.tokenizer.chat_template = CHAT
-    assert len(bench.instrument(prompts=[Question("own", PROMPT, "w1")]).generate()[0].split()) == 8
+    assert bench.instrument(**question).generate()[0].split() == turn
 
 
-def test_live_writes_again(bench: Bench) -> None:
-    g = bench.instrument(live=True)
-    bench.session.selection = cl.solve_greedy(bench.curvature, 0.3)
-    assert not g.busy  # not before the first press
-    g.generate()
-    for ratio in (0.35, 0.4, 0.6):
-        bench.session.selection = cl.solve_greedy(bench.curvature, ratio)
-    assert bench.session.worker.join(20)
-    pair = bench.alone()
-    assert (g.dense_text, g.pruned_text, g.stale) == (pair.dense, pair.pruned, "")
-    assert "live" in g.keys
-
-
-# The ribbon -------------------------------------------------------------------------------------
+# The ribbon and the menu ------------------------------------------------------------------------
 
 
 def values(g: GenerationCompare) -> np.ndarray:
     return np.array([bar["kl"] for bar in g.ribbon])
 
 
-def test_the_ribbon_is_the_forced_kl_of_the_named_text(bench: Bench) -> None:
+def test_the_ribbon_is_the_forced_kl_of_the_named_text_and_its_plan(bench: Bench) -> None:
     g = bench.instrument()
     g.generate()
     pair, plan = bench.alone(), bench.session.selection
     for name, ids in (("dense", pair.dense_ids), ("pruned", pair.pruned_ids)):
         g.forced_text = name
-        assert bench.session.worker.join(20)
+        settle(g)
         row = [*pair.prompt_ids, *ids]
         np.testing.assert_allclose(values(g), forced_kl(bench.model, plan, row), rtol=1e-6)
         risk = cl.pruning_risk(bench.model, plan, cl.CalibrationSet(torch.tensor([row])))
         assert values(g).mean() == pytest.approx(risk, rel=1e-5)
-        assert name in g.ribbon_text
         assert [bar["generated"] for bar in g.ribbon] == [False] * 3 + [True] * 8
         names = [bar["token"].strip() for bar in g.ribbon]
         assert names == bench.tokenizer.convert_ids_to_tokens(row)[1:]
+        bench.session.selection = cl.solve_greedy(bench.curvature, 0.6)  # the text stays of `plan`
 
 
 def test_a_text_of_ones_own(bench: Bench) -> None:
     g = bench.instrument()
     g.forced_text = "custom"
-    assert bench.session.worker.join(20)
-    assert (g.ribbon, g.ribbon_text) == ([], "your own text")
     g.custom_text = "w4 w5 w6 w7"
-    assert bench.session.worker.join(20)  # before any text was generated
+    settle(g)  # before any text was generated
     expected = forced_kl(bench.model, bench.session.selection, [6, 7, 8, 9])
     np.testing.assert_allclose(values(g), expected, rtol=1e-6)
-    assert not any(bar["generated"] for bar in g.ribbon)
     g.custom_text = "w4"  # nothing to predict
-    assert bench.session.worker.join(20)
+    settle(g)
     assert g.ribbon == []
-    g.custom_text = "w4 " * 401
-    assert bench.session.worker.join(20)
-    assert "context is 400" in g.error
-    g.custom_text = "w4 w5"
-    assert bench.session.worker.join(20)
-    assert (g.error, len(g.ribbon)) == ("", 1)
     g.custom_text = "w4 " * 401  # the text columns do not depend on it
     press(g, "generate")
-    assert bench.session.worker.join(20)
+    settle(g)
     assert "context is 400" in g.error
     assert g.dense_text == bench.alone().dense
-    assert not g.busy
+    g.custom_text = "w4 w5"
+    settle(g)
+    assert (g.error, len(g.ribbon)) == ("", 1)
 
 
-def test_the_ribbon_is_of_the_plan_of_the_text(bench: Bench) -> None:
-    g = bench.instrument()
-    g.generate()
-    plan, pair = bench.session.selection, bench.alone()
-    bench.session.selection = cl.solve_greedy(bench.curvature, 0.6)
-    g.forced_text = "pruned"
-    assert bench.session.worker.join(20)
-    row = [*pair.prompt_ids, *pair.pruned_ids]
-    np.testing.assert_allclose(values(g), forced_kl(bench.model, plan, row), rtol=1e-6)
-
-
-# The menu ---------------------------------------------------------------------------------------
-
-
-def test_the_menu_of_other_models_is_what_the_user_gives(bench: Bench) -> None:
-    assert bench.instrument().menu == []
-    questions = [Question("sums", "w1 w2", "w3"), "w5 w6"]
+def test_the_menu_is_what_the_user_gives_and_answers_are_judged(bench: Bench) -> None:
+    text = bench.instrument().generate()[0]
+    questions = [Question("own", PROMPT, text.strip()), "w5 w6"]
     g = bench.instrument(prompts=questions, prompt="")
-    assert (g.choice, g.prompt) == (0, "w1 w2")
-    assert [entry["answer"] for entry in g.menu] == ["w3", None]
+    assert (g.choice, g.prompt) == (0, PROMPT)
+    _, pruned = g.generate()
+    right = {"dense": True, "diagonal": g.diagonal_text == text, "pruned": pruned == text}
+    assert (g.shown["answer"], g.shown["right"]) == (text.strip(), right)
     g.choice = 1
     assert g.prompt == "w5 w6"
-    g.prompt = "something else"
-    assert g.choice is None
-    g.prompt = "w1 w2"
+    g.generate("w9 w9")
+    assert (g.choice, g.shown["answer"], {*g.shown["right"].values()}) == (None, None, {None})
+    g.prompt = PROMPT
     assert g.choice == 0
     g.choice = 7
     assert "choice is 7" in g.error
@@ -469,46 +364,29 @@ def test_the_menu_of_other_models_is_what_the_user_gives(bench: Bench) -> None:
     assert bench.instrument(prompts=questions, prompt="", choice=1).prompt == "w5 w6"
 
 
-def test_answers_are_judged(bench: Bench) -> None:
-    text = bench.instrument().generate()[0]
-    g = bench.instrument(prompts=[Question("own", PROMPT, text.strip())], prompt="")
-    _, pruned = g.generate()
-    assert g.shown["answer"] == text.strip()
-    assert g.shown["right"] == {
-        "dense": True,
-        "diagonal": g.diagonal_text == text,
-        "pruned": pruned == text,
-    }
-    g.generate("w9 w9")
-    assert g.shown["answer"] is None
-    assert {*g.shown["right"].values()} == {None}
-
-
-def test_the_embedded_models_menu() -> None:
+@pytest.mark.slow
+def test_the_embedded_model_answers_every_prompt_of_its_menu() -> None:
     model, tokenizer = cl.load_model("demo", device="cpu")
     curvature = random_curvature(cl.enumerate_units(model))
     g = GenerationCompare(model, tokenizer, curvature, max_new_tokens=12)
-    assert {entry["group"] for entry in g.menu} == {
-        *("arithmetic", "code", "commonsense", "knowledge", "stories")
-    }
-    assert g.prompt == g.menu[0]["prompt"]
+    questions = cl.demo_questions()
+    assert [entry["prompt"] for entry in g.menu] == [question.prompt for question in questions]
     g.selection = cl.Selection.from_pruned(curvature.units, [])
     g.generate()
-    assert g.shown["answer"] == g.menu[0]["answer"]
-    assert g.shown["right"]["dense"] == g.shown["right"]["pruned"]
-    g.generate("The end of a day", 200)  # up to its end token
-    if g.tokens["dense"][-1][0] == tokenizer.eos_token_id:
-        assert g.tokens["dense"][-1][1:] == ["", tokenizer.eos_token]
+    assert g.shown["right"]["dense"] is g.shown["right"]["pruned"] is True
+    right = cl.answer_accuracy(model, tokenizer, [g.selection], questions, progress=False).right
+    assert right.shape == (1, 40)
+    assert right.all()
 
 
-# Errors -----------------------------------------------------------------------------------------
+# Errors and code --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("controls", "words"),
     [
         ({"prompt": "  "}, "prompt is empty"),
-        ({"prompt": "w1 " * 400}, "400 tokens, the model's context 400"),
+        ({"prompt": "w1 " * 400}, "400 tokens"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
         ({"temperature": -1.0}, "temperature=-1"),
         ({"seed": -3}, "seed=-3"),
@@ -517,98 +395,50 @@ def test_the_embedded_models_menu() -> None:
 def test_errors_appear_in_the_instrument(bench: Bench, controls: Any, words: str) -> None:
     g = bench.instrument()
     press(g, "generate", **controls)
-    assert bench.session.worker.join(20)
+    settle(g)
     assert words in g.error
     assert not g.busy
     with pytest.raises(cl.InputError, match=words):
         g.generate()
 
 
-def test_what_the_page_cannot_mean_and_no_plan(bench: Bench) -> None:
+def test_what_the_page_cannot_mean_no_plan_and_nan(bench: Bench) -> None:
     g = bench.instrument()
     press(g, "generate", max_new_tokens="many")
     assert "max_new_tokens" in g.error
-    g.selection = None
+    plan, g.selection = g.selection, None
     press(g, "generate")
     assert "no plan" in g.error
     with pytest.raises(cl.InputError, match="no plan"):
         g.code()
-
-
-def test_an_error_while_writing(bench: Bench) -> None:
-    g = bench.instrument()
+    g.selection = plan
     with torch.no_grad():
         bench.model.model.norm.weight[0] = float("nan")
     press(g, "generate")
-    assert bench.session.worker.join(20)
+    settle(g)
     assert "NaN" in g.error
-    assert (g.busy, g.status) == (False, "no new text")
-
-
-# Files and code ---------------------------------------------------------------------------------
-
-
-def run_code(bench: Bench, g: GenerationCompare) -> dict[str, Any]:
-    names = {"model": bench.model, "tokenizer": bench.tokenizer, "curvature": bench.curvature}
-    exec(g.code(), names)
-    return names
+    assert not g.busy
 
 
 @pytest.mark.parametrize("forced", ["dense", "pruned", "custom"])
-def test_code_reproduces_what_is_shown(
-    bench: Bench, forced: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_code_reproduces_what_is_shown(bench: Bench, forced: str) -> None:
     g = bench.instrument(temperature=0.7, seed=11, custom_text="w3 'w4' \"w5\"")
+    assert bench.run_code(g)["pair"].dense == g.generate()[0]  # before there is a text
     g.generate("w2 w3 w4")
     g.forced_text = forced
-    assert bench.session.worker.join(20)
+    settle(g)
     g.prompt = "something else by now"
-    names = run_code(bench, g)
+    names = bench.run_code(g)
     assert (names["pair"].dense, names["pair"].pruned) == (g.dense_text, g.pruned_text)
     np.testing.assert_allclose(names["kl"], values(g), rtol=1e-6)
-    assert "cl.solve_greedy" in g.code()
-    assert g.dense_text in capsys.readouterr().out
 
 
 def test_code_of_plans_that_no_solve_gives(bench: Bench) -> None:
     g = bench.instrument()
     ffn = next(i for i, unit in enumerate(bench.curvature.units) if unit.kind == "ffn")
     by_hand = cl.Selection.from_pruned(bench.curvature.units, [1, 8, 14])
-    for plan in (by_hand, by_hand.with_gains({ffn: 1.5})):
+    guards = cl.Guards(layer_cap=0.5, kinds=("ffn",))
+    guarded = cl.solve_greedy(bench.curvature, 0.3, 0.4, guards)
+    for plan in (by_hand, by_hand.with_gains({ffn: 1.5}), guarded):
         g.selection = plan
-        g.generate()
-        found = run_code(bench, g)["selection"]
-        assert found.fingerprint == plan.fingerprint
-    guarded = cl.solve_greedy(bench.curvature, 0.3, 0.4, cl.Guards(layer_cap=0.5, kinds=("ffn",)))
-    g.selection = guarded
-    g.generate()
-    assert run_code(bench, g)["selection"].pruned == guarded.pruned
-
-
-def test_code_before_the_first_text(bench: Bench) -> None:
-    g = bench.instrument()
-    assert run_code(bench, g)["pair"].dense == g.generate()[0]
-
-
-def test_a_closed_instrument_stops_and_goes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    slowly(monkeypatch)
-    g = bench.instrument(max_new_tokens=300)
-    press(g, "generate")
-    g.close()
-    assert bench.session.worker.join(20)
-    gone = weakref.ref(g)
-    del g
-    gc.collect()
-    assert gone() is None
-
-
-@pytest.mark.slow
-def test_the_whole_model_answers_every_prompt_of_the_menu() -> None:
-    model, tokenizer = cl.load_model("demo")
-    units = cl.enumerate_units(model, GROUPS)
-    questions = cl.demo_questions()
-    whole = cl.Selection.from_pruned(units, [])
-    right = cl.answer_accuracy(model, tokenizer, [whole], questions, progress=False).right
-    wrong = [q.prompt for q, found in zip(questions, right[0], strict=True) if not found]
-    assert wrong == []
-    assert len(questions) == 40
+        assert bench.run_code(g)["selection"].fingerprint == plan.fingerprint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from cocurve_lab.extensions.pretrained import kept
 from cocurve_lab.extensions.pretrained.kept import write_plans
 from cocurve_lab.models.runtime import exclusive
 from cocurve_widgets import Measured, Session
-from cocurve_widgets.session import CancelToken, Mailbox
+from cocurve_widgets.session import Cancelled, CancelToken, Mailbox
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import tiny_model
 
@@ -25,15 +26,18 @@ def fail(error: Exception) -> None:
     raise AssertionError(error)
 
 
-def test_only_the_newest_waiting_job_of_a_kind_runs() -> None:
+def test_only_the_newest_waiting_job_of_a_kind_runs_and_none_that_is_cancelled() -> None:
     mailbox, gate, ran = Mailbox(), threading.Event(), []
     mailbox.submit("other", lambda token: gate.wait(10) and None, fail)
     for number in range(50):
         mailbox.submit("slider", lambda token, n=number: ran.append(n), fail)
+    token = mailbox.submit("dropped", lambda token: ran.append(-1), fail)
+    mailbox.cancel("dropped")
     assert mailbox.busy("slider")
     gate.set()
     assert mailbox.join(10)
     assert ran == [49]
+    assert token.cancelled
     assert not mailbox.busy("slider")
 
 
@@ -53,17 +57,6 @@ def test_a_running_job_is_asked_to_stop_by_a_newer_one() -> None:
     mailbox.submit("measure", lambda token: seen.append("new"), fail)
     assert mailbox.join(10)
     assert seen == ["stopped", "new"]
-
-
-def test_cancelling_drops_what_waits() -> None:
-    mailbox, gate, ran = Mailbox(), threading.Event(), []
-    mailbox.submit("a", lambda token: gate.wait(10) and None, fail)
-    token = mailbox.submit("b", lambda token: ran.append(1), fail)
-    mailbox.cancel("b")
-    gate.set()
-    assert mailbox.join(10)
-    assert token.cancelled
-    assert not ran
 
 
 def test_its_thread_ends_with_the_work_and_no_kernel_waits_for_it() -> None:
@@ -118,69 +111,35 @@ def test_two_that_read_a_plan_at_once_wait_for_the_same_one() -> None:
         session.selection = owed
 
     session.debtor = solve
-    seen: list[cl.Selection | None] = []
-    readers = [threading.Thread(target=lambda: seen.append(session.selection)) for _ in range(2)]
-    readers[0].start()
-    assert solving.wait(10)
-    readers[1].start()
-    readers[1].join(0.2)
-    go_on.set()
-    for reader in readers:
-        reader.join(10)
-    assert len(seen) == 2
-    assert all(plan is owed for plan in seen)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(lambda: session.selection)
+        assert solving.wait(10)
+        second = threads.submit(lambda: session.selection)
+        with pytest.raises(TimeoutError):
+            second.result(0.2)
+        go_on.set()
+        assert first.result(10) is second.result(10) is owed
 
 
 def test_the_model_has_one_lock_for_cells_and_callbacks() -> None:
     model = tiny_model()
     units = cl.enumerate_units(model, 4)
-    session = Session(random_curvature(units))
-    session.attach(model)
-    entered = threading.Event()
-    with cl.ablate(model, [units[0]]):
+    session, token = Session(random_curvature(units), model), CancelToken()
 
-        def measure() -> None:
-            with session.exclusive():
-                entered.set()
+    def measure(token: CancelToken | None = None) -> None:
+        with session.exclusive(token):
+            pass
 
-        thread = threading.Thread(target=measure)
-        thread.start()
-        assert not entered.wait(0.3)  # not while the units are switched off
-    thread.join(10)
-    assert entered.is_set()
+    with ThreadPoolExecutor(2) as threads:
+        with cl.ablate(model, [units[0]]):
+            waiting, stopped = threads.submit(measure), threads.submit(measure, token)
+            token.cancel()
+            assert isinstance(stopped.exception(10), Cancelled)
+            with pytest.raises(TimeoutError):  # not while the units are switched off
+                waiting.result(0.3)
+        waiting.result(10)
     assert exclusive(model).acquire(blocking=False)
     exclusive(model).release()
-
-
-def test_a_cancelled_job_stops_waiting_for_the_model() -> None:
-    model = tiny_model()
-    session = Session(random_curvature(cl.enumerate_units(model, 4)), model)
-    token = CancelToken()
-    stopped = []
-
-    def wait() -> None:
-        try:
-            with session.exclusive(token):
-                pass
-        except cl.CocurveError as error:
-            stopped.append(error)
-
-    with exclusive(model):
-        thread = threading.Thread(target=wait)
-        thread.start()
-        token.cancel()
-        thread.join(10)
-    assert len(stopped) == 1
-
-
-def test_a_model_of_other_units_is_refused() -> None:
-    with pytest.raises(cl.MismatchError, match="the curvature"):
-        Session(CURVATURE).attach(tiny_model())
-
-
-def test_without_a_model_the_next_step_is_said() -> None:
-    with pytest.raises(cl.InputError, match="attach"):
-        Session(CURVATURE).require_model()
 
 
 def test_one_session_per_curvature_as_long_as_somebody_holds_it() -> None:

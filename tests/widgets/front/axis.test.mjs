@@ -2,7 +2,6 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { axisOf, linearAxis, neighbor, planAt } from "../../../widgets/cocurve_widgets/front/axis.js";
-import { clearLabels } from "../../../widgets/cocurve_widgets/front/svg.js";
 
 const breaks = [0.1, 0.4, 0.8];
 
@@ -49,10 +48,4 @@ test("one plan, and two flips at one lambda, leave a usable axis", () => {
   assert.equal(axisOf([]).strength(0.5), 0.5);
   const twice = axisOf([0.5, 0.5]);
   for (const strength of [0, 0.25, 0.5, 0.75, 1]) assert.ok(Number.isFinite(twice.place(strength)));
-});
-
-test("labels that would touch are left out, never those of the ends", () => {
-  const labels = [[0, "0"], [8, "a"], [11, "b"], [40, "c"], [97, "d"], [100, "1"]];
-  const kept = clearLabels(labels, () => 6).map(([, text]) => text);
-  assert.deepEqual(kept, ["0", "c", "1"]);
 });

@@ -3,10 +3,9 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { comparedPlans, lineEnds, markPaths, placeGraph, readEdges, shareBelow, strokeEdges,
-  unitsInside, visibleEdges } from "../../../widgets/cocurve_widgets/front/bridge_parts.js";
+import { comparedPlans, lineEnds, readEdges, unitsInside, visibleEdges } from "../../../widgets/cocurve_widgets/front/bridge_parts.js";
 import { nearest } from "../../../widgets/cocurve_widgets/front/svg.js";
-import { COLORS, fateText, logAxis } from "../../../widgets/cocurve_widgets/front/kit.js";
+import { logAxis } from "../../../widgets/cocurve_widgets/front/kit.js";
 import { unitGrid } from "../../../widgets/cocurve_widgets/front/unit_map.js";
 
 // two layers of 2 attention units and 3 FFN groups; layer 1 lost its second attention unit
@@ -38,36 +37,6 @@ test("a grid puts layers across and attention above FFN", () => {
   assert.equal(grid.geometry.height, 4 + 5 * 22 + gap + 22);
 });
 
-test("a grid of one kind has no gap, and a layer without units keeps its place", () => {
-  const grid = gridOf({ kind: ["ffn", "ffn"], layer: [0, 3], index: [0, 0] }, 470);
-  const place = placeGraph(grid, 470);
-  assert.equal(grid.geometry.gap, 0);
-  assert.deepEqual(place.x, [114, 414]);
-  assert.deepEqual(place.y, [15, 15]);
-});
-
-test("marks stay inside the picture and do not overlap", () => {
-  const grid = gridOf(nodes);
-  const place = placeGraph(grid, 276);
-  for (let u = 0; u < 9; u++) {
-    assert.ok(place.x[u] - place.radius >= 64 && place.x[u] + place.radius <= place.right);
-    assert.ok(place.y[u] - place.radius >= 0 && place.y[u] + place.radius <= grid.geometry.height);
-    for (let v = 0; v < u; v++) {
-      assert.ok(Math.hypot(place.x[u] - place.x[v], place.y[u] - place.y[v]) > 2 * place.radius);
-    }
-  }
-});
-
-test("a mark shows each state by a path of its own", () => {
-  const colors = { text: "T", muted: "M", back: "B", accent: "A" };
-  const looks = (state) => markPaths({ kind: "ffn", ...state }, 10, 10, 4, colors)
-    .map(({ fill, stroke }) => stroke ?? fill);
-  assert.deepEqual(looks({}), ["B", "M"]);
-  assert.deepEqual(looks({ removed: true }), ["B", "T"]); // hollow
-  assert.deepEqual(looks({ bridge: true }), ["B", "M", COLORS.bridge]);
-  assert.deepEqual(looks({ brushed: true, selected: true }), ["A", "B", "M", "T"]);
-});
-
 test("edges know their block", () => {
   assert.deepEqual(edges.block, ["attention", "cross", "ffn", "cross"]);
   assert.deepEqual([...edges.u], [0, 0, 2, 5]);
@@ -87,12 +56,6 @@ test("threshold, sign, blocks and ego view choose edges", () => {
   assert.deepEqual(shown({ ego: true, unit: 0 }), [0, 1]);
   assert.deepEqual(shown({ ego: true, unit: 8 }), []);
   assert.deepEqual(shown({ ego: true, unit: null }), [0, 1, 2, 3]); // nobody to be alone with
-});
-
-test("no edges at all", () => {
-  const none = readEdges(new Uint32Array(0), new Float32Array(0), nodes.kind);
-  assert.deepEqual(visibleEdges(none, everything), []);
-  strokeEdges(null, {}, null, none, [], 1); // touches no canvas
 });
 
 test("the nearest mark within reach is hit", () => {
@@ -155,14 +118,6 @@ test("the line runs where the residual is 0, over units that have one", () => {
   assert.equal(lineEnds({ saliency: [0, 0], connectivity: [0, 0], residual: [null, null] }), null);
 });
 
-test("words and numbers", () => {
-  assert.equal(fateText(4, [7, 4]), "removed at step 2");
-  assert.equal(fateText(4, [7, 4], false), "removed");
-  assert.equal(fateText(4, [7]), "kept");
-  assert.equal(fateText(4, null), "no plan");
-  assert.equal(shareBelow([1, 2, 3, 4], 2), 0.5);
-});
-
 test("edges can be those of some units, and the ego view is of any unit", () => {
   const ends = Uint32Array.from([0, 1, 1, 2, 2, 3]);
   const edges = readEdges(ends, Float32Array.from([0.9, 0.8, 0.7]), nodes.kind);
@@ -184,21 +139,4 @@ test("plans are compared at the nearest ratio where they differ on the units", (
   assert.equal(comparedPlans(runs, [7], 0.2, true).ratio, 0.2);
   assert.ok(comparedPlans(runs, [4], 0.2, false).note.startsWith("At every ratio tried"));
   assert.equal(comparedPlans(runs, [4], 0.5, true).diagonal, null); // out of reach
-});
-
-test("only the strongest edges are wide, and negative ones dashed", () => {
-  const many = 500;
-  const ends = Uint32Array.from({ length: 2 * many }, (_, i) => (i % 2 ? 6 : 0));
-  const rho = Float32Array.from({ length: many }, (_, i) => (i % 2 ? -1 : 1) * (1 - i / many));
-  const place = placeGraph(gridOf(nodes), 276);
-  const strokes = [];
-  const g = { dash: [], lines: 0, beginPath: () => (g.lines = 0), moveTo() {},
-    lineTo: () => g.lines++, quadraticCurveTo: () => g.lines++, setLineDash: (d) => (g.dash = d),
-    stroke: () => strokes.push([g.strokeStyle, g.dash.length, g.lineWidth, g.lines]) };
-  const read = readEdges(ends, rho, nodes.kind);
-  strokeEdges(g, {}, place, read, [...rho.keys()], 1);
-  assert.equal(strokes.reduce((sum, s) => sum + s[3], 0), many);
-  assert.ok(strokes.every(([color, dash]) => (color === COLORS.negative) === dash > 0));
-  assert.ok(strokes.at(-1)[2] > 3); // the strongest comes last, on top
-  assert.ok(strokes.slice(0, 4).every(([, , width]) => width === 1));
 });

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
 
-import { edgeText, measuredPairs, ownPlan, pairRows, pairWith, toggled, tokenText,
+import { edgeText, measuredPairs, ownPlan, pairRows, pairWith, toggled,
 } from "../../../widgets/cocurve_widgets/front/by_hand.js";
 import { markOf } from "../../../widgets/cocurve_widgets/front/measured.js";
 import { pairsInTurn, strongestPair } from "../../../widgets/cocurve_widgets/front/edge.js";
@@ -81,8 +81,4 @@ test("an edge within its error says so", () => {
   assert.match(edgeText({ predicted: -0.2, measured: -0.1, error: 0.01 }), /less than alone.*same harm\.$/);
   assert.match(edgeText({ predicted: 0.2, measured: -0.1, error: 0.01 }), /H has the other sign\.$/);
   assert.equal(edgeText({ measured: null }), "");
-});
-
-test("blanks of a token can be seen", () => {
-  assert.deepEqual([" the", " ", "\n"].map(tokenText), ["“ the”", "“␣”", "“⏎”"]);
 });

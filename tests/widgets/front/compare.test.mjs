@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { difference, layersText, signed } from "../../../widgets/cocurve_widgets/front/compare.js";
+import { difference, layersText } from "../../../widgets/cocurve_widgets/front/compare.js";
 import { stateOf } from "../../../widgets/cocurve_widgets/front/unit_map.js";
 
 test("units that join and leave are told apart", () => {
@@ -11,8 +11,4 @@ test("units that join and leave are told apart", () => {
   const [a, b] = [new Set([1, 2]), new Set([2, 3])];
   assert.deepEqual([0, 1, 2, 3].map((u) => stateOf(u, a, b)), ["kept", "left", "removed", "joined"]);
   assert.equal(stateOf(3, null, b), "removed"); // without a plan A nothing has joined
-});
-
-test("differences have a sign", () => {
-  assert.deepEqual([0.25, -0.25, 0, null].map((x) => signed(x)), ["+0.25", "−0.25", "0", ""]);
 });

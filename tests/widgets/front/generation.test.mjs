@@ -2,8 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { firstDivergence, forkBar, grouped, grown, replyMark, short, visible }
-  from "../../../widgets/cocurve_widgets/front/generation.js";
+import { firstDivergence, forkBar, grown } from "../../../widgets/cocurve_widgets/front/generation.js";
 
 const tokens = (...ids) => ids.map((id) => [id, `t${id} `]);
 
@@ -28,17 +27,6 @@ test("texts grow only by what follows on them", () => {
   assert.equal(grown(null, message), null); // a view opened in the middle
 });
 
-test("verdicts have a sign and words", () => {
-  assert.match(replyMark(true, "22"), /✓ right/);
-  assert.match(replyMark(false, "22"), /✗.*22/);
-  assert.equal(replyMark(null, null), "");
-  assert.equal(replyMark(null, "22"), "");
-});
-
-test("invisible characters are spelled out", () => {
-  assert.equal(visible(" a\n\tb"), "␣a⏎⇥b");
-});
-
 test("the fork stands on the bar of the first differing token", () => {
   const bar = (generated) => ({ token: "x", kl: 0, generated });
   const bars = [bar(false), bar(false), bar(true), bar(true), bar(true)];
@@ -47,13 +35,4 @@ test("the fork stands on the bar of the first differing token", () => {
   assert.equal(forkBar(bars, 3), null); // the ribbon's text ends before
   assert.equal(forkBar(bars, null), null);
   assert.equal(forkBar([bar(false)], 0), null);
-});
-
-test("the menu is grouped in order and its prompts are short", () => {
-  const menu = ["b", "a", "b"].map((group, k) => ({ group, prompt: String(k) }));
-  assert.deepEqual(grouped(menu), [["b", [[0, menu[0]], [2, menu[2]]]], ["a", [[1, menu[1]]]]]);
-  assert.equal(short(" def f(x):\n    return x\n"), "def f(x): return x");
-  const long = short("word ".repeat(40) + "the end", 20);
-  assert.equal(long.length, 20);
-  assert.ok(long.startsWith("…") && long.endsWith("the end"));
 });

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { bounded, covering, guessedSteps, guessesOn, revealed, turned } from "../../../widgets/cocurve_widgets/front/guess.js";
+import { bounded, covering, guessedSteps, guessesOn, turned } from "../../../widgets/cocurve_widgets/front/guess.js";
 
 const step = (strength, risk, predicted) => ({ strength, risk, predicted, order: [Math.round(100 * strength)] });
 const STEPS = [step(0, 1.1, 1.5), step(0.25, 1.2, 1.3), step(0.6, 1.3, 0.7), step(0.75, 1.6, 0.75), step(1, 2.8, 0.8)];
@@ -25,11 +25,6 @@ test("a guess moves by a tenth and stays in reach of the chart", () => {
   assert.ok(turned(1, "ArrowDown") < 1);
   assert.equal(turned(1, "Tab"), null);
   assert.deepEqual([bounded(99, 1.1), bounded(0, 1.1)], [4.4, 0.275]);
-});
-
-test("what was revealed names the guess, H and the measurement", () => {
-  assert.equal(revealed(guessesOn(STEPS, 0.2, [0.2, 1.2, 0.9]), "H"),
-    "λ 0.6: you 1.2, H 0.7, measured 1.3; λ 1: you 0.9, H 0.8, measured 2.8");
 });
 
 test("a plan is covered until it is visited, and a new guess covers all again", () => {

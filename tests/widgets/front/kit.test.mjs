@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { Cleaner, SILENCE, ask, show, typedNumber } from "../../../widgets/cocurve_widgets/front/kit.js";
+import { Cleaner, SILENCE, ask, stemOf, toCsv, typedNumber } from "../../../widgets/cocurve_widgets/front/kit.js";
 
 const field = (text, min = "", max = "", step = "any") => ({ min, max, step,
   valueAsNumber: text === "" ? NaN : Number(text) });
@@ -12,11 +12,6 @@ test("a typed number is brought into its bounds, and letters are none", () => {
   assert.equal(typedNumber(field("0.7", "0", "5")), 0.7);
   assert.equal(typedNumber(field("2.6", "0", "", "1")), 3);
   assert.equal(typedNumber(field("", "0", "5")), null);
-});
-
-test("a negative number has the minus that a difference has", () => {
-  assert.deepEqual([-0.029234, -1.64e-5, 0.25, 2e6, 0, null].map(show),
-    ["−0.02923", "−1.64e-5", "0.25", "2.00e+6", "0", "-"]);
 });
 
 function fakeModel(send) {
@@ -41,4 +36,16 @@ test("a kernel that drops what it is sent is noticed, and one that answers is no
   context.mock.timers.tick(SILENCE + 1);
   assert.equal(silent, 2);
   assert.equal(deaf.handlers.size + good.handlers.size + broken.handlers.size, 0);
+});
+
+test("files name a matrix that is not H", () => {
+  const model = (matrix) => ({ get: (name) => (name === "matrix_name" ? matrix : undefined) });
+  assert.equal(stemOf(model("measured KL"), "plan"), "plan_measured_KL");
+  for (const real of ["H", undefined]) assert.equal(stemOf(model(real), "plan"), "plan");
+});
+
+test("no cell of a CSV begins a formula, and numbers stay numbers", () => {
+  const rows = [["=1+1", -2.5], ['@a","b', 3], ["\rx", null], ["a-b", "-"]];
+  assert.equal(toCsv({ columns: ["=name", "value"], rows }),
+    "'=name,value\n'=1+1,-2.5\n\"'@a\"\",\"\"b\",3\n\"'\rx\",\na-b,'-\n");
 });

@@ -4,10 +4,9 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 const parts = await import("../../../widgets/cocurve_widgets/front/map_parts.js");
-const { accountOf, cellAt, clipped, colored, correlationOf, halved, inside, pairsInside, pairsOf, pauseOf,
-  placesOf, runsOf, shadeCells, shadesOf, showing, unitsOf, zoomed } = parts;
+const { accountOf, cellAt, clipped, correlationOf, inside, pairsInside, pairsOf, placesOf, shadeCells, showing,
+  unitsOf, zoomed } = parts;
 const { squareOf } = await import("../../../widgets/cocurve_widgets/front/kit.js");
-const { boxOf, placeAt, pointAt } = await import("../../../widgets/cocurve_widgets/front/map_picture.js");
 
 const FULL = 32767;
 const root = (rho) => Math.round(Math.sign(rho) * Math.sqrt(Math.abs(rho)) * FULL);
@@ -59,21 +58,6 @@ test("shades of H follow the fourth root, with its diagonal", () => {
     shade(4), shade(10)]);
 });
 
-test("colors end at those of the signs, and none is the background", () => {
-  const colors = shadesOf([200, 100, 0], [0, 50, 250], [255, 255, 255], [9, 9, 9]);
-  const rgba = (shade) => [...new Uint8Array(colored([shade], colors).buffer)];
-  assert.deepEqual(rgba(255), [200, 100, 0, 255]);
-  assert.deepEqual(rgba(-255), [0, 50, 250, 255]);
-  assert.deepEqual(rgba(0), [255, 255, 255, 255]);
-  assert.deepEqual(rgba(256), [9, 9, 9, 255]);
-  assert.ok(rgba(128)[2] < 255 && rgba(128)[2] > 0);
-});
-
-test("of four cells the strongest stays, with its sign", () => {
-  const level = { shades: Int16Array.from([1, -7, 5, 3, 2, 0, 256, 4, 256]), size: 3 };
-  assert.deepEqual(halved(level), { shades: Int16Array.from([-7, 5, 4, 0]), size: 2 });
-});
-
 test("a window stays inside and keeps the point under the pointer", () => {
   assert.deepEqual(inside([-3, 95, 20], 100), [0, 80, 20]);
   assert.deepEqual(inside([0, 0, 1], 100), [0, 0, 4]);
@@ -97,22 +81,10 @@ test("points become cells and rectangles units", () => {
   assert.deepEqual(between([1, 1, 2], [0, 0], [5, 5]), [0, 2]);
 });
 
-test("runs of equal values", () => {
-  assert.deepEqual(runsOf([1, 1, 2, 1]), [{ value: 1, start: 0, end: 2 },
-    { value: 2, start: 2, end: 3 }, { value: 1, start: 3, end: 4 }]);
-  assert.deepEqual(runsOf([]), []);
-});
-
 test("the account adds up the terms of the steps so far", () => {
   const plan = { order: [5, 2], node: [1, 2], edge: [0, -0.5], gone: [0.1, 0.25] };
   assert.deepEqual(accountOf(plan, 2), { node: 3, edge: -0.5, risk: 2.5, gone: 0.25 });
   assert.deepEqual(accountOf(plan, 0), { node: 0, edge: 0, risk: 0, gone: 0 });
-});
-
-test("plays take a bounded time", () => {
-  assert.equal(pauseOf(1), 600);
-  assert.equal(pauseOf(100), 150);
-  assert.equal(pauseOf(5000), 50);
 });
 
 test("pairs in view: each once, strongest first", () => {
@@ -121,13 +93,4 @@ test("pairs in view: each once, strongest first", () => {
   assert.deepEqual(all, [[1, 2], [0, 1], [0, 2]]);
   assert.deepEqual(pairsInside([0, 0, 3], [2, 1, 0], rho, 2), all.slice(0, 2));
   assert.deepEqual(pairsInside([0, 1, 1], [0, 1, 2], rho, 9), [[0, 1]]);
-});
-
-test("places stand where they are drawn, and a narrow picture leaves out the names", () => {
-  const box = boxOf(1000);
-  assert.ok(box.names && !boxOf(500).names);
-  const scene = { box, window: [10, 0, 20] };
-  assert.equal(placeAt(scene, 10, 0), 0);
-  assert.equal(placeAt(scene, 20, 1), box.side);
-  assert.deepEqual(pointAt(scene, [box.left, box.top + box.side]), [10, 20]);
 });

@@ -2,8 +2,8 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
 
-import { ageText, apart, cellsOfPath, keptRatios, knownOf, lessOf, mainText, markOf, measuredSteps,
-  measurementOf, pairedOf, rowsText, standIn, strengthsAt, verdict,
+import { apart, cellsOfPath, keptRatios, knownOf, lessOf, mainText, markOf, measuredSteps, measurementOf,
+  pairedOf, standIn, strengthsAt, verdict,
 } from "../../../widgets/cocurve_widgets/front/measured.js";
 
 const of = (order, text, risk, more = {}) => ({ plan: markOf(order), text, risk, error: 0.01, rows: 6,
@@ -96,14 +96,4 @@ test("a difference of earlier plans is not shown for the present ones", () => {
   assert.equal(pairedOf({ paired }, a, b).difference, 0.1);
   assert.equal(pairedOf({ paired }, b, a), null);
   assert.equal(pairedOf({}, a, b), null);
-});
-
-test("rows and ages are told in words", () => {
-  const live = { text: "now", rows: 16 };
-  const record = (rows, at, text = "now") => ({ rows, at, text });
-  assert.equal(rowsText(record(2, 100), live, 105), "2 of 16 rows, just now");
-  assert.equal(rowsText(record(1, 100), { text: "now", rows: 1 }, 105), "1 row, just now");
-  assert.equal(rowsText(record(6, null, "C4"), live), "kept, 6 rows");
-  assert.deepEqual([[100, 99], [100, 138], [100, 400], [100, 10_000]].map(([at, now]) => ageText(at, now)),
-    ["just now", "40 s ago", "5 min ago", "3 h ago"]);
 });

@@ -40,6 +40,8 @@ test("A and B are compared only where both were measured, on one text", () => {
   assert.equal(measuredChange(a, b, live), "−0.3100 ± 0.0040");
   assert.equal(answersChange(a, b), "0");
   assert.equal(answersChange(a, d), "");
+  const fewer = plan([5], { measured: [of([5], 1, { abilities: { sums: [1, 4] } })] });
+  assert.equal(answersChange(a, fewer), ""); // fewer were asked
   assert.deepEqual(answersOf({ abilities: { x: [1, 2], y: [3, 5] } }), [4, 7]);
 });
 

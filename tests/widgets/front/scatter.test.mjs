@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { ORDERED } from "../../../widgets/cocurve_widgets/front/kit.js";
-import { colorOf, numbersOf, pointOf, rowsOf, shapeOf } from "../../../widgets/cocurve_widgets/front/scatter.js";
+import { colorOf, numbersOf, pointOf, rowsOf } from "../../../widgets/cocurve_widgets/front/scatter.js";
 
 test("rows come back from columns", () => {
   assert.deepEqual(rowsOf({ name: ["a", "b"], risk: [1, null] }), [{ name: "a", risk: 1 }, { name: "b", risk: null }]);
@@ -16,28 +16,17 @@ test("a color is the removed share, and its bounds belong to the lower one", () 
     [0, 0, 1, 1, 2, 3, 4, 5].map((k) => ORDERED[k]));
 });
 
-test("methods and lambdas have marks of their own", () => {
-  const marks = [0.05, 0.5, 1, 2].map((strength) => shapeOf("edge-aware greedy", strength));
-  assert.equal(new Set(marks).size, 3);
-  assert.equal(marks[2], marks[3]); // lambda 1 and above look alike
-  const others = ["diagonal greedy", "local swap", "random", "other plan"].map((method) => shapeOf(method, 0));
-  assert.equal(new Set([...marks, ...others]).size, 7);
-  assert.equal(shapeOf("something new", null), "other plan");
-});
-
 test("a list of numbers is taken whole or not at all", () => {
   assert.deepEqual(numbersOf("0, 0.2 ,1", 0, Infinity), [0, 0.2, 1]);
   assert.deepEqual(numbersOf("0.1 0.2", 0, 1), [0.1, 0.2]);
   for (const typed of ["", "0, x", "-1", "0.2, 7"]) assert.equal(numbersOf(typed, 0, 1), null);
 });
 
-test("a point has its two risks and says them; what a log axis cannot show is none", () => {
+test("a point has its two risks, and what a log axis cannot show is none", () => {
   const row = { kind: "plan", name: "P", method: "random", realized_ratio: 0.2, units: 3, text: "T",
     predicted_risk: 0.5, measured_risk: 1, measured_risk_error: 0.25 };
   const point = pointOf(row);
   assert.deepEqual([point.x, point.y, point.error], [0.5, 1, 0.25]);
-  assert.deepEqual(point.lines, ["P (random)", "removes 20.00 % of removable cost, 3 units", "predicted 0.5",
-    "measured 1.00 ± 0.25 (2 x)", "on T"]);
   assert.equal(pointOf({ ...row, predicted_risk: null }), null);
   assert.equal(pointOf({ ...row, measured_risk: 0 }), null);
 });

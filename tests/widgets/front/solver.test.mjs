@@ -118,10 +118,3 @@ test("the ledger adds up to the marginal of the step", () => {
   const kept = [...problem.costs.keys()].find((u) => !order.includes(u));
   assert.equal(ledger(problem, order, controls.interaction_strength, kept).step, -1);
 });
-
-test("a prefix stops where its target is reached", () => {
-  const run = { order: [4, 2, 7], edges: [0, 1, 2], spent: [10, 20, 30] };
-  assert.deepEqual(prefix(run, 11).order, [4, 2]);
-  assert.deepEqual(prefix(run, 0).order, []);
-  assert.equal(prefix(run, 31).stalled, true);
-});
