@@ -243,7 +243,7 @@ def demo_tasks() -> list[TaskFile]:
     if not tasks:
         raise InputError(
             f"there are no prompts in {data / 'prompts'}. Clone the whole repository, or write "
-            "them again with `python data/world.py`."
+            "them again with `python -m data.make.world`."
         )
     texts = [{"text": text} for text in read_documents(data / "texts" / "test.jsonl")]
     return [*tasks, *choices, rolling_text("texts", texts)]

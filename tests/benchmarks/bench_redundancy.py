@@ -1,6 +1,6 @@
 """Do edges help less where FFN channels are redundant? A row per model, and the rank correlation.
 
-    python data/train_demo.py --out ../short --steps 400
+    python -m data.make.train_demo --out ../short --steps 400
     python tests/benchmarks/bench_redundancy.py demo ../short --other FOLDER TEXT_FILE
 
 Everything is kept in --folder; a second run with one model more measures only that one.

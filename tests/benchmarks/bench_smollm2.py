@@ -4,7 +4,7 @@
     python tests/benchmarks/bench_smollm2.py edges      # one of them
     python tests/benchmarks/bench_smollm2.py --write    # put them into the pages
 
-`data/measure_smollm2.py` makes the measurements.
+`python -m data.make.measure_smollm2` makes the measurements.
 """
 
 from __future__ import annotations

@@ -7,10 +7,11 @@ import math
 import re
 from itertools import combinations
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+
+from data.make import lexicon, prose, world
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 SIZES = {"train": 6000, "calibration": 1000, "held_out": 3000, "test": 800}
@@ -18,7 +19,7 @@ Made = dict[str, list[Any]]
 
 
 @pytest.fixture(scope="module")
-def made(world: ModuleType) -> Made:
+def made() -> Made:
     """The first documents of each split; those of training are a large sample."""
     return {split: list(world.documents(split, size)) for split, size in SIZES.items()}
 
@@ -35,7 +36,7 @@ def shipped(folder: str) -> dict[str, list[dict[str, str]]]:
     }
 
 
-def test_shipped_files_are_what_the_generator_writes(world: ModuleType, made: Made) -> None:
+def test_shipped_files_are_what_the_generator_writes(made: Made) -> None:
     for split, rows in shipped("texts").items():
         first = [(document.family, document.text) for document in made[split][: len(rows)]]
         assert [(row["family"], row["text"]) for row in rows] == first
@@ -95,13 +96,11 @@ def test_articles_fit(tales: list[str]) -> None:
             assert (article.lower() == "an") == (vowel or word == "hour"), (article, word)
 
 
-def test_verbs_agree_with_their_subjects(
-    world: ModuleType, prose: ModuleType, tales: list[str]
-) -> None:
+def test_verbs_agree_with_their_subjects(tales: list[str]) -> None:
     """Nouns and pronouns directly before was, were, is, are."""
     scenes = [scene for topic in prose.TOPICS.values() for scene in topic.scenes]
     things = {thing for scene in scenes for thing in scene.things}
-    singular = {prose.base(thing) for thing in things} | {"he", "she", *world.lexicon.PEOPLE}
+    singular = {prose.base(thing) for thing in things} | {"he", "she", *lexicon.PEOPLE}
     plural = {prose.plural(thing) for thing in things if thing[0] != "~"} | {"they"}
     same = singular & plural  # sheep, deer
     checked = 0
@@ -116,23 +115,23 @@ def test_verbs_agree_with_their_subjects(
     assert checked > 1000
 
 
-def test_pronouns_speak_of_someone_named_before(world: ModuleType, tales: list[str]) -> None:
-    women = set(world.lexicon.WOMEN.split())
+def test_pronouns_speak_of_someone_named_before(tales: list[str]) -> None:
+    women = set(lexicon.WOMEN.split())
     for text in tales:
         for found in re.finditer(r"\b([Hh]e|[Ss]he|[Hh]is|[Hh]er)\b", text):
             before = set(re.findall(r"\b[A-Z]\w+\b", text[: found.start()]))
-            wanted = women if found[1].lower() in ("she", "her") else set(world.lexicon.MEN.split())
+            wanted = women if found[1].lower() in ("she", "her") else set(lexicon.MEN.split())
             assert before & wanted, text
 
 
-def test_a_story_answers_its_own_question(world: ModuleType) -> None:
+def test_a_story_answers_its_own_question() -> None:
     """What the last word must be is settled: by the story, or by a fact about the person."""
     for row in shipped("prompts")["stories"]:
         colour = re.search(r"the (\w+)$", row["prompt"])
         if colour and colour[1] in world.VALUES["colour"]:
             assert set(re.findall(rf"\b{colour[1]} (\w+)", row["prompt"])) == {row["answer"]}
         elif goodbye := re.search(r"(\w+) said goodbye to$", row["prompt"]):
-            named = set(re.findall(r"\w+", row["prompt"])) & set(world.lexicon.PEOPLE)
+            named = set(re.findall(r"\w+", row["prompt"])) & set(lexicon.PEOPLE)
             friend = world.FACTS[goodbye[1]]["friend"]  # may be told as a fact
             assert row["answer"] in named
             assert named - {goodbye[1], row["answer"]} <= {friend}
@@ -142,7 +141,7 @@ def test_a_story_answers_its_own_question(world: ModuleType) -> None:
             assert row["answer"] in world.FACTS[person].values()
 
 
-def test_choices_cost_what_their_probability_says(world: ModuleType) -> None:
+def test_choices_cost_what_their_probability_says() -> None:
     draws = world.Draws("price")
     assert draws.choice("abcd") in "abcd"
     assert draws.nats == pytest.approx(math.log(4))

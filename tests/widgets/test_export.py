@@ -89,7 +89,7 @@ def test_the_page_of_the_real_model_is_of_this_front_end_and_what_is_kept() -> N
 def test_the_shipped_page_is_of_this_front_end_and_this_model() -> None:
     text = SHIPPED.read_text(encoding="utf-8")
     for part in (front("page.js"), front("instrument.css")):
-        assert part in text, "make the page again: python data/measure_curvature.py --page-only"
+        assert part in text, "run: python -m data.make.measure_curvature --page-only"
     assert SHIPPED.stat().st_size < 1_000_000
     packed = data_of(SHIPPED)["lambda"]["_problem"]
     assert len(packed["costs"]) == 160

@@ -26,7 +26,7 @@ showed for it (or, where the question names a second thing, never with that thin
 training are the plain form of every fact, and the answers "yes", which held away would leave a
 thing only the contrary.
 
-Run `python data/world.py` to write texts/*.jsonl and prompts/*.jsonl beside this file.
+Run `python -m data.make.world` to write texts/*.jsonl and prompts/*.jsonl in data/.
 """
 
 import hashlib
@@ -37,10 +37,10 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import lexicon
-from draws import Draws
-from prose import Narrator, article, pronouns
-from topics import TOPICS
+from . import lexicon
+from .draws import Draws
+from .prose import Narrator, article, pronouns
+from .topics import TOPICS
 
 SPLITS = ("train", "calibration", "held_out", "test")
 FAMILIES = ("stories", "commonsense", "knowledge", "arithmetic", "code")
@@ -331,8 +331,8 @@ def _write(path: Path, rows: list[dict]) -> None:
 
 
 def main() -> None:
-    """Write the shipped texts and test prompts beside this file."""
-    here = Path(__file__).parent
+    """Write the shipped texts and test prompts in data/."""
+    here = Path(__file__).parents[1]
     for split, n in TEXTS.items():
         rows = [{"family": made.family, "text": made.text} for made in documents(split, n)]
         _write(here / "texts" / f"{split}.jsonl", rows)

@@ -1,13 +1,13 @@
 """Measure SmolLM2-135M once, for what ships with it: data/smollm2/ and explore_smollm2.html.
 
     make smollm2
-    python data/measure_smollm2.py H --c4 C4 --wikitext TEXT      # 75 minutes on two cores
-    python data/measure_smollm2.py best --c4 C4                   # 70 minutes
-    python data/measure_smollm2.py methods --c4 C4                # an hour
-    python data/measure_smollm2.py plans --c4 C4 --wikitext TEXT  # an hour
-    python data/measure_smollm2.py add --methods NAME --c4 C4 --wikitext TEXT  # minutes
-    python data/measure_smollm2.py refit --c4 C4 --wikitext TEXT  # 20 minutes
-    python data/measure_smollm2.py page --c4 C4                   # seconds
+    python -m data.make.measure_smollm2 H --c4 C4 --wikitext TEXT      # 75 minutes on two cores
+    python -m data.make.measure_smollm2 best --c4 C4                   # 70 minutes
+    python -m data.make.measure_smollm2 methods --c4 C4                # an hour
+    python -m data.make.measure_smollm2 plans --c4 C4 --wikitext TEXT  # an hour
+    python -m data.make.measure_smollm2 add --methods NAME --c4 C4 --wikitext TEXT  # minutes
+    python -m data.make.measure_smollm2 refit --c4 C4 --wikitext TEXT  # 20 minutes
+    python -m data.make.measure_smollm2 page --c4 C4                   # seconds
 
 C4 and TEXT are files with one document per line: a slice of C4 in English, and the valid split of
 WikiText-2. Their text is not in the repository; the numbers are. Every step resumes: what is in the
@@ -83,7 +83,7 @@ REFITTED = (
     *((0.2, name) for name in ("units by their own KL", "measured blocks, lambda 0.5")),
     *((0.2, name) for name in ("measured layers, lambda 0", "ShortGPT", "SlimLLM", "FLAP")),
 )
-PAGE = Path(__file__).resolve().parents[1] / "notebooks" / "explore_smollm2.html"
+PAGE = Path(__file__).resolve().parents[2] / "notebooks" / "explore_smollm2.html"
 PROMPTS = ("What is the capital of France?", "What is the opposite of hot?", "What is 2 + 3?")
 REPLY, ANSWER = 12, 24  # tokens of a reply to them, and of one that is judged
 

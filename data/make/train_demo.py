@@ -1,7 +1,7 @@
 """Train the embedded demo model on the closed world of world.py, from nothing to a model folder.
 
-    python data/train_demo.py --out data/demo
-    python data/train_demo.py --out data/mixture --experts 16 --steps 800 --documents 100000
+    python -m data.make.train_demo --out data/demo
+    python -m data.make.train_demo --out data/mixture --experts 16 --steps 800 --documents 100000
 
 The second line trains a small mixture of experts instead.
 CPU or CUDA is chosen automatically. The schedule counts steps, never seconds, and the rows of a
@@ -26,8 +26,6 @@ import numpy
 import tokenizers
 import torch
 import transformers
-import world
-from measure import capability, held_out
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
@@ -38,6 +36,9 @@ from transformers import (
     MixtralForCausalLM,
     PreTrainedTokenizerFast,
 )
+
+from . import world
+from .measure import capability, held_out
 
 END = "<eos>"  # stands between documents; also begin and padding
 CONTEXT, BATCH = 256, 32  # tokens per row, rows per step
@@ -284,7 +285,7 @@ def report(options, model, record: dict, train_tokens: int) -> None:
     curve = record["loss_curve"]
     kept = curve[:: max(1, len(curve) // 50)]
     record |= {
-        "command": "python data/train_demo.py " + " ".join(sys.argv[1:]),
+        "command": "python -m data.make.train_demo " + " ".join(sys.argv[1:]),
         "device": torch.cuda.get_device_name() if model.device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "steps": options.steps,

@@ -1,6 +1,6 @@
 """Write the model card of the demo model from the numbers measured beside it.
 
-    python data/model_card.py --folder data/demo
+    python -m data.make.model_card --folder data/demo
 
 Reads training.json (written by train_demo.py) and, where it is present, curvature.json (written by
 measure_curvature.py). The columns of the KL table are the keys of its rows, in their order; units
@@ -11,7 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
-import world
+from . import world
 
 FAMILIES = {
     "stories": "last word of a story: a name or object met before, or a fact about a person",
@@ -109,14 +109,14 @@ watch which ability goes first when parts are removed.
 
 ## Corpus
 
-All text comes from `data/world.py`, a seeded generator. There are five families, in documents: \
-{mixture}. Stories are most of the text. Each has one of 26 topics; a small English grammar \
-(`data/prose.py`) draws its sentences from the words of that topic, so that the next word is \
-mostly a real choice. The other families are about a closed world, in which most of a sentence is \
-settled. Splits are disjoint by construction: a stable hash of the combination behind a text (two \
-people, topic and object of a story; person or thing, attribute and sentence form of a fact; \
-unordered pair of numbers; word) puts it into exactly one split. Facts are shared between splits, \
-forms of asking for one are not.
+All text comes from `data/make/world.py`, a seeded generator. There are five families, in \
+documents: {mixture}. Stories are most of the text. Each has one of 26 topics; a small English \
+grammar (`data/make/prose.py`) draws its sentences from the words of that topic, so that the next \
+word is mostly a real choice. The other families are about a closed world, in which most of a \
+sentence is settled. Splits are disjoint by construction: a stable hash of the combination behind \
+a text (two people, topic and object of a story; person or thing, attribute and sentence form of \
+a fact; unordered pair of numbers; word) puts it into exactly one split. Facts are shared between \
+splits, forms of asking for one are not.
 
 {table(["split", "documents", "tokens"], splits)}
 
@@ -151,14 +151,15 @@ model's next token, "sure" the share of positions at which its first choice has 
 {curvature_section(curvature) if curvature else ""}
 ## Limits
 
-The model knows its own world and nothing else. It does not answer free questions, does not follow \
-instructions, and continues other text with pieces of its own. Its stories are grammatical English \
-without a plot. Numbers above 99, words of more than three letters in code, and functions other \
-than those in `data/lexicon.py` are outside what it was shown. People and facts are invented. The \
-shares of the families and the wording of the stories were settled over three training runs, by \
-entropy, loss, the share of sure positions, and exact match on 50 test prompts of each family. So \
-the test set has been looked at, though not trained on. No plan was measured before the last run. \
-The results of pruning it say how a method works, not how well the method does on a large model.
+The model knows its own world and nothing else. It does not answer free questions, does not \
+follow instructions, and continues other text with pieces of its own. Its stories are grammatical \
+English without a plot. Numbers above 99, words of more than three letters in code, and functions \
+other than those in `data/make/lexicon.py` are outside what it was shown. People and facts are \
+invented. The shares of the families and the wording of the stories were settled over three \
+training runs, by entropy, loss, the share of sure positions, and exact match on 50 test prompts \
+of each family. So the test set has been looked at, though not trained on. No plan was measured \
+before the last run. The results of pruning it say how a method works, not how well the method \
+does on a large model.
 """
 
 

@@ -4,7 +4,8 @@ import re
 from collections import defaultdict
 
 import torch
-import world
+
+from . import world
 
 ANSWER_TOKENS = 12  # more than any answer of the world needs
 SURE = 0.99  # probability of the first choice above which a position counts as sure

@@ -1,9 +1,9 @@
 """Measure the co-pruning curvature of the demo model: writes data/demo/curvature.json for its card,
 and notebooks/explore_demo.html, the explorers with H and the measured plans in one offline page.
 
-    python data/measure_curvature.py
-    python data/measure_curvature.py --page-only  # the page alone: after a change of the front end
-    python data/model_card.py
+    python -m data.make.measure_curvature
+    python -m data.make.measure_curvature --page-only  # after a change of the front end
+    python -m data.make.model_card
 
 H is built on several disjoint draws of calibration text, each as large as that of the notebooks.
 Plans of the card are solved on each H without guards and measured on the same held-out text. A mean

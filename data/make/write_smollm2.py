@@ -1,7 +1,7 @@
 """Let SmolLM2-135M write calibration text, which is kept in data/smollm2/texts/chat.jsonl.
 
     make smollm2
-    python data/write_smollm2.py        # three minutes on two cores
+    python -m data.make.write_smollm2        # three minutes on two cores
 
 24 answers of at most 255 tokens to "Write a short text about ...", asked through the chat template
 and sampled at temperature 0.7, as JSON lines with the field "text". Texts sampled from the start of

@@ -8,9 +8,9 @@ drawn from its `Draws`, so the next word is mostly open.
 import re
 from typing import NamedTuple
 
-import lexicon
-from draws import Draws
-from topics import TOPICS, Scene
+from . import lexicon
+from .draws import Draws
+from .topics import TOPICS, Scene
 
 # What goes with the words of any topic, most frequent first. Verbs and nouns as in topics.py; an
 # underscore stands for the space in "look for".

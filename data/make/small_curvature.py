@@ -1,6 +1,6 @@
 """Build the small H that ships with the demo model: the first picture of notebook 01.
 
-    python data/small_curvature.py  # writes data/demo/H_16_rows.npz
+    python -m data.make.small_curvature  # writes data/demo/H_16_rows.npz
 
 It is H of few rows, rounded to float32 and without its groups, so it has no error bars. The lab
 shows it until the reader's own is built, and calculates nothing else with it.
