@@ -88,7 +88,7 @@ def make_task(
         name: the task's name; None takes the kind.
         changes: settings of the harness.
     """
-    settings = {"include": str(demo_folder().parent / "tasks" / f"{kind}.yaml")} | changes
+    settings: Record = {"include": str(demo_folder().parent / "tasks" / f"{kind}.yaml")} | changes
     if kind == "mbpp":
         rows = _with_examples(rows, name or kind)
     elif kind in FIELDS:
@@ -140,7 +140,7 @@ def write_task_files(tasks: Iterable[TaskFile], folder: str | os.PathLike[str]) 
     written = []
     folder = Path(folder).resolve()
     for task in tasks:
-        settings = {"task": task.name} | task.config
+        settings: Record = {"task": task.name} | task.config
         if not task.dataset:
             data = folder / f"{task.name}.jsonl"
             lines = (json.dumps(record, ensure_ascii=False) for record in task.records)
