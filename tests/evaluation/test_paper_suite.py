@@ -58,12 +58,6 @@ def test_texts_are_what_the_release_reads(copies: Path) -> None:
     assert read["c4"][-1] == "w49 w1"
 
 
-def test_perplexity_is_of_these_texts(copies: Path) -> None:
-    report = evaluate(copies, "ptb")
-    by_hand = cl.perplexity(tiny_model(), word_tokenizer(), "w1 w2 w3\n\nw4 w5")
-    assert report["ptb"]["perplexity"] == pytest.approx(by_hand.value)
-
-
 def test_the_release_s_windows_stand_beside_begun_ones(copies: Path, tmp_path: Path) -> None:
     model, tokenizer, said = tiny_model(), opening_tokenizer("<unk>"), list[str]()
     tokenizer.chat_template = CHAT  # which the suite leaves alone
@@ -98,15 +92,6 @@ def test_one_text_that_fails_does_not_end_the_others(
     assert cl.EvaluationReport.from_json(report.to_json()) == report
     with pytest.raises(cl.InputError, match="ptb"):
         evaluate(data, "ptb")
-
-
-def test_code_is_read_and_run(copies: Path) -> None:
-    task = suites.paper_task("humaneval", copies)
-    assert task.records[0]["entry_point"] == "f"
-    assert task.average is None
-    asked = suites.paper_task("mbpp", copies).records
-    assert len(asked) == 2  # 1 to 10 are the split of examples
-    assert asked[0]["prompt"].count("[BEGIN]") == 4
 
 
 # Questions --------------------------------------------------------------------------------------
