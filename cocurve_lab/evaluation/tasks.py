@@ -347,8 +347,8 @@ def require_harness() -> None:
     """Raise InputError unless lm_eval is installed."""
     if find_spec("lm_eval") is None:
         raise InputError(
-            "tasks need the lm-evaluation-harness, which is not installed. Run `pip install -c "
-            "constraints.txt 'cocurve-lab[eval]'`."
+            "tasks need the lm-evaluation-harness, which is not installed. Run `pip install "
+            "lm-eval`."
         )
 
 
