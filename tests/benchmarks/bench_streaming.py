@@ -125,9 +125,8 @@ def child(way: str, folder: str) -> dict[str, float]:
         model = accelerate.disk_offload(model, tempfile.mkdtemp(dir=folder), torch.device("cpu"))
     units = cl.enumerate_units(model, GROUPS)
     ids = torch.randint(0, 97, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0))
-    stream, layers = weights_of(model), len(describe(model).layers)
-    assert (stream is None) == (way == "resident")
-    assert stream is None or len(stream.layers) == layers
+    stream = None if way == "resident" else weights_of(model)
+    assert stream is None or len(stream.layers) == len(describe(model).layers)
     require_known_head(model, ids[:1, :8])
     read = 0 if stream is None else stream.bytes_read
     inputs = (model, units, cl.CalibrationSet(ids), TOP_R)
