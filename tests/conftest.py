@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import signal
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,34 +20,6 @@ def ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def data_script(name: str) -> ModuleType:
-    """A module of data/, whose scripts import one another by plain name."""
-    folder = str(Path(__file__).resolve().parents[1] / "data")
-    sys.path.insert(0, folder)
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(folder)
-
-
-@pytest.fixture(scope="session")
-def world() -> ModuleType:
-    """The corpus generator."""
-    return data_script("world")
-
-
-@pytest.fixture(scope="session")
-def prose() -> ModuleType:
-    """The grammar of the stories."""
-    return data_script("prose")
-
-
-@pytest.fixture(scope="session")
-def measure() -> ModuleType:
-    """What the training script scores the model with."""
-    return data_script("measure")
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no NVIDIA GPU"),
 ]
 
-# Two float32 computations of H differ by up to 5e-6 (tests/benchmarks/README.md). TF32 keeps as
+# Two float32 computations of H differ by up to 5e-6 (notebooks/results/README.md). TF32 keeps as
 # many bits of a factor as float16, whose H is off by 2e-3. The bound lies between: a factor of ten
 # above the first, and of forty below the second.
 FLOAT32 = 5e-5

@@ -16,6 +16,11 @@ from pathlib import Path
 from ..base.errors import InputError
 
 _PLACE = "/tmp"  # of the program, inside
+# MALLOC_ARENA_MAX: one reserve of memory, not one per thread
+_COMMAND = """
+bwrap --die-with-parent --new-session --clearenv --setenv MALLOC_ARENA_MAX 1 --hostname program
+--unshare-net --unshare-pid --unshare-ipc --unshare-uts --cap-drop ALL
+"""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
@@ -31,33 +36,36 @@ def bwrap(filter_handle: int, folder_bytes: int, visible: Path) -> list[str]:
         folder_bytes: size of the tmpfs, which is all that can be written.
         visible: one more file to see, read-only, under its own path.
     """
-    command = ["bwrap", "--die-with-parent", "--new-session", "--clearenv"]
-    command += ["--unshare-net", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
-    command += ["--setenv", "MALLOC_ARENA_MAX", "1"]  # one reserve of memory, not one per thread
-    command += ["--hostname", "program", "--cap-drop", "ALL", "--seccomp", str(filter_handle)]
-    # with these, root becomes a user of its own, who has none of them (runner.py)
-    capabilities = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    command += capabilities if os.geteuid() == 0 else ["--unshare-user"]
-    # first, because an interpreter may lie below it
-    command += ["--size", str(folder_bytes), "--perms", "1777", "--tmpfs", _PLACE]
     shown = [*readable(), str(visible)]
     # bwrap would close a folder to others that it makes for a file which they may not execute
     above = {str(folder) for path in (*shown, *_DEVICES) for folder in Path(path).parents}
-    for folder in sorted(above - {"/", _PLACE, *shown}):
-        command += ["--perms", "0755", "--dir", folder]
-    for path in shown:
-        command += ["--ro-bind", path, path]
-    for path in _DEVICES:
-        command += ["--dev-bind", path, path]
-    for path in ("/lib", "/lib64"):
-        command += (
-            ["--symlink", os.readlink(path), path]
-            if os.path.islink(path)
-            else ["--ro-bind-try", path, path]
-        )
-    command += ["--symlink", _PLACE, "/dev/shm", "--remount-ro", "/", "--chdir", _PLACE, "--"]
-    # this Python without its environment, folder or packages
-    return [*command, os.path.realpath(sys.executable), "-I", "-S"]
+    folders = sorted(above - {"/", _PLACE, *shown})
+    # with these, root becomes a user of its own, who has none of them (runner.py)
+    capabilities = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    return [
+        *_COMMAND.split(),
+        "--seccomp",
+        str(filter_handle),
+        *(capabilities if os.geteuid() == 0 else ["--unshare-user"]),
+        # first, because an interpreter may lie below it
+        *f"--size {folder_bytes} --perms 1777 --tmpfs {_PLACE}".split(),
+        *(word for folder in folders for word in ("--perms", "0755", "--dir", folder)),
+        *(word for path in shown for word in ("--ro-bind", path, path)),
+        *(word for path in _DEVICES for word in ("--dev-bind", path, path)),
+        *(word for path in ("/lib", "/lib64") for word in _library(path)),
+        *f"--symlink {_PLACE} /dev/shm --remount-ro / --chdir {_PLACE} --".split(),
+        # this Python without its environment, folder or packages
+        os.path.realpath(sys.executable),
+        "-I",
+        "-S",
+    ]
+
+
+def _library(path: str) -> tuple[str, str, str]:
+    """How a folder of the system's libraries is shown: as the link that it is, or read-only."""
+    if os.path.islink(path):
+        return "--symlink", os.readlink(path), path
+    return "--ro-bind-try", path, path
 
 
 def readable() -> list[str]:

@@ -7,16 +7,15 @@ say little. A verdict in words says whether the pruned model is faster and, if n
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.benchmark import timer
 
 from ..base.errors import InputError, MismatchError
 from ..base.progress import Bar
@@ -25,6 +24,7 @@ from ..models.identity import embedding_weight, model_device
 from ..models.runtime import device_name, measuring, require_one_device
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
     from transformers import PreTrainedModel
 
 
@@ -114,21 +114,16 @@ def measure_efficiency(
     for model in (dense, pruned):  # else the disk would be timed
         require_one_device(model)
     length = _prompt_length(dense, options)
+    models = (dense, pruned)
     rows = [
-        _size("parameters", "parameters", dense, pruned, lambda model: model.num_parameters()),
-        _size("weights", "bytes", dense, pruned, _weight_bytes),
+        _row("parameters", "parameters", [[model.num_parameters() for model in models]]),
+        _row("weights", "bytes", [[_weight_bytes(model) for model in models]]),
     ]
     threads = options.threads or torch.get_num_threads()
     with measuring(dense, threads), measuring(pruned, threads):
-        rows.append(_size("KV cache per token", "bytes", dense, pruned, _cache_bytes))
+        rows.append(_row("KV cache per token", "bytes", [[_cache_bytes(m) for m in models]]))
         for batch in options.batch_sizes:
-            prompt = _prompt(dense, batch, length)
-            rows += _timed(dense, pruned, prompt, options)
-            if device.type == "cuda":
-                peak = partial(_peak_bytes, prompt=prompt, new_tokens=options.new_tokens)
-                rows.append(
-                    _size("peak memory", "bytes", dense, pruned, peak) | {"batch_size": batch}
-                )
+            rows += _measured(models, _prompt(dense, batch, length), options)
     protocol = (
         f"{device_name(device)}, {kinds[0][1]}, {threads} threads, {length} prompt tokens, "
         f"{options.new_tokens} decoded; medians of {options.repeats} repeats, dense and pruned in "
@@ -156,82 +151,59 @@ def _prompt(model: PreTrainedModel, batch: int, length: int) -> Tensor:
     return torch.randint(vocabulary, (batch, length), generator=generator).to(model_device(model))
 
 
-# Speed --------------------------------------------------------------------------------------------
-def _timed(
-    dense: PreTrainedModel, pruned: PreTrainedModel, prompt: Tensor, options: EfficiencyOptions
+# Rows ---------------------------------------------------------------------------------------------
+def _measured(
+    models: Sequence[PreTrainedModel], prompt: Tensor, options: EfficiencyOptions
 ) -> list[dict[str, Any]]:
-    """Rows of prefill and decode throughput on a prompt [batch, length]."""
+    """Rows of prefill and decode throughput on a prompt [batch, length], and of peak memory."""
     batch, length = prompt.shape
-    models = (dense, pruned)
-    seconds = np.zeros((options.repeats, 2, 2))  # repeat, model, prefill or decode
+    new = options.new_tokens
     for model in models:
-        _run(model, prompt, options.new_tokens)  # kernels are chosen and memory is taken here
-    label = f"batch {batch}"
-    for repeat in Bar(range(options.repeats), desc=label, disable=not options.progress):
+        _run(model, prompt, new)  # kernels are chosen and memory is taken here
+    seconds = np.zeros((options.repeats, 2, 2))  # repeat, model, prefill or decode
+    for repeat in Bar(range(options.repeats), desc=f"batch {batch}", disable=not options.progress):
         for which in (0, 1) if repeat % 2 == 0 else (1, 0):
-            seconds[repeat, which] = _run(models[which], prompt, options.new_tokens)
-    return [
-        _speed("prefill", batch, batch * length / seconds[:, :, 0]),
-        _speed("decode", batch, batch * options.new_tokens / seconds[:, :, 1]),
+            seconds[repeat, which] = _run(models[which], prompt, new)
+    rows = [
+        _row("prefill", "tokens per second", batch * length / seconds[:, :, 0], batch),
+        _row("decode", "tokens per second", batch * new / seconds[:, :, 1], batch),
     ]
+    if prompt.device.type == "cuda":
+        peaks = [_peak_bytes(model, prompt, new) for model in models]
+        rows.append(_row("peak memory", "bytes", [peaks], batch))
+    return rows
 
 
-def _speed(quantity: str, batch: int, speeds: np.ndarray) -> dict[str, Any]:
-    """A row of speeds [repeats, 2], dense and pruned, in tokens per second."""
-    ratios = speeds[:, 1] / speeds[:, 0]
+def _row(quantity: str, unit: str, values: ArrayLike, batch: int | None = None) -> dict[str, Any]:
+    """A row of values [repeats, 2], dense and pruned: medians, and quartiles of the ratios."""
+    found = np.asarray(values)
+    low, ratio, high = np.quantile(found[:, 1] / found[:, 0], [0.25, 0.5, 0.75])
+    dense, pruned = np.median(found, axis=0)
     return {
         "quantity": quantity,
         "batch_size": batch,
-        "unit": "tokens per second",
-        "dense": float(np.median(speeds[:, 0])),
-        "pruned": float(np.median(speeds[:, 1])),
-        "ratio": float(np.median(ratios)),
-        "low": float(np.quantile(ratios, 0.25)),
-        "high": float(np.quantile(ratios, 0.75)),
-        "repeats": len(speeds),
+        "unit": unit,
+        "dense": float(dense),
+        "pruned": float(pruned),
+        "ratio": float(ratio),
+        "low": float(low),
+        "high": float(high),
+        "repeats": len(found),
     }
 
 
 def _run(model: Any, prompt: Tensor, new_tokens: int) -> tuple[float, float]:
     """Seconds of one prefill, and of the greedy tokens after it."""
-    start = _now(prompt.device)
-    logits, cache = last_logits(model, prompt, {})
-    middle = _now(prompt.device)
-    for _ in range(new_tokens):
-        logits, cache = last_logits(model, logits.argmax(dim=-1, keepdim=True), cache)
-    return middle - start, _now(prompt.device) - middle
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+    with torch.cuda.device_of(prompt):  # the timer waits for what this GPU has begun
+        start = timer()
+        logits, cache = last_logits(model, prompt, {})
+        middle = timer()
+        for _ in range(new_tokens):
+            logits, cache = last_logits(model, logits.argmax(dim=-1, keepdim=True), cache)
+        return middle - start, timer() - middle
 
 
 # Size and memory ----------------------------------------------------------------------------------
-def _size(
-    quantity: str,
-    unit: str,
-    dense: PreTrainedModel,
-    pruned: PreTrainedModel,
-    measure: Callable[[PreTrainedModel], int],
-) -> dict[str, Any]:
-    before = measure(dense)
-    after = measure(pruned)
-    ratio = after / before
-    return {
-        "quantity": quantity,
-        "batch_size": None,
-        "unit": unit,
-        "dense": before,
-        "pruned": after,
-        "ratio": ratio,
-        "low": ratio,
-        "high": ratio,
-        "repeats": 1,
-    }
-
-
 def _weight_bytes(model: PreTrainedModel) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
@@ -276,25 +248,21 @@ def speed_verdict(rows: list[dict[str, Any]]) -> str:
     Args:
         rows: of `Efficiency`; quantity, batch_size, ratio, low and high are read.
     """
-    parameters = next(row["ratio"] for row in rows if row["quantity"] == "parameters")
-    timed = [row for row in rows if row["quantity"] in ("prefill", "decode")]
-    fast = [row for row in timed if row["ratio"] >= FASTER and row["low"] > 1]
-    slow = [row for row in timed if row not in fast]
-    sentences = []
-    if fast:
-        sentences.append(f"Faster than dense: {_told(fast)}.")
+    (parameters,) = (row["ratio"] for row in rows if row["quantity"] == "parameters")
+    fast: list[str] = []
+    slow: list[str] = []
+    for row in rows:
+        if row["quantity"] in ("prefill", "decode"):
+            clear = row["ratio"] >= FASTER and row["low"] > 1
+            (fast if clear else slow).append(
+                f"{row['quantity']} at batch {row['batch_size']} {row['ratio']:.2f}x "
+                f"({row['low']:.2f} to {row['high']:.2f})"
+            )
+    sentences = [f"Faster than dense: {'; '.join(fast)}."] if fast else []
     if slow:
         sentences.append(
-            f"No clear speed-up: {_told(slow)}. {1 - parameters:.1%} of the parameters are gone, "
-            f"so time spent on weights can shrink by {1 / parameters:.2f}x at most, and the number "
-            "of operations is the same, each only narrower."
+            f"No clear speed-up: {'; '.join(slow)}. {1 - parameters:.1%} of the parameters are "
+            f"gone, so time spent on weights can shrink by {1 / parameters:.2f}x at most, and the "
+            "number of operations is the same, each only narrower."
         )
     return " ".join(sentences)
-
-
-def _told(rows: list[dict[str, Any]]) -> str:
-    return "; ".join(
-        f"{row['quantity']} at batch {row['batch_size']} {row['ratio']:.2f}x "
-        f"({row['low']:.2f} to {row['high']:.2f})"
-        for row in rows
-    )

@@ -24,18 +24,7 @@ from ..base.errors import InputError
 from ..extensions.texts.documents import read_documents
 from ..extensions.texts.records import read_objects
 from ..models.identity import demo_folder
-from .task_files import (
-    HarnessTask,
-    TaskFile,
-    generation,
-    gsm8k,
-    humaneval,
-    mbpp,
-    mmlu,
-    mmlu_letters,
-    multiple_choice,
-    rolling_text,
-)
+from .task_files import TaskFile, make_task, replies
 
 DEMO_ENDS = (".", "\n")  # a reply of the embedded model ends at its first full stop or line end
 _DEMO_TOKENS = 16  # more than any of its answers needs
@@ -56,6 +45,8 @@ class Source:
         split: the split.
         revision: the branch; None for the main one.
         files: pattern of the split's files, for a branch without configurations.
+        text: the field that holds a document, of a text for perplexity.
+        documents: of a text, only so many from the start; None takes all.
     """
 
     dataset: str
@@ -63,6 +54,15 @@ class Source:
     split: str
     revision: str | None = None
     files: str | None = None
+    text: str = ""
+    documents: int | None = None
+
+    def texts(
+        self, data: str | os.PathLike[str] | None = None, limit: int | None = None
+    ) -> list[str]:
+        """Read the documents that are not blank, at most `limit`; `data` as for `rows`."""
+        rows = self.rows(data, self.documents)
+        return [row[self.text] for row in rows if row[self.text].strip()][:limit]
 
     def rows(
         self, data: str | os.PathLike[str] | None = None, first: int | None = None
@@ -115,71 +115,43 @@ def unreadable(what: str, data: str | os.PathLike[str] | None, error: Exception)
     )
 
 
-@dataclass(frozen=True)
-class PaperText:
-    """A text for perplexity.
-
-    Attributes:
-        source: the split it is in.
-        field: the field that holds a document.
-        documents: only so many from the start; None takes all.
-    """
-
-    source: Source
-    field: str
-    documents: int | None = None
-
-    def read(
-        self, data: str | os.PathLike[str] | None = None, limit: int | None = None
-    ) -> list[str]:
-        """Read the documents that are not blank, at most `limit`; `data` as for `Source.rows`."""
-        rows = self.source.rows(data, self.documents)
-        return [row[self.field] for row in rows if row[self.field].strip()][:limit]
-
-
 # PTB has a loading script; its parquet files are on a branch. The release takes 500 C4 documents.
 PAPER_TEXTS = {
-    "wikitext2": PaperText(Source("Salesforce/wikitext", "wikitext-2-raw-v1", "test"), "text"),
-    "ptb": PaperText(
-        Source(
-            "ptb-text-only/ptb_text_only",
-            None,
-            "test",
-            "refs/convert/parquet",
-            "penn_treebank/test/*.parquet",
-        ),
-        "sentence",
+    "wikitext2": Source("Salesforce/wikitext", "wikitext-2-raw-v1", "test", text="text"),
+    "ptb": Source(
+        "ptb-text-only/ptb_text_only",
+        None,
+        "test",
+        revision="refs/convert/parquet",
+        files="penn_treebank/test/*.parquet",
+        text="sentence",
     ),
-    "c4": PaperText(Source("allenai/c4", "en", "validation"), "text", 500),
+    "c4": Source("allenai/c4", "en", "validation", text="text", documents=500),
 }
 # The harness's own prompts, splits and examples: all zero-shot except gsm8k_5shot.
 PAPER_HARNESS = {
-    name: TaskFile(name, {}, average=average, own=HarnessTask(task, folder, dataset))
-    for name, task, folder, dataset, average in (
-        ("arc_easy", "arc_easy", "arc", "allenai/ai2_arc", "acc_norm"),
-        ("arc_challenge", "arc_challenge", "arc", "allenai/ai2_arc", "acc_norm"),
-        ("hellaswag", "hellaswag", "hellaswag", "Rowan/hellaswag", "acc_norm"),
-        ("winogrande", "winogrande", "winogrande", "allenai/winogrande", "acc"),
-        ("piqa", "piqa", "piqa", "baber/piqa", "acc_norm"),
-        ("openbookqa", "openbookqa", "openbookqa", "allenai/openbookqa", "acc_norm"),
-        ("boolq", "boolq", "super_glue/boolq", "aps/super_glue", "acc"),
-        ("gsm8k_5shot", "gsm8k", "gsm8k", "openai/gsm8k", None),
+    name: TaskFile(name, {"include": file}, average=average, dataset=dataset)
+    for name, file, dataset, average in (
+        ("arc_easy", "arc/arc_easy.yaml", "allenai/ai2_arc", "acc_norm"),
+        ("arc_challenge", "arc/arc_challenge.yaml", "allenai/ai2_arc", "acc_norm"),
+        ("hellaswag", "hellaswag/hellaswag.yaml", "Rowan/hellaswag", "acc_norm"),
+        ("winogrande", "winogrande/default.yaml", "allenai/winogrande", "acc"),
+        ("piqa", "piqa/piqa.yaml", "baber/piqa", "acc_norm"),
+        ("openbookqa", "openbookqa/openbookqa.yaml", "allenai/openbookqa", "acc_norm"),
+        ("boolq", "super_glue/boolq/default.yaml", "aps/super_glue", "acc"),
+        ("gsm8k_5shot", "gsm8k/gsm8k.yaml", "openai/gsm8k", None),
     )
 }
 _MMLU = Source("cais/mmlu", "all", "test")
+_MBPP = "google-research-datasets/mbpp"
 # Tasks that are made here of questions on the hub. None is averaged: the paper's average is over
 # the seven commonsense tasks.
 PAPER_OWN = {
-    "mmlu": (mmlu, (_MMLU,)),
-    "mmlu_letters": (mmlu_letters, (_MMLU,)),
-    "gsm8k": (gsm8k, (Source("openai/gsm8k", "main", "test"),)),
-    "humaneval": (humaneval, (Source("openai/openai_humaneval", None, "test"),)),
-    "mbpp": (
-        mbpp,
-        tuple(
-            Source("google-research-datasets/mbpp", "full", split) for split in ("prompt", "test")
-        ),
-    ),
+    "mmlu": (_MMLU,),
+    "mmlu_letters": (_MMLU,),
+    "gsm8k": (Source("openai/gsm8k", "main", "test"),),
+    "humaneval": (Source("openai/openai_humaneval", None, "test"),),
+    "mbpp": (Source(_MBPP, "full", "prompt"), Source(_MBPP, "full", "test")),
 }
 PAPER_CODE = ("humaneval", "mbpp")
 # The metric of each task that the paper's tables show. Its MMLU is acc_norm: "multiple-choice tasks
@@ -224,10 +196,10 @@ def demo_tasks() -> list[TaskFile]:
     data = demo_folder().parent
     tasks: list[TaskFile] = []
     choices: list[TaskFile] = []
+    ends = replies(DEMO_ENDS, _DEMO_TOKENS)
     for file in sorted((data / "prompts").glob("*.jsonl")):
         rows = read_objects(file)
-        asked = [{"prompt": row["prompt"], "answer": row["answer"]} for row in rows]
-        tasks.append(generation(file.stem, asked, DEMO_ENDS, _DEMO_TOKENS))
+        tasks.append(make_task("generation", rows, file.stem, generation_kwargs=ends))
         offered = [
             {
                 "query": row["prompt"],
@@ -238,15 +210,15 @@ def demo_tasks() -> list[TaskFile]:
             if row.get("choices")
         ]
         if offered:
-            chosen = multiple_choice(f"{file.stem}_choice", offered)
+            chosen = make_task("multiple_choice", offered, f"{file.stem}_choice")
             choices.append(replace(chosen, average=None))
     if not tasks:
         raise InputError(
             f"there are no prompts in {data / 'prompts'}. Clone the whole repository, or write "
-            "them again with `python data/world.py`."
+            "them again with `python -m data.make.world`."
         )
     texts = [{"text": text} for text in read_documents(data / "texts" / "test.jsonl")]
-    return [*tasks, *choices, rolling_text("texts", texts)]
+    return [*tasks, *choices, make_task("rolling_text", texts, "texts")]
 
 
 def paper_task(name: str, data: str | os.PathLike[str] | None = None) -> TaskFile:
@@ -258,6 +230,5 @@ def paper_task(name: str, data: str | os.PathLike[str] | None = None) -> TaskFil
     """
     if name in PAPER_HARNESS:
         return PAPER_HARNESS[name]
-    make, sources = PAPER_OWN[name]
-    rows = [row for source in sources for row in source.rows(data)]
-    return replace(make(rows, name), average=None)
+    rows = [row for source in PAPER_OWN[name] for row in source.rows(data)]
+    return replace(make_task(name, rows), average=None)

@@ -8,7 +8,9 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,27 +127,25 @@ def evaluate_tasks(
     code = [n for n, made in work.items() if n in PAPER_CODE or (made and made.program)]
     if code:
         require_permission(allow_code_execution)  # before anything is read from the hub
+    own = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _LONGEST
     chat = uses_chat(tokenizer, False if chat is None and suite == "paper" else chat)
-    length = _max_length(model, options)
-    report = EvaluationReport(
-        suite=suite,
-        values={},
-        settings={
-            "num_fewshot": {},
-            "truncated": {},
-            "limit": limit,
-            "batch_size": options.batch_size,
-            "max_length": length,
-            "chat": chat,
-            "notes": [],
-        },
-        versions=_versions(),
-    )
-    bench = _Bench(model, tokenizer, options, limit, length, chat, report)
-    failed: dict[str, Exception] = {}
+    notes: list[str] = []
     if uses_chat(tokenizer):  # said only where there is a choice
         asked = "through" if chat else "without"
-        bench.note(f"prompts were asked {asked} the tokenizer's chat template")
+        notes.append(f"prompts were asked {asked} the tokenizer's chat template")
+    settings: dict[str, Any] = {
+        "num_fewshot": {},
+        "truncated": {},
+        "limit": limit,
+        "batch_size": options.batch_size,
+        "max_length": int(min(own, options.max_length or _LONGEST)),
+        "chat": chat,
+        "notes": notes,
+    }
+    versions = {name: version(name) for name in ("lm_eval", "torch", "transformers", "datasets")}
+    report = EvaluationReport(suite, {}, settings=settings, versions=versions)
+    bench = _Bench(model, tokenizer, options, report)
+    first: Exception | None = None
     for name, made in work.items():
         try:
             if name in code:
@@ -153,11 +153,11 @@ def evaluate_tasks(
             bench.run(name, made)
         except Exception as error:  # hours of other tasks must not be lost
             log.warning("%s failed: %s", name, error)
-            failed[name] = error
+            first = first or error
             report.failed[name] = f"{type(error).__name__}: {error}"
             report.values.pop(name, None)  # replies whose programs could not be run are no score
-    if failed and not report.values:
-        raise next(iter(failed.values()))
+    if first and not report.values:
+        raise first
     return report
 
 
@@ -195,63 +195,52 @@ class _Bench:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     options: TaskOptions
-    limit: int | None
-    length: int
-    chat: bool
     found: EvaluationReport
-
-    def note(self, text: str) -> None:
-        """Add a sentence to the report."""
-        self.found.settings["notes"].append(text)
 
     def run(self, name: str, made: TaskFile | None) -> None:
         """Run one task; one of the paper's is made first (`made` is None)."""
-        if made is not None:
-            self._task(made)
-            return
-        if name in PAPER_TEXTS:
-            self._text(name)
+        notes = self.found.settings["notes"]
+        if made is None and name in PAPER_TEXTS:
+            self._text(name, notes)
         else:
-            self._task(paper_task(name, self.options.data))
-        if name in DIFFERENCES:
-            self.note(f"{name}, where the authors' release differs: {DIFFERENCES[name]}")
+            task = paper_task(name, self.options.data) if made is None else made
+            if task.average is not None:
+                self.found.averaged[name] = task.average
+            results = self._measure(task, notes)
+            self._collect(task, results, notes)
+            if task.program is not None:
+                execute_code(results, task, self.options, self.found)
+                notes.append(f"{name}: {WORTH}")
+        if made is None and name in DIFFERENCES:
+            notes.append(f"{name}, where the authors' release differs: {DIFFERENCES[name]}")
 
-    def _task(self, task: TaskFile) -> None:
-        if task.average is not None:
-            self.found.averaged[task.name] = task.average
-        results = self._measure(task)
-        self._collect(task, results)
-        if task.program is not None:
-            execute_code(results, task, self.options, self.found)
-            self.note(f"{task.name}: {WORTH}")
-
-    def _text(self, name: str) -> None:
+    def _text(self, name: str, notes: list[str]) -> None:
         """Measure one of the paper's three perplexities: context 2048, stride 512.
 
         The release's windows, where the tokenizer begins a text ours beside them, and of WikiText-2
         windows that do not overlap, as in the paper's tab:stride-equiv.
         """
-        text = PAPER_TEXTS[name].read(self.options.data, self.limit)
+        text = PAPER_TEXTS[name].texts(self.options.data, self.found.settings["limit"])
         asked: dict[str, tuple[int, Starts]] = {"perplexity": (512, "first window")}
         if text_start(self.tokenizer):
             asked[BOS_WINDOWS] = (512, "every window")
         if name == "wikitext2":
             asked[APART] = (2048, "first window")
-        values: dict[str, float] = {}
-        errors: dict[str, float | None] = {}
+        results = {}
         for metric, (stride, start) in asked.items():
             settings = PerplexityOptions(progress=self.options.progress, starts=start)
             result = perplexity(self.model, self.tokenizer, text, stride=stride, options=settings)
-            error = result.standard_error
-            # perplexity is exp(nll), so its error is perplexity x that of the nll, to first order
-            values[metric] = result.value
-            errors[metric] = None if error is None else error * result.value
-            self.found.samples.setdefault(name, result.tokens)
-            self.note(f"{name}, {metric}: {len(text)} documents, none blank. {result.protocol}")
-        self.found.values[name] = values
-        self.found.errors[name] = errors
+            notes.append(f"{name}, {metric}: {len(text)} documents, none blank. {result.protocol}")
+            results[metric] = result
+        self.found.samples[name] = results["perplexity"].tokens
+        self.found.values[name] = {metric: result.value for metric, result in results.items()}
+        # perplexity is exp(nll), so its error is perplexity x that of the nll, to first order
+        self.found.errors[name] = {
+            metric: None if result.standard_error is None else result.standard_error * result.value
+            for metric, result in results.items()
+        }
 
-    def _measure(self, task: TaskFile) -> Any:
+    def _measure(self, task: TaskFile, notes: list[str]) -> Any:
         """Run a task by lm_eval, greedily and in eval mode; the model comes out as it went in.
 
         Returns the harness's own results, samples included.
@@ -261,6 +250,8 @@ class _Bench:
 
         # the harness warns about model objects, and one is given on purpose
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        settings = self.found.settings
+        length, chat = settings["max_length"], settings["chat"]
         with (
             scratch() as folder,
             nullcontext() if self.options.progress else redirect_stderr(io.StringIO()),
@@ -272,20 +263,25 @@ class _Bench:
             if known.get_config("num_fewshot") is None:
                 known.set_config(key="num_fewshot", value=0)
             known.set_fewshot_seed(seed=_SEED)
-            usual = _shorten(known, self.length)
-            if usual is not None:
-                self.note(
-                    f"{task.name}: replies have at most {self.length // 2} tokens, half the "
-                    f"context, where {usual} are usual"
-                )
+            replies = known.get_config("generation_kwargs")
+            if known.OUTPUT_TYPE == "generate_until" and replies is not None:
+                usual, most = int(replies.get("max_gen_toks", _REPLY)), length // 2
+                if usual > most:  # else nothing would be left for prompts
+                    known.set_config(
+                        key="generation_kwargs", value=replies | {"max_gen_toks": most}
+                    )
+                    notes.append(
+                        f"{task.name}: replies have at most {most} tokens, half the context, where "
+                        f"{usual} are usual"
+                    )
             # a template writes its own first token
-            start = [] if self.chat else text_start(self.tokenizer)
+            start = [] if chat else text_start(self.tokenizer)
             wrapped: Any = HFLM(
                 pretrained=self.model,
                 tokenizer=_opening(self.tokenizer),
                 backend="causal",
                 batch_size=self.options.batch_size,
-                max_length=self.length,
+                max_length=length,
                 add_bos_token=bool(start),
                 prefix_token_id=start[-1] if start else None,  # before a whole text
             )
@@ -293,45 +289,38 @@ class _Bench:
             return evaluate(
                 wrapped,
                 loaded,
-                limit=self.limit,
+                limit=settings["limit"],
                 log_samples=True,
-                apply_chat_template=self.chat,
-                fewshot_as_multiturn=self.chat,
+                apply_chat_template=chat,
+                fewshot_as_multiturn=chat,
             )
 
-    def _collect(self, task: TaskFile, results: Mapping[str, Any]) -> None:
+    def _collect(self, task: TaskFile, results: Mapping[str, Any], notes: list[str]) -> None:
         """Read a task's metrics, errors and counts."""
-        found = self.found
-        name = task.name if task.own is None else task.own.task
+        found, settings = self.found, self.found.settings
+        name = task.name
         scores = results["results"][name]
-        values: dict[str, float] = {}
-        errors: dict[str, float | None] = {}
+        values = found.values[name] = {}
+        errors = found.errors[name] = {}
         for key, value in scores.items():
             metric, _, how = key.partition(",")
-            if not how or metric.endswith("_stderr") or not isinstance(value, (int, float)):
-                continue
-            label = metric if how == "none" else f"{metric} ({how})"
-            error = scores.get(f"{metric}_stderr,{how}")
-            values[label] = float(value)
-            errors[label] = float(error) if isinstance(error, (int, float)) else None
-        found.values[task.name] = values
-        found.errors[task.name] = errors
-        found.samples[task.name] = results["n-samples"][name]["effective"]
-        found.versions[f"task {task.name}"] = str(results["versions"].get(name, "unstated"))
-        found.settings["num_fewshot"][task.name] = results["n-shot"].get(name)
-        room = self.length - (0 if self.chat else len(text_start(self.tokenizer)))
+            if how and not metric.endswith("_stderr") and isinstance(value, (int, float)):
+                label = metric if how == "none" else f"{metric} ({how})"
+                error = scores.get(f"{metric}_stderr,{how}")
+                values[label] = float(value)
+                errors[label] = float(error) if isinstance(error, (int, float)) else None
+        found.samples[name] = results["n-samples"][name]["effective"]
+        found.versions[f"task {name}"] = str(results["versions"].get(name, "unstated"))
+        settings["num_fewshot"][name] = results["n-shot"].get(name)
+        length = settings["max_length"]
+        room = length - (0 if settings["chat"] else len(text_start(self.tokenizer)))
         cut = sum(_is_cut(row, self.tokenizer, room) for row in results["samples"].get(name, ()))
-        found.settings["truncated"][task.name] = cut
+        settings["truncated"][name] = cut
         if cut:
-            self.note(
-                f"prompts longer than the context of {self.length} tokens lost their start: {cut} "
-                f"of {task.name}"
+            notes.append(
+                f"prompts longer than the context of {length} tokens lost their start: {cut} of "
+                f"{name}"
             )
-
-
-def _max_length(model: PreTrainedModel, options: TaskOptions) -> int:
-    own = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _LONGEST
-    return int(min(own, options.max_length or _LONGEST))
 
 
 def execute_code(
@@ -353,62 +342,38 @@ def execute_code(
     found.errors[task.name] = {"pass@1": error}
 
 
-def _versions() -> dict[str, str]:
-    from importlib.metadata import version
-
-    return {name: version(name) for name in ("lm_eval", "torch", "transformers", "datasets")}
-
-
 # The harness ------------------------------------------------------------------------------------
 def require_harness() -> None:
     """Raise InputError unless lm_eval is installed."""
-    try:
-        import lm_eval  # noqa: F401
-    except ImportError:
+    if find_spec("lm_eval") is None:
         raise InputError(
-            "tasks need the lm-evaluation-harness, which is not installed. Run `pip install -c "
-            "constraints.txt 'cocurve-lab[eval]'`."
-        ) from None
+            "tasks need the lm-evaluation-harness, which is not installed. Run `pip install "
+            "lm-eval`."
+        )
 
 
 def _loaded(task: TaskFile, folder: str, data: str | os.PathLike[str] | None) -> Any:
-    """The task as the harness's manager loads it."""
+    """The task as the harness's manager loads it from a folder of YAML files."""
     import datasets.config
     import lm_eval.tasks
 
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it would tell a host of every load
-
-    if task.own is None:
+    if not task.dataset:
         write_task_files([task], folder)
         return lm_eval.tasks.TaskManager(None, folder, False).load(task.name)
-    changes: dict[str, Any] = {}
+    # one of the harness's own: all of them would take half a minute to read
+    config = task.config | {
+        "include": str(Path(lm_eval.tasks.__file__).parent / task.config["include"])
+    }
     if data is not None:
-        place = str(local_copy(data, task.own.dataset))
+        config["dataset_path"] = str(local_copy(data, task.dataset))
         # the cache lies in the temporary folder: another would only copy what is there already
-        changes = {"dataset_path": place, "dataset_kwargs": {"cache_dir": f"{folder}/cache"}}
-    # its own folder alone: to read all tasks of the harness takes half a minute
-    home = Path(lm_eval.tasks.__file__).parent / task.own.folder
-    member = {"task": task.own.task} | changes
+        config["dataset_kwargs"] = {"cache_dir": f"{folder}/cache"}
+    write_task_files([replace(task, config=config)], folder)
     try:
-        # a task is changed as a member of a group; the group itself is not wanted
-        found: Any = lm_eval.tasks.TaskManager(None, str(home), False).load(
-            {"group": "changed", "task": [member]}
-        )
+        return lm_eval.tasks.TaskManager(None, folder, False).load(task.name)
     except Exception as error:  # each hub client release raises its own network errors
-        raise unreadable(task.own.dataset, data, error) from None
-    return {"tasks": found["tasks"]}
-
-
-def _shorten(known: Any, length: int) -> int | None:
-    """Limit replies to half the context, or nothing would be left for prompts."""
-    settings = known.get_config("generation_kwargs")
-    if known.OUTPUT_TYPE != "generate_until" or settings is None:
-        return None
-    asked = int(settings.get("max_gen_toks", _REPLY))
-    if asked <= length // 2:
-        return None
-    known.set_config(key="generation_kwargs", value=settings | {"max_gen_toks": length // 2})
-    return asked
+        raise unreadable(task.dataset, data, error) from None
 
 
 @contextmanager
@@ -444,15 +409,13 @@ def _opening(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 def _is_cut(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, length: int) -> bool:
     """Whether a prompt of this sample, with its reply, is longer than the context."""
-    for arguments in row["arguments"]:
-        if len(arguments) < 2:  # a whole text, which the harness scores window by window
-            continue
-        room = length
-        text = arguments[0]
-        if isinstance(arguments[1], str):
-            text += arguments[1]
-        else:
-            room -= arguments[1].get("max_gen_toks", _REPLY)
-        if len(text) > room and len(bare_ids(tokenizer, text)) > room:
+    for text, *rest in row["arguments"]:
+        room, whole = length, text
+        if rest and isinstance(rest[0], str):
+            whole += rest[0]
+        elif rest:
+            room -= rest[0].get("max_gen_toks", _REPLY)
+        # a whole text, without a rest, is scored window by window
+        if rest and len(whole) > room and len(bare_ids(tokenizer, whole)) > room:
             return True
     return False

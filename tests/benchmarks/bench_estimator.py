@@ -1,8 +1,8 @@
-"""What the estimator gains over naive full passes, and what calibration settings are worth.
+"""What the estimator gains over naive full passes, how exact it is, and its memory.
 
 Everything is measured in one run on one machine. Ratios travel between machines, seconds do not.
 
-    python tests/benchmarks/bench_estimator.py              # the tables of README.md beside it
+    python tests/benchmarks/bench_estimator.py              # the tables of notebooks/results
     python tests/benchmarks/bench_estimator.py --quick      # a minute, for checking the script
 """
 
@@ -30,8 +30,7 @@ from helpers.benchmarks import arguments, flag, in_turn, seconds, spread
 def main() -> None:
     options = arguments(
         __doc__,
-        dict.fromkeys(("repeats", "draws", "speed_rows", "memory_rows"), 2)
-        | {"judge_rows": 8, "precision_rows": 1},
+        dict.fromkeys(("repeats", "speed_rows", "memory_rows"), 2) | {"precision_rows": 1},
         model="demo",
         top_r=256,
         threads=torch.get_num_threads(),
@@ -39,10 +38,6 @@ def main() -> None:
         speed_rows=8,
         speed_tokens=[64, 128, 256],
         naive_units=12,
-        judge_rows=64,
-        pool_rows=160,
-        draws=5,
-        ratios=[0.2, 0.4],
         precision_rows=12,
         memory_rows=16,
         parts=flag(list(PARTS), choices=list(PARTS)),
@@ -123,26 +118,6 @@ def speed_of(model, units, subset, calibration, options) -> None:
     print(f"Operations torch counts, naive over estimator: {fewer:.2f}\n")
 
 
-def compare_vocabulary(model, tokenizer, units, options) -> None:
-    """What a build costs more where single-unit risks are over the full vocabulary."""
-    text = all_scored(options, tokenizer, options.speed_rows)
-
-    def built(full: bool) -> tuple[float, cl.Curvature]:
-        knobs = {"progress": False, "options": cl.BuildOptions(full_vocabulary=full)}
-        return seconds(lambda: cl.estimate_curvature(model, units, text, options.top_r, **knobs))
-
-    ways = {name: partial(built, name == "full") for name in ("support", "full")}
-    found = in_turn(ways, options.repeats, warm=True)
-    ratio = np.divide(*([taken for taken, _ in found[name]] for name in ("full", "support")))
-    top, full = (found[name][-1][1].single_unit_risk for name in ways)
-    print(
-        f"Single-unit risks over the full vocabulary, {len(text)} rows: a build takes "
-        f"{np.median(ratio):.2f} times as long ({ratio.min():.2f} to {ratio.max():.2f}); on the "
-        f"top-{options.top_r} support the sum is {top.sum() / full.sum():.3f} of that, single ones "
-        f"{(top / full).min():.3f} to {(top / full).max():.3f}\n"
-    )
-
-
 def operations(action: Callable[[], object]) -> int:
     """Floating-point operations of matrix products and attention, as torch counts them."""
     with FlopCounterMode(display=False) as counter:
@@ -177,78 +152,6 @@ def teacher(model, ids: torch.Tensor, top_r: int) -> tuple[torch.Tensor, ...]:
     support = logits.topk(top_r, dim=-1).indices
     z0 = logits.gather(-1, support)
     return support, z0, torch.softmax(z0, dim=-1)
-
-
-# Quality -----------------------------------------------------------------------------------------
-
-
-def compare_settings(model, tokenizer, units, options) -> None:
-    """Selections from differently spent calibration budgets, judged by one large independent H.
-
-    The judge is 1/2 s^T H s on H of `--judge-rows` held-out rows with all positions; 1.00 is the
-    plan solved on the judge itself. Draws come from a pool of `--pool-rows` calibration rows.
-    """
-    context = min(2048, tokenizer.model_max_length)
-    judge_rows, draws = options.judge_rows, options.draws
-    pool_set, judge_text = cl.default_calibration(
-        options.model, tokenizer, options.pool_rows, judge_rows, positions_per_sequence="all"
-    )
-    pool = pool_set.input_ids
-
-    def built(text: cl.CalibrationSet) -> cl.Curvature:
-        return cl.estimate_curvature(model, units, text, options.top_r, progress=False)
-
-    judge = built(judge_text)
-    plans = {
-        ratio: judge.risk(cl.solve_greedy(judge, ratio, 1.0).pruned) for ratio in options.ratios
-    }
-    print(
-        f"Selection quality at lambda 1: surrogate risk on {judge_rows} held-out rows relative to "
-        f"the plan solved on them; mean +- standard error over {draws} draws"
-    )
-    header = "".join(f"{f'{ratio:.0%} removed':>18}" for ratio in options.ratios)
-    print(f"{'rows':>6}{'tokens':>8}{'scored':>8}{'seconds':>9}{header}")
-    for rows, length, scored in SETTINGS:
-        results, times = {ratio: [] for ratio in options.ratios}, []
-        for seed in range(draws):
-            text = draw(pool, rows, min(length, context), scored, seed)
-            taken, curvature = seconds(lambda: built(text))  # noqa: B023  (called here)
-            times.append(taken)
-            for ratio in options.ratios:
-                chosen = cl.solve_greedy(curvature, ratio, 1.0).pruned
-                results[ratio].append(judge.risk(chosen) / plans[ratio])
-        cells = "".join(f"{mean_error(results[ratio]):>18}" for ratio in options.ratios)
-        print(f"{rows:>6}{min(length, context):>8}{scored!s:>8}{np.median(times):>9.1f}{cells}")
-    print()
-
-
-# (rows, tokens per row, scored positions per row); the first six compute the same number of tokens
-SETTINGS = (
-    (96, 64, "all"),
-    (48, 128, "all"),
-    (24, 256, "all"),
-    (24, 256, 64),
-    (24, 256, 16),
-    (24, 256, 4),
-    (12, 256, "all"),
-    (96, 256, 4),
-)
-
-
-def draw(pool: torch.Tensor, rows: int, length: int, scored, seed: int) -> cl.CalibrationSet:
-    """Rows from the pool, cut to a length; the seed draws the rows and the positions."""
-    generator = torch.Generator().manual_seed(seed)
-    pieces = pool.reshape(-1, length)
-    chosen = pieces[torch.randperm(len(pieces), generator=generator)[:rows]]
-    if scored == "all":
-        return cl.CalibrationSet(chosen)
-    positions = [torch.randperm(length - 1, generator=generator)[:scored] for _ in range(rows)]
-    return cl.CalibrationSet(chosen, torch.stack(positions))
-
-
-def mean_error(values: list[float]) -> str:
-    error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
-    return f"{np.mean(values):.3f} +- {error:.3f}"
 
 
 # Precision ---------------------------------------------------------------------------------------
@@ -304,34 +207,10 @@ def peak_memory(rows: int) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-# Solver ------------------------------------------------------------------------------------------
-
-
-def time_solver(_model, _tokenizer, _units, options) -> None:
-    """One solve at the sizes of an 8B and a 70B; bench_solver.py has more ratios and the path."""
-    from bench_solver import LAYERS, problem, show  # sets thread counts, so imported last
-    from bench_solver import seconds as times_of
-
-    print("Solver, lambda 1, on a random Gram matrix")
-    for size in LAYERS:
-        curvature = problem(size, 0)
-        assert curvature.fingerprint  # computed once per matrix, and kept
-        for ratio in (0.2, 0.6):
-            times = times_of(
-                lambda: cl.solve_greedy(curvature, ratio, 1.0),  # noqa: B023  (called here)
-                3 * options.repeats,
-            )
-            print(f"  M = {size:>4}, ratio {ratio:.1f}: {show(times)}")
-    print()
-
-
 PARTS = {
     "speed": compare_speed,
-    "vocabulary": compare_vocabulary,
-    "quality": compare_settings,
     "precision": compare_precision,
     "memory": compare_memory,
-    "solver": time_solver,
 }
 
 if __name__ == "__main__":

@@ -26,9 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import cocurve_lab as cl
 from cocurve_lab.extensions.analysis.variants import measured_diagonal
 from cocurve_lab.measuring.risk import Meter, standard_error
-from helpers.benchmarks import error_bar
+from helpers.benchmarks import RESULTS, arguments, error_bar, filled, flag, table
 
-NUMBERS, PAGE = (Path(__file__).with_name(name) for name in ("gemma.json", "GEMMA.md"))
+NUMBERS = RESULTS / "gemma.json"
+PAGE = RESULTS / "GEMMA.md"
 ROWS, PAIRED, POOL = 8, 4, 8  # of H; of the measured layers; layers whose pairs are measured
 JUDGED = (10, 16)  # rows of C4 that no plan has seen
 LENGTH: dict[str, Any] = {"seq_len": 128, "positions_per_sequence": 64}
@@ -140,7 +141,7 @@ def measure(options: argparse.Namespace) -> None:
         for n, (name, ratio, plan) in enumerate(named):
             content["plans"].append(
                 {"name": name, "ratio": ratio, "by_h": round(curvature.risk(plan.pruned), 4)}
-                | {text: np.round(table[n, :, 0], 5).tolist() for text, table in measured.items()}
+                | {text: np.round(kl[n, :, 0], 5).tolist() for text, kl in measured.items()}
             )
         NUMBERS.write_text(json.dumps(content).replace('{"name"', '\n{"name"') + "\n")
 
@@ -184,31 +185,26 @@ def tables(content: dict[str, Any]) -> Iterator[tuple[list[str], list[list[str]]
     yield ["text", "perplexity after BOS", "without BOS", "KL between the two"], cells
 
 
-def page(text: str, content: dict[str, Any]) -> str:
-    """The page with the tables of today between its marks."""
-    for number, (heads, cells) in enumerate(tables(content)):
-        begin, end = f"<!-- table {number} -->", f"<!-- end of table {number} -->"
-        lines = [f"| {' | '.join(line)} |" for line in (heads, *cells)]
-        lines.insert(1, "|---" * len(heads) + "|")
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n\n" + "\n".join(lines) + f"\n\n{end}{rest.split(end)[1]}"
-    return text
+def pages() -> dict[Path, str]:
+    """The text of the page with the tables of today."""
+    made = enumerate(tables(json.loads(NUMBERS.read_text())))
+    return {PAGE: filled(PAGE, {f"table {n}": table(heads, cells) for n, (heads, cells) in made})}
 
 
 def main() -> None:
-    shape = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
-    parser.add_argument("--model", type=Path, help="measure this model first")
-    parser.add_argument("--c4", type=Path)
-    parser.add_argument("--wikitext", type=Path)
-    parser.add_argument("--work", type=Path, default=Path("build/gemma"), help="keeps each step")
-    parser.add_argument("--write", action="store_true", help="put the tables into the page")
-    options = parser.parse_args()
+    options = arguments(
+        __doc__,
+        model=flag(help="measure this model first", type=Path),
+        c4=flag(type=Path),
+        wikitext=flag(type=Path),
+        work=flag(Path("build/gemma"), "keeps each step", type=Path),
+        write=flag(False, "put the tables into the page"),
+    )
     if options.model:
         measure(options)
     if options.write:
-        text = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(page(text, json.loads(NUMBERS.read_text())), encoding="utf-8")
+        for page, text in pages().items():
+            page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
 """The estimator on a GPU, on random weights in the shapes of real models (nothing is downloaded).
 
-Prints three Markdown tables. The first is of builds: seconds per row, the speed-up over naive
+Prints two Markdown tables. The first is of builds: seconds per row, the speed-up over naive
 passes, memory, and the projected time of 128 rows (the paper reports 12.9 h on an A6000 for
 Llama-3.1-8B). The second is of what comes after a build: a solve, pruning, and the equivalence
-check. The third is of the last build once more, on the model streamed from its files, with seconds
-per row beside those in memory. What fails is said in its row, and the next one goes on. Progress
+check. What fails is said in its row, and the next one goes on. Progress
 goes to the error stream.
 
     python tests/benchmarks/bench_gpu.py --shapes llama-3.2-3b llama-3.1-8b
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -32,8 +30,7 @@ import cocurve_lab as cl
 from cocurve_lab.estimator.build import Build
 from cocurve_lab.estimator.teacher import row
 from cocurve_lab.models.architectures import describe
-from cocurve_lab.models.layers import weights_of
-from cocurve_lab.models.runtime import measuring, require_known_head
+from cocurve_lab.models.runtime import measuring
 from cocurve_lab.models.units import Unit
 from helpers.benchmarks import arguments, flag, head
 from helpers.benchmarks import row as table_row
@@ -49,7 +46,6 @@ BUILDS = (
     "128 rows",
 )
 AFTERWARDS = ("shape", "removed", "solve", "prune", "check_equivalence", "result")
-STREAMED = ("shape", "s per row", "in memory", "read per row", "peak GB", "largest difference of H")
 BEGUN = time.monotonic()
 
 SHAPES = {
@@ -113,21 +109,20 @@ def main() -> None:
     for shape in options.shapes:
         found.append(of_shape(shape, device, options))
         free_memory()
-    for columns, rows in zip((AFTERWARDS, STREAMED), zip(*found, strict=True), strict=True):
-        print()
-        head(*columns)
-        for cells in rows:
-            table_row(*cells)
+    print()
+    head(*AFTERWARDS)
+    for cells in found:
+        table_row(*cells, *[""] * (len(AFTERWARDS) - len(cells)))
     tell("done")
 
 
-def of_shape(shape: str, device: torch.device, options) -> tuple[list[str], list[str]]:
-    """Print the builds of a shape; return the cells of what comes after, and when streamed."""
+def of_shape(shape: str, device: torch.device, options) -> list[str]:
+    """Print the builds of a shape; return the cells of what comes after."""
     tell(f"{shape}: making random weights")
     model, failed = attempt(lambda: random_model(shape, device, options.dtype), options)
     if model is None:
         table_row(shape, failed, *[""] * (len(BUILDS) - 2))
-        return filled(shape, failed)
+        return [shape, failed]
     units = cl.enumerate_units(model)
     length = min(options.tokens, model.config.max_position_embeddings)
     curvature = None
@@ -144,28 +139,9 @@ def of_shape(shape: str, device: torch.device, options) -> tuple[list[str], list
             curvature = found[0]
             table_row(shape, len(units), scored, *found[1])
     if curvature is None:
-        return filled(shape, "no H")
-    cells = [shape]
-    steps = {"solving": solve, "pruning": prune, "checking": check}
-    done = {"model": model, "curvature": curvature, "text": text}
-    for name, step in steps.items():
-        tell(f"{shape}: {name}")
-        found, failed = attempt(lambda step=step: step(done, options), options)
-        cells += found or [failed]
-        tell(" | ".join(cells))
-        if failed:
-            break
-    done.pop("pruned", None)
-    tell(f"{shape}: streaming")
-    found, failed = attempt(lambda: streamed(done, options), options)
-    both = filled(shape, failed)
-    return cells + both[0][len(cells) :], [shape, *found] if found else both[1]
-
-
-def filled(shape: str, why: str) -> tuple[list[str], list[str]]:
-    """Rows of both later tables for a shape of which there is nothing else to tell."""
-    one, other = ([shape, why, *[""] * (len(table) - 2)] for table in (AFTERWARDS, STREAMED))
-    return one, other
+        return [shape, "no H"]
+    cells, failed = attempt(lambda: afterwards(model, curvature, text, options), options)
+    return [shape, *(cells or [failed])]
 
 
 # Measurements -------------------------------------------------------------------------------------
@@ -234,64 +210,22 @@ def naive_seconds(model, units, text: cl.CalibrationSet, options) -> float:
     return (len(units) + 1) * median(times[1:])
 
 
-def solve(done: dict, options) -> list[str]:
-    """Solve and keep the plan; the removed share and the time."""
-    inputs = (done["curvature"], options.ratio, 1.0)
-    # the first one computes the fingerprint of H, which is kept
-    _, *solved = [seconds(lambda: cl.solve_greedy(*inputs)) for _ in range(6)]
-    done["plan"] = solved[0][1]
-    took = median(taken for taken, _ in solved)
-    return [f"{done['plan'].realized_ratio:.1%}", f"{1000 * took:.1f} ms"]
-
-
-def prune(done: dict, options) -> list[str]:
-    """Prune a copy and keep it; the time, which includes reading all weights twice."""
-    model = done["model"]
-    took, done["pruned"] = seconds(lambda: cl.prune(model, done["plan"]), model.device)
-    return [f"{took:.1f} s"]
-
-
-def check(done: dict, options) -> list[str]:
-    """Check the pruned model on two rows; the time and what was found."""
-    both = [done[name] for name in ("model", "pruned", "plan", "text")]
-    took, result = seconds(lambda: cl.check_equivalence(*both))
-    return [f"{took:.1f} s", f"largest difference {result.max_abs_difference:.1e}"]
-
-
-def streamed(done: dict, options) -> list[str]:
-    """Build H again with the layers in files, and compare it with that of the model in memory."""
-    model, curvature, text = (done[name] for name in ("model", "curvature", "text"))
-    settings = curvature.provenance
-    rows = text.rows(0, len(settings["sequence_seconds"]))
-    with tempfile.TemporaryDirectory() as folder:
-        threads = torch.get_num_threads()
-        from helpers.tiny_models import word_tokenizer  # it sets the number of threads
-
-        torch.set_num_threads(threads)
-        model.save_pretrained(folder)
-        word_tokenizer().save_pretrained(folder)
-        own, _ = cl.load_model(folder, device=model.device, dtype=options.dtype, stream=True)
-        stream = weights_of(own)
-        require_known_head(own, rows.input_ids[:1, :8])
-        before, held = stream.bytes_read, 0
-        if model.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            held = torch.cuda.memory_allocated()
-        knobs = cl.BuildOptions(units_per_batch=settings["runtime"]["units_per_batch"])
-        again = cl.estimate_curvature(
-            own, cl.enumerate_units(own), rows, options.top_r, progress=False, options=knobs
-        )
-        read = stream.bytes_read - before
-    peak = "-"
-    if model.device.type == "cuda":
-        peak = f"{(torch.cuda.max_memory_allocated() - held) / 1e9:.1f} beside what stays"
-    difference = abs(again.matrix - curvature.matrix).max() / abs(curvature.matrix).max()
+def afterwards(model, curvature: cl.Curvature, text: cl.CalibrationSet, options) -> list[str]:
+    """Solve, prune and check; what was removed, the times, and the largest difference."""
+    # the first solve computes the fingerprint of H, which is kept
+    solved = [seconds(lambda: cl.solve_greedy(curvature, options.ratio, 1.0)) for _ in range(6)]
+    plan = solved[0][1]
+    solving = median(taken for taken, _ in solved[1:])
+    tell(f"solved in {1000 * solving:.1f} ms")
+    pruning, pruned = seconds(lambda: cl.prune(model, plan), model.device)
+    tell(f"pruned in {pruning:.1f} s")  # which includes reading all weights twice
+    checking, result = seconds(lambda: cl.check_equivalence(model, pruned, plan, text))
     return [
-        f"{median(again.provenance['sequence_seconds']):.2f}",
-        f"{median(settings['sequence_seconds']):.2f}",
-        f"{read / len(rows) / 1e9:.3f} GB",
-        peak,
-        f"{difference:.1e}",
+        f"{plan.realized_ratio:.1%}",
+        f"{1000 * solving:.1f} ms",
+        f"{pruning:.1f} s",
+        f"{checking:.1f} s",
+        f"largest difference {result.max_abs_difference:.1e}",
     ]
 
 

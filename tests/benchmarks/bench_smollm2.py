@@ -4,12 +4,11 @@
     python tests/benchmarks/bench_smollm2.py edges      # one of them
     python tests/benchmarks/bench_smollm2.py --write    # put them into the pages
 
-`data/measure_smollm2.py` makes the measurements.
+`python -m data.make.measure_smollm2` makes the measurements.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -21,9 +20,6 @@ from scipy.stats import spearmanr
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.extensions.analysis.gate import redundancy_gate
-from cocurve_lab.extensions.analysis.stability import is_converged, selection_stability
-from cocurve_lab.extensions.judging.agreement import RANDOM
 from cocurve_lab.extensions.pretrained.kept import (
     KeptPlan,
     KeptPlans,
@@ -33,19 +29,13 @@ from cocurve_lab.extensions.pretrained.kept import (
     kept_plans,
     read_plans,
 )
-from cocurve_lab.extensions.writing import plus_minus, typeset
+from cocurve_lab.extensions.writing import plus_minus
 from cocurve_lab.measuring.risk import standard_error
 from cocurve_lab.solver.solve import solve_greedy
-from cocurve_studies import abilities as ability
-from cocurve_studies.certainty import findings as certain
 from cocurve_studies.certainty import purposes
-from cocurve_studies.findings import Findings
-from cocurve_studies.structure import bridges, geometry, propositions
-from cocurve_studies.structure import findings as structural
-from cocurve_studies.tables import Row, pick
-from cocurve_studies.trust import fidelity, reach
-from cocurve_studies.trust import findings as trusting
-from helpers.benchmarks import error_bar
+from cocurve_studies.tables import pick
+from cocurve_studies.trust import reach
+from helpers.benchmarks import RESULTS, arguments, error_bar, filled, flag, table
 
 Table = tuple[str, list[str], list[list[str]]]  # title, heads, cells
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4)
@@ -59,7 +49,7 @@ COMPARED = [
 ]
 COLUMNS = [(ratio, text) for ratio in (0.1, 0.2, 0.3) for text in TEXTS]
 HEADS = [f"{ratio:.0%}, {TEXTS[text]}" for ratio, text in COLUMNS]
-PAGES = [Path(__file__).with_name(f"SMOLLM2{part}.md") for part in ("", "_SCALES", "_FINDINGS")]
+PAGES = [RESULTS / f"SMOLLM2{part}.md" for part in ("", "_SCALES", "_FINDINGS")]
 CURVATURE = kept_curvature("smollm2")
 
 
@@ -212,11 +202,11 @@ def refitted(plans: Plans) -> Iterable[Table]:
 def texts(plans: Plans) -> Iterable[Table]:
     """What a plan is for."""
     assert CURVATURE is not None
-    table = purposes.kept_purposes(CURVATURE, 0.2)
+    judged = purposes.kept_purposes(CURVATURE, 0.2)
     for strength in purposes.STRENGTHS:
         cells = []
         for name in purposes.KEPT:
-            rows = pick(table, calibrated_on=name, interaction_strength=strength)
+            rows = pick(judged, calibrated_on=name, interaction_strength=strength)
             by = {row["judged_on"]: error_bar(row["kl"], row["kl_error"], 3) for row in rows}
             cells.append([name, *(by.get(judge, "") for judge in purposes.KEPT)])
         title = f"20%, lambda {strength:g}: H of 3 rows of a text, judged on four texts"
@@ -285,13 +275,13 @@ def scales(plans: Plans) -> Iterable[Table]:
                 alone = float(measured.alone.mean(axis=0) @ share)
                 whole += [alone, alone + float(inside @ measured.interaction @ inside) / 2]
             numbers.append(whole)
-        table = np.array(numbers)
-        ranks = [float(spearmanr(table[:, 0], column).statistic) for column in table.T[1:]]
-        ranked.append([f"{ratio:.0%}", str(len(table)), *(f"{rank:+.2f}" for rank in ranks)])
+        sums = np.array(numbers)
+        ranks = [float(spearmanr(sums[:, 0], column).statistic) for column in sums.T[1:]]
+        ranked.append([f"{ratio:.0%}", str(len(sums)), *(f"{rank:+.2f}" for rank in ranks)])
         if ratio == 0.2:
             cells = [
                 [name, *(f"{value:.2f}" for value in line)]
-                for (name, _), line in zip(found.values(), table, strict=True)
+                for (name, _), line in zip(found.values(), sums, strict=True)
             ]
             yield "20%: what each sum predicts", ["plan", *heads], cells
     yield "Rank correlation with the KL on C4", ["removed", "plans", *heads[1:]], ranked
@@ -331,89 +321,19 @@ def reached(plans: Plans) -> Iterable[Table]:
     yield "Measured interactions and the edges of H", heads, cells
 
 
-def claims(plans: Plans) -> Iterable[Table]:
-    """The claims that can be judged from H and these plans, the paper's and the lab's."""
-    assert CURVATURE is not None
-    h = CURVATURE
-    found = [
-        *trusting.single_unit_findings(fidelity.single_unit_fidelity(h)),
-        *trusting.fidelity_findings(_fidelity(plans)),
-        certain.redundancy_finding(redundancy_gate(h), len(h.grouped["group_grams"])),
-        *(certain.stability_finding(selection_stability(h, 0.2, s)) for s in (0.0, 1.0)),
-        certain.convergence_finding(is_converged(h, 0.2, 1.0), len(h.grouped["group_grams"])),
-        *certain.purpose_findings(purposes.kept_purposes(h, 0.2) or []),
-        *structural.bridge_findings(bridges.bridge_table(h), bridges.bridge_edges(h)),
-        *structural.structure_findings(geometry.block_table(h), geometry.budget_table(h)),
-        *structural.proposition_findings(propositions.proposition_table(h)),
-        *ability.trade_off_finding(_trade_off(plans)),
-    ]
-    for who, some in Findings(found).sides():
-        cells = [
-            [
-                text.replace("|", r"\|")
-                for text in (f.study, typeset(f.claim), f.where, typeset(f.ours), f.said)
-            ]
-            for f in some
-        ]
-        heads = ["study", who, "where", "on SmolLM2-135M, C4", "verdict"]
-        yield f"Claims of {who}", heads, cells
-
-
-def _trade_off(plans: Plans) -> list[Row]:
-    """The table of `abilities.trade_off` at 20 % on WikiText.
-
-    Only counts of right answers are kept, so their difference has the error of two samples.
-    """
-    made = [(s, plans.by_name[f"H, lambda {s:g}"].get(0.2)) for s in (0.0, 0.5, 1.0)]
-    found = [(strength, plan) for strength, plan in made if plan is not None and plan.right]
-    rows: list[Row] = []
-    for strength, plan in found:
-        right, asked = (sum(x[n] for x in plan.right.values()) for n in (0, 1))
-        share, first = right / asked, rows[0] if rows else None
-        loss = plan.nll["wikitext"] - found[0][1].nll["wikitext"]
-        row: Row = {"variant": f"λ {strength:g}", "requested_ratio": 0.2, "accuracy": share}
-        row["accuracy_error"] = float(np.sqrt(share * (1 - share) / asked))
-        row["perplexity"] = float(np.exp(plan.nll["wikitext"].mean()))
-        row["loss_difference"] = float(loss.mean())
-        row["loss_difference_error"] = float(standard_error(loss))
-        row["difference"] = share - first["accuracy"] if first else None
-        both = (row, first) if first else (row,)
-        row["difference_error"] = float(np.hypot.reduce([x["accuracy_error"] for x in both]))
-        rows.append(row)
-    return rows
-
-
-def _fidelity(plans: Plans) -> list[Row]:
-    """The table of `fidelity_study`, of kept plans without guards."""
-    assert CURVATURE is not None
-    chosen = [
-        (fidelity.ACROSS, f"lambda {strength:g}", plan)
-        for strength in purposes.STRENGTHS
-        for plan in plans.by_name[f"H, lambda {strength:g}"].values()
-    ]
-    names = [f"H, lambda {strength:g}" for strength in STRENGTHS]
-    pool = [(name.removeprefix("H, "), name) for name in names]
-    drawn = [(RANDOM, name) for name in plans.named("random")]
-    pool = pool + drawn if drawn else []  # the paper's pool is of random plans by more than half
-    for method, name in pool:
-        chosen += [(fidelity.POOL, method, x) for r, x in plans.by_name[name].items() if r == 0.2]
-    table = []
-    for group, method, plan in chosen:
-        kl, error = plan.kl["c4"], float(standard_error(plan.kl["c4"]))
-        row = {"group": group, "method": method}
-        row |= {
-            "interaction_strength": plan.selection.interaction_strength,
-            "requested_ratio": plan.selection.requested_ratio,
-        }
-        table.append(row | fidelity.plan_columns(CURVATURE, plan.selection, kl, error))
-    return table
-
-
 TABLES: dict[str, Callable[[Plans], Iterable[Table]]] = {
     function.__name__: function
     for function in (
-        *(methods, paired, edges, abilities, refitted, scales, reached),
-        *(strengths, texts, kinds, claims),
+        methods,
+        paired,
+        edges,
+        abilities,
+        refitted,
+        scales,
+        reached,
+        strengths,
+        texts,
+        kinds,
     )
 }
 
@@ -423,33 +343,22 @@ def printed(name: str) -> str:
     assert CURVATURE is not None
     kept = kept_plans(CURVATURE)
     assert kept is not None
-    found = []
-    for title, heads, cells in TABLES[name](Plans(kept)):
-        lines = [f"| {' | '.join(line)} |" for line in (heads, *cells)]
-        lines.insert(1, "|---" * len(heads) + "|")
-        found.append(f"**{title}**\n\n" + "\n".join(lines))
-    return "\n\n".join(found)
+    found = TABLES[name](Plans(kept))
+    return "\n\n".join(f"**{title}**\n\n{table(heads, cells)}" for title, heads, cells in found)
 
 
-def page(text: str) -> str:
-    """A page with the tables of today between its marks."""
-    for name in TABLES:
-        begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
-        if begin in text:
-            before, rest = text.split(begin)
-            text = f"{before}{begin}\n{printed(name)}\n{end}{rest.split(end)[1]}"
-    return text
+def pages() -> dict[Path, str]:
+    """The text of each page with the tables of today."""
+    tables = {name: printed(name) for name in TABLES}
+    return {page: filled(page, tables) for page in PAGES}
 
 
 def main() -> None:
-    shape = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
-    parser.add_argument("parts", nargs="*", choices=[[], *TABLES], help="by default all")
-    parser.add_argument("--write", action="store_true", help="put them into the pages")
-    options = parser.parse_args()
+    parts = flag([], "by default all", nargs="*", choices=[[], *TABLES], positional=True, type=str)
+    options = arguments(__doc__, parts=parts, write=flag(False, "put them into the pages"))
     if options.write:
-        for file in PAGES:
-            file.write_text(page(file.read_text(encoding="utf-8")), encoding="utf-8")
+        for page, text in pages().items():
+            page.write_text(text, encoding="utf-8")
         return
     for name in options.parts or TABLES:
         print(f"{printed(name)}\n")

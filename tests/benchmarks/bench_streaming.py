@@ -9,26 +9,19 @@ the ratio of times is one of neighbors. Prints a Markdown table:
 - peak memory: the most anonymous memory of the process during the build, beyond what it had when
   everything was imported. Files that are mapped into memory do not count; weights in memory do.
 
-With --against, a model in memory is built by this checkout and by another one instead, in turn, at
-several row lengths. It prints the time of this one over that of the other, and fails unless both
-give the same bits of H. A checkout is made with `git worktree add OTHER COMMIT`; the commit before
-layers were streamed is 1938841^.
-
     python tests/benchmarks/bench_streaming.py
     python tests/benchmarks/bench_streaming.py --quick     # for checking the script
-    python tests/benchmarks/bench_streaming.py --against OTHER
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import threading
-from argparse import SUPPRESS, Namespace
+from argparse import SUPPRESS
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,19 +55,10 @@ def main() -> None:
         {"sizes": ["tiny"]},
         sizes=flag(["23M", "176M"], choices=SIZES),
         repeats=3,
-        against=flag(help="another checkout", metavar="OTHER", type=Path),
-        tokens=flag([64, 128, 256], "with --against"),
-        built=flag(**hidden),
         child=flag(**hidden),
     )
     if options.child is not None:
         print(json.dumps(child(*options.child)))
-        return
-    if options.built is not None:
-        print(json.dumps(built(*options.built)))
-        return
-    if options.against is not None:
-        compare(options)
         return
     head("model", "weights", "way", "time", "weights read per row", "peak memory")
     for size in options.sizes:
@@ -97,7 +81,7 @@ def ratios(these: list[dict[str, Any]], those: list[dict[str, Any]]) -> list[flo
     return [one["s"] / other["s"] for one, other in zip(these, those, strict=True)]
 
 
-def save(size: str, folder: str, tokens: int = TOKENS) -> int:
+def save(size: str, folder: str) -> int:
     """Save a random model in float32; return the bytes of its weights."""
     layers, hidden, width = SIZES[size]
     torch.manual_seed(0)
@@ -108,7 +92,7 @@ def save(size: str, folder: str, tokens: int = TOKENS) -> int:
         num_hidden_layers=layers,
         num_attention_heads=8,
         num_key_value_heads=2,
-        max_position_embeddings=tokens,
+        max_position_embeddings=TOKENS,
     )
     model = LlamaForCausalLM(config)
     model.save_pretrained(folder)
@@ -118,13 +102,8 @@ def save(size: str, folder: str, tokens: int = TOKENS) -> int:
 
 def measured(way: str, folder: str) -> dict[str, Any]:
     """What a process of its own measures: seconds of the build, bytes read, bytes of memory."""
-    return said_by("--child", way, folder)
-
-
-def said_by(*flags: str, **more: Any) -> dict[str, Any]:
-    """The last line, in JSON, of this command in another process."""
-    command = [sys.executable, __file__, *flags]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, **more)
+    command = [sys.executable, __file__, "--child", way, folder]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -146,9 +125,8 @@ def child(way: str, folder: str) -> dict[str, float]:
         model = accelerate.disk_offload(model, tempfile.mkdtemp(dir=folder), torch.device("cpu"))
     units = cl.enumerate_units(model, GROUPS)
     ids = torch.randint(0, 97, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0))
-    stream, layers = weights_of(model), len(describe(model).layers)
-    assert (stream is None) == (way == "resident")
-    assert stream is None or len(stream.layers) == layers
+    stream = None if way == "resident" else weights_of(model)
+    assert stream is None or len(stream.layers) == len(describe(model).layers)
     require_known_head(model, ids[:1, :8])
     read = 0 if stream is None else stream.bytes_read
     inputs = (model, units, cl.CalibrationSet(ids), TOP_R)
@@ -156,49 +134,6 @@ def child(way: str, folder: str) -> dict[str, float]:
         took, _ = seconds(lambda: cl.estimate_curvature(*inputs, progress=False))
     read = 0 if stream is None else stream.bytes_read - read
     return {"s": took, "read": read, "peak": peak.most - before}
-
-
-# Against another checkout -------------------------------------------------------------------------
-
-
-def compare(options: Namespace) -> None:
-    """Print the time of this checkout over that of another, for each size and row length."""
-    head("model", "tokens per row", "new / old")
-    places = {"new": Path(__file__).resolve().parents[2], "old": options.against.resolve()}
-    for size in options.sizes:
-        with tempfile.TemporaryDirectory() as folder:
-            save(size, folder, max(options.tokens))
-            for tokens in options.tokens:
-                ways = {n: partial(built_by, place, folder, tokens) for n, place in places.items()}
-                found = in_turn(ways, options.repeats)
-                for new, old in zip(*found.values(), strict=True):
-                    assert new["H"] == old["H"], "the bits of H differ"
-                row(size, tokens, spread(ratios(found["new"], found["old"])))
-
-
-def built_by(checkout: Path, folder: str, tokens: int) -> dict[str, Any]:
-    """What a process with the library of a checkout measures: seconds, and a mark of H."""
-    if not (checkout / "cocurve_lab" / "__init__.py").is_file():
-        raise SystemExit(f"{checkout} is no checkout of the lab: it has no cocurve_lab")
-    place = os.environ | {"PYTHONPATH": str(checkout)}
-    found = said_by("--built", folder, str(tokens), env=place)
-    assert Path(found["library"]).is_relative_to(checkout), found["library"]
-    return found
-
-
-def built(folder: str, tokens: str) -> dict[str, Any]:
-    """The fastest of three builds; only with functions that both checkouts have."""
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    model, _ = cl.load_model(folder, device="cpu")
-    units = cl.enumerate_units(model, GROUPS)
-    ids = torch.randint(0, 97, (ROWS, int(tokens)), generator=torch.Generator().manual_seed(0))
-    inputs = (model, units, cl.CalibrationSet(ids), TOP_R)
-    knobs = {"progress": False, "options": cl.BuildOptions(units_per_batch=8)}  # decides last bits
-    builds = [seconds(lambda: cl.estimate_curvature(*inputs, **knobs)) for _ in range(4)]
-    marks = {hashlib.sha256(found.matrix.tobytes()).hexdigest() for _, found in builds}
-    assert len(marks) == 1, "one process gave several H"
-    fastest = min(took for took, _ in builds[1:])  # the first one warms up
-    return {"s": fastest, "H": marks.pop(), "library": cl.__file__}
 
 
 class Peak:

@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import torch
 from safetensors.numpy import load_file, save_file
 from transformers.utils.logging import disable_progress_bar
 
@@ -51,7 +52,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         saved = cl.save_pruned(pruned, Path(folder) / "saved", tokenizer=tokenizer)
         prompts = [row.tolist()[:64] for row in held_out.input_ids[:6]]
-        reference, texts = bare_reload(saved, prompts)
+        with cl.ablate(model, plan):
+            masked = model(torch.tensor(prompts)).logits.detach()
+        reference, texts = bare_reload(saved, prompts, masked.numpy())
         for dtype, cache in (("f32", "f32"), ("f32", "f16"), ("f16", "f16"), ("q8_0", "f16")):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # printed with the result
@@ -67,13 +70,20 @@ def main() -> None:
         print(f"\nllama.cpp, q8_0: {start!r}\n   {text!r}")
 
 
-def bare_reload(folder: Path, prompts: list[list[int]]) -> tuple[list[np.ndarray], list[list[int]]]:
-    """Log-probabilities and greedy ids of the saved folder, read without cocurve_lab."""
+def bare_reload(
+    folder: Path, prompts: list[list[int]], masked: np.ndarray
+) -> tuple[list[np.ndarray], list[list[int]]]:
+    """Log-probabilities and greedy ids of the saved folder, read without cocurve_lab.
+
+    Prints the largest difference from the logits of the masked model.
+    """
     asked = {"input_ids": np.array(prompts), "greedy": np.array(GREEDY)}
     save_file(asked, f"{folder}.expected.safetensors")
     saw = run_bare("answer", [folder], folder.parent / "home", timeout=None)[folder.name]
     print(f"read without cocurve_lab: {saw['class']} {saw['parameters']} parameters")
     found = load_file(f"{folder}.answer.safetensors")
+    difference = np.abs(found["logits"] - masked).max()
+    print(f"largest difference of a logit from the masked model's: {difference:.1e}")
     logits = [log_softmax(z.astype(np.float64)) for z in found["logits"]]
     return logits, found["greedy"].tolist()
 

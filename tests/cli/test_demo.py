@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ import torch
 import cocurve_lab as cl
 from cocurve_lab.cli import demo
 from cocurve_lab.models.identity import demo_folder
+from data.make import measure
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 BAR = {"stories": 0.90, "knowledge": 0.95, "code": 0.95, "commonsense": 0.90, "arithmetic": 0.90}
@@ -38,7 +38,7 @@ def test_the_embedded_model_is_a_small_half_precision_folder() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", BAR)
-def test_the_card_is_true_and_the_bar_is_met(measure: ModuleType, family: str) -> None:
+def test_the_card_is_true_and_the_bar_is_met(family: str) -> None:
     """Exact match on all shipped test prompts: what the card says, and at least the bar."""
     model, tokenizer = cl.load_model("demo")
     stated = json.loads((demo_folder() / "training.json").read_text())["capability"][family]
@@ -51,7 +51,7 @@ def test_the_card_is_true_and_the_bar_is_met(measure: ModuleType, family: str) -
 
 
 @pytest.mark.slow
-def test_it_has_choices_and_has_learned_them(measure: ModuleType) -> None:
+def test_it_has_choices_and_has_learned_them() -> None:
     """On whole held-out documents: mostly unsure, and as good as the generator allows."""
     model, tokenizer = cl.load_model("demo")
     found = measure.held_out(model, tokenizer)["all"]
@@ -63,7 +63,7 @@ def test_it_has_choices_and_has_learned_them(measure: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_at_40_percent_random_plans_destroy_it_and_a_plan_holds(measure: ModuleType) -> None:
+def test_at_40_percent_random_plans_destroy_it_and_a_plan_holds() -> None:
     """By KL on held-out text, and by what the model still answers."""
     model, tokenizer = cl.load_model("demo")
     units = cl.enumerate_units(model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import cocurve_lab as cl
 from cocurve_lab.base.errors import MismatchError
 from cocurve_lab.estimator.estimate import build_settings
 from cocurve_lab.models.identity import demo_folder
-from conftest import data_script
+from data.make import small_curvature
 from helpers.notebooks import NOTEBOOKS
 from helpers.tiny_models import naive_build
 
@@ -20,17 +19,12 @@ FILE = demo_folder() / "H_16_rows.npz"
 FEW = (1, 8, 47)  # units that are measured anew
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    return data_script("small_curvature")
-
-
-def test_it_is_of_the_demo_model_and_of_as_many_rows_as_it_says(script: ModuleType) -> None:
+def test_it_is_of_the_demo_model_and_of_as_many_rows_as_it_says() -> None:
     model, tokenizer = cl.load_model("demo")
     text, _ = cl.default_calibration("demo", tokenizer, 16, positions_per_sequence="all")
     settings = build_settings(model, cl.enumerate_units(model), text, 256, cl.BuildOptions())
     shipped = cl.Curvature.load(FILE, expected=settings)
-    assert script.ROWS == shipped.provenance["sequences_done"] == 16
+    assert small_curvature.ROWS == shipped.provenance["sequences_done"] == 16
     assert shipped.provenance["seed"] == text.seed == 0
     assert repr(shipped).startswith("Curvature of demo (ships with it): M = 160, 16 sequences;")
     with pytest.raises(MismatchError, match="num_sequences"):  # as a reader's own it is refused

@@ -18,7 +18,7 @@ from cocurve_lab.evaluation.confinement import refusals
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency
 from cocurve_lab.evaluation.report import EvaluationReport
 from cocurve_lab.evaluation.suites import demo_tasks
-from cocurve_lab.evaluation.task_files import code, local_tasks, mbpp
+from cocurve_lab.evaluation.task_files import local_tasks, make_task
 from cocurve_lab.evaluation.tasks import TaskOptions, evaluate_tasks
 from cocurve_lab.extensions.texts.records import read_objects
 from helpers.tiny_models import tiny_model, word_tokenizer
@@ -65,8 +65,8 @@ BAD: list[tuple[Callable[[Path], Any], str]] = [
     (lambda at: read_objects(file(at, "[1]\n")), "record 1"),
     (lambda at: read_objects(file(at, gzip.compress(b"{}" * 999)[:-9], "a.jsonl.gz")), "a.jsonl"),
     (lambda at: read_objects(at / "absent.jsonl"), "absent.jsonl"),
-    (lambda at: code("../x", [], lambda *_: "", ("\n",), 4), "'../x'"),
-    (lambda at: mbpp([MBPP | {"task_id": number} for number in (2, 4, 11)]), "2, 3, 4"),
+    (lambda at: make_task("cloze", [], "../x"), "'../x'"),
+    (lambda at: make_task("mbpp", [MBPP | {"task_id": n} for n in (2, 4, 11)]), "2, 3, 4"),
     # suites
     (lambda at: evaluate("piqa"), "'piqa'"),
     (lambda at: evaluate(limit=0), "limit is 0"),
@@ -110,9 +110,9 @@ def test_a_text_that_is_no_report_is_refused() -> None:
             EvaluationReport.from_json(wrong)
 
 
-def test_without_the_harness_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_harness_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(cl.InputError, match=re.escape("cocurve-lab[eval]")):
+    with pytest.raises(cl.InputError, match="pip install lm-eval"):
         evaluate()
 
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import subprocess
 import sys
 import textwrap
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,7 +20,8 @@ WHY_NOT = why_not_confined()
 pytestmark = pytest.mark.skipif(
     WHY_NOT is not None, reason=f"{WHY_NOT} (Debian: apt-get install bubblewrap)"
 )
-LIMITS = Limits(seconds=1.5)
+LIMITS = Limits(seconds=60)  # of programs that end by themselves, on a busy machine too
+SHORT = Limits(seconds=1.5)  # of endless ones
 Run = Callable[..., Outcome]
 
 
@@ -44,19 +41,26 @@ def test_honest_programs_and_their_order() -> None:
         "import math, re, json\nassert math.gcd(12, 18) == 6",
         "assert 1 + 1 == 3, 'wrong sum'",
         "def f(:",
+        "import os\nassert set(os.environ) <= {'PWD', 'MALLOC_ARENA_MAX', 'LC_CTYPE'}, os.environ",
         "with open('note', 'w') as file:\n    file.write('x')\nassert open('note').read() == 'x'",
     ]
     found = run_programs(
         programs, allow_code_execution=True, limits=LIMITS, workers=2, progress=False
     )
-    assert [outcome.status for outcome in found] == ["passed", "failed", "failed", "passed"]
+    assert [outcome.status for outcome in found] == [
+        "passed",
+        "failed",
+        "failed",
+        "passed",
+        "passed",
+    ]
     assert found[1].detail == "AssertionError: wrong sum"
     assert "SyntaxError" in found[2].detail
 
 
 def test_endless_loops_and_floods_of_output_are_stopped(run: Run) -> None:
-    assert run("while True: pass").status == "stopped"
-    outcome = run("import sys\nwhile True:\n    sys.stdout.write('x' * 100000)")
+    assert run("while True: pass", SHORT).status == "stopped"
+    outcome = run("import sys\nwhile True:\n    sys.stdout.write('x' * 100000)", SHORT)
     assert (outcome.status, "1.5 s" in outcome.detail) == ("stopped", True)
     # every handle it finds, the verdict's among them
     flood = "import os\nfor fd in range(500):\n    try: os.write(fd, b'x' * 10**7)\n"
@@ -134,38 +138,6 @@ def living(place: Path) -> list[str]:
     return found
 
 
-@pytest.fixture
-def listener() -> Iterator[tuple[int, list[object]]]:
-    """A port of this machine, and what connected to it."""
-    came: list[object] = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def wait() -> None:
-            with suppress(OSError):
-                came.append(server.accept()[0])
-
-        thread = threading.Thread(target=wait, daemon=True)
-        thread.start()
-        yield server.getsockname()[1], came
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join(5)
-    for connection in came:
-        connection.close()  # type: ignore[attr-defined]
-
-
-def test_there_is_no_network(run: Run, listener: tuple[int, list[object]]) -> None:
-    port, came = listener
-    call = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=1)"
-    outcome = run(call)
-    assert outcome.status == "failed"
-    assert "Error" in outcome.detail
-    assert not came
-    datagram = "import socket\nsocket.socket(2, 2).sendto(b'x', ('192.0.2.1', 53))"
-    assert run(datagram).status == "failed"
-    # the same call is answered outside: the test could fail
-    subprocess.run([sys.executable, "-c", call], check=True)
-
-
 def test_files_elsewhere_are_out_of_reach(run: Run, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("kept")
@@ -182,24 +154,6 @@ def test_files_elsewhere_are_out_of_reach(run: Run, tmp_path: Path) -> None:
         assert run(program).status == "failed", program
     assert precious.read_text() == "kept"
     assert os.listdir(tmp_path) == ["precious"]
-
-
-def test_secrets_of_the_environment_are_not_there(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SOME_TOKEN", "hush")
-    told = run("import os; raise RuntimeError(str(dict(os.environ)))")
-    assert "hush" not in told.detail
-    look = """
-        import glob
-        for name in glob.glob('/proc/*/environ'):
-            try:
-                if b'hush' in open(name, 'rb').read():
-                    raise RuntimeError('found')
-            except OSError:
-                pass
-        """
-    assert run(look).detail != "RuntimeError: found"
 
 
 def test_its_folder_is_gone_afterwards(

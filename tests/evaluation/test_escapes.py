@@ -105,7 +105,7 @@ def by(who: str, script: str, *args: str, given: bytes = b"") -> bytes:
     command = [(ordinary_python() or "") if ordinary else sys.executable, "-c", f"{SEE}\n{script}"]
     run: Callable[..., Any] = as_ordinary if ordinary else subprocess.run
     options = {} if ordinary else {"capture_output": True}
-    done = run([*command, *args], input=given, timeout=120, **options)
+    done = run([*command, *args], input=given, timeout=900, **options)
     assert done.returncode == 0, done.stderr.decode()
     return bytes(done.stdout)
 
@@ -121,7 +121,7 @@ with tempfile.TemporaryFile() as calls:
     calls.write(c.refusals())
     calls.seek(0)
     subprocess.run([*c.bwrap(calls.fileno(), 1 << 24, e.RUNNER), "-c", body],
-                   pass_fds=[calls.fileno()], timeout=60, stdin=subprocess.DEVNULL)
+                   pass_fds=[calls.fileno()], timeout=300, stdin=subprocess.DEVNULL)
 """
     source = ESCAPE.format(
         folder=str(RUNNER.parent),
@@ -139,7 +139,7 @@ import json
 from cocurve_lab.evaluation.code_execution import Limits, run_programs
 programs, options = json.load(sys.stdin)
 found = run_programs(programs, allow_code_execution=True, progress=False,
-                     limits=Limits(seconds=options.pop("seconds", 3)), **options)
+                     limits=Limits(seconds=60), **options)
 print(json.dumps([[o.status, o.detail] for o in found]))
 """
     sent = json.dumps([[textwrap.dedent(p) for p in programs], options]).encode()
@@ -355,7 +355,7 @@ HONEST = {
 
 def test_honest_programs_pass_with_several_workers(user: str) -> None:
     programs = [body for body in HONEST.values() for _ in range(3)]
-    found = outcomes(user, programs, workers=4, seconds=20)
+    found = outcomes(user, programs, workers=4)
     failed = [
         (name, outcome)
         for name, outcome in zip([n for n in HONEST for _ in range(3)], found, strict=True)
@@ -373,7 +373,7 @@ def test_memory_of_all_processes_together_is_bounded(user: str) -> None:
         held = bytearray(os.urandom(1 << 20)) * 700
         time.sleep(30)
         """
-    ((status, detail),) = outcomes(user, [body], seconds=25)
+    ((status, detail),) = outcomes(user, [body])
     assert (status, "together held more" in detail) == ("stopped", True)
 
 

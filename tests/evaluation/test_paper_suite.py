@@ -12,7 +12,7 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.evaluation import suites
 from cocurve_lab.evaluation.suites import Source
-from cocurve_lab.evaluation.task_files import gsm8k, mmlu, mmlu_letters
+from cocurve_lab.evaluation.task_files import make_task, write_task_files
 from cocurve_lab.evaluation.tasks import BOS_WINDOWS, TaskOptions, evaluate_tasks
 from cocurve_lab.extensions.judging.perplexity import PerplexityOptions
 from cocurve_studies.paper.published import published
@@ -51,17 +51,11 @@ def test_the_whole_suite_runs_on_local_copies(copies: Path) -> None:
 
 
 def test_texts_are_what_the_release_reads(copies: Path) -> None:
-    read = {name: text.read(copies) for name, text in suites.PAPER_TEXTS.items()}
+    read = {name: text.texts(copies) for name, text in suites.PAPER_TEXTS.items()}
     assert read["wikitext2"] == [" = w1 = \n", "w2 w3 w4\n", "w5 w6\n"]  # no empty lines
     assert read["ptb"] == ["w1 w2 w3", "w4 w5"]
     assert len(read["c4"]) == 500
     assert read["c4"][-1] == "w49 w1"
-
-
-def test_perplexity_is_of_these_texts(copies: Path) -> None:
-    report = evaluate(copies, "ptb")
-    by_hand = cl.perplexity(tiny_model(), word_tokenizer(), "w1 w2 w3\n\nw4 w5")
-    assert report["ptb"]["perplexity"] == pytest.approx(by_hand.value)
 
 
 def test_the_release_s_windows_stand_beside_begun_ones(copies: Path, tmp_path: Path) -> None:
@@ -100,42 +94,41 @@ def test_one_text_that_fails_does_not_end_the_others(
         evaluate(data, "ptb")
 
 
-def test_code_is_read_and_run(copies: Path) -> None:
-    task = suites.paper_task("humaneval", copies)
-    assert task.records[0]["entry_point"] == "f"
-    assert task.average is None
-    asked = suites.paper_task("mbpp", copies).records
-    assert len(asked) == 2  # 1 to 10 are the split of examples
-    assert asked[0]["prompt"].count("[BEGIN]") == 4
-
-
 # Questions --------------------------------------------------------------------------------------
 
 
-def test_mmlu_scores_texts_that_the_prompt_does_not_show(copies: Path) -> None:
+def asked_of(kind: str, rows: list[dict[str, Any]], folder: Path) -> tuple[Any, Any]:
+    """The harness's own task of a kind, and its first record."""
+    from lm_eval.tasks import TaskManager
+
+    write_task_files([make_task(kind, rows)], folder)
+    task = TaskManager(None, str(folder), False).load(kind)["tasks"][kind]
+    return task, next(iter(task.test_docs()))
+
+
+def test_mmlu_scores_texts_that_the_prompt_does_not_show(copies: Path, tmp_path: Path) -> None:
     rows = Source("cais/mmlu", "all", "test").rows(copies)
-    (record, *_) = mmlu(rows).records
-    assert record["query"] == "Subject: high_school_physics\nQuestion:  w1 w2? \nAnswer:"
-    assert record["choices"] == ["w3", "w4", "w5", "w6"]
-    assert record["gold"] == 1
+    task, record = asked_of("mmlu", rows, tmp_path)
+    asked = "Subject: high_school_physics\nQuestion:  w1 w2? \nAnswer:"
+    assert task.doc_to_text(record) == asked
+    assert task.doc_to_choice(record) == ["w3", "w4", "w5", "w6"]
+    assert task.doc_to_target(record) == 1
 
 
-def test_mmlu_letters_asks_as_the_harness(copies: Path) -> None:
+def test_mmlu_letters_asks_as_the_harness(copies: Path, tmp_path: Path) -> None:
     import lm_eval.tasks
     import yaml
     from jinja2 import Template
 
-    class Loader(yaml.SafeLoader):
-        pass
-
     home = Path(lm_eval.tasks.__file__).parent / "mmlu" / "default"
-    template = yaml.load((home / "_default_template_yaml").read_text(), Loader)
-    own = yaml.load((home / "mmlu_high_school_physics.yaml").read_text(), Loader)
-    (row, *_) = Source("cais/mmlu", "all", "test").rows(copies)
-    (record, *_) = mmlu_letters([row]).records
-    assert record["query"] == own["description"] + Template(template["doc_to_text"]).render(row)
-    assert record["choices"] == template["doc_to_choice"]
-    assert record["gold"] == row[template["doc_to_target"]]
+    template = yaml.safe_load((home / "_default_template_yaml").read_text())
+    own = yaml.safe_load((home / "mmlu_high_school_physics.yaml").read_text())
+    rows = Source("cais/mmlu", "all", "test").rows(copies)[:1]
+    task, record = asked_of("mmlu_letters", rows, tmp_path)
+    asked = own["description"] + Template(template["doc_to_text"]).render(rows[0])
+    assert task.doc_to_text(record) == asked
+    assert task.doc_to_choice(record) == template["doc_to_choice"]
+    assert task.doc_to_target(record) == rows[0][template["doc_to_target"]]
 
 
 @pytest.mark.parametrize(
@@ -148,51 +141,30 @@ def test_mmlu_letters_asks_as_the_harness(copies: Path) -> None:
         ("-1042", False),
     ],
 )
-def test_gsm8k_takes_the_last_number(reply: str, right: bool) -> None:
+def test_gsm8k_takes_the_last_number(reply: str, right: bool, tmp_path: Path) -> None:
     """By the harness's own filters and metric."""
-    from lm_eval.api.metrics import exact_match_fn
-    from lm_eval.filters import build_filter_ensemble
+    from lm_eval.api.instance import Instance
 
-    task = gsm8k([{"question": "w1?", "answer": "w2 <<6*7=42>>\n#### 1,042"}])
-    assert task.records == (
-        {"prompt": "Question: w1?\nLet's solve this step by step.\n", "answer": "1,042"},
-    )
-    assert task.config["generation_kwargs"]["max_gen_toks"] == 256
-    (chain,) = task.config["filter_list"]
-    found = [reply]
-    for step in chain["filter"]:
-        options = {key: value for key, value in step.items() if key != "function"}
-        (_filter,) = build_filter_ensemble("none", [(step["function"], options)]).filters
-        found = _filter().apply([found] if step is chain["filter"][0] else found, [{}])
-    (metric,) = task.config["metric_list"]
-    score = exact_match_fn(
-        predictions=list(found),
-        references=["1,042"],
-        regexes_to_ignore=metric["regexes_to_ignore"],
-    )
-    assert bool(score["exact_match"]) == right
+    rows = [{"question": "w1?", "answer": "w2 <<6*7=42>>\n#### 1,042"}]
+    task, record = asked_of("gsm8k", rows, tmp_path)
+    assert task.doc_to_text(record) == "Question: w1?\nLet's solve this step by step.\n"
+    assert task.get_config("generation_kwargs")["max_gen_toks"] == 256
+    request = Instance("generate_until", record, ("", {}), 0)
+    request.resps = [reply]
+    task._instances = [request]
+    task.apply_filters()
+    (found,) = request.filtered_resps.values()
+    assert bool(task.process_results(record, [found])["exact_match"]) == right
 
 
 def test_the_tables_name_the_harness_s_own_datasets() -> None:
     import lm_eval.tasks
-    import yaml
+    from lm_eval.tasks._yaml_loader import load_yaml
 
-    class Loader(yaml.SafeLoader):
-        pass
-
-    Loader.add_constructor("!function", lambda loader, node: node.value)
     home = Path(lm_eval.tasks.__file__).parent
     for made in suites.PAPER_HARNESS.values():
-        assert made.own is not None
-        known = {}
-        for file in (home / made.own.folder).glob("*.yaml"):
-            content = yaml.load(file.read_text(), Loader)
-            known[content.get("task")] = content
-        # a task may include another, and the dataset with it
-        own = known[made.own.task]
-        while "dataset_path" not in own:
-            own = yaml.load((home / made.own.folder / own["include"]).read_text(), Loader)
-        assert own["dataset_path"] == made.own.dataset
+        own = load_yaml(home / made.config["include"], resolve_func=False)
+        assert own["dataset_path"] == made.dataset
     assert set(suites.DIFFERENCES) <= set(suites.PAPER_NAMES)
 
 

@@ -36,10 +36,3 @@ def test_an_average_with_a_gap_is_none() -> None:
 
 def test_json_round_trip() -> None:
     assert EvaluationReport.from_json(REPORT.to_json()) == REPORT
-
-
-def test_the_picture_of_it() -> None:
-    text = repr(REPORT)
-    assert "* a                      acc_norm         0.2500 ± 0.3000     n = 4" in text
-    assert "average of 2: 0.5000" in text
-    assert "2 of a lost their start" in text

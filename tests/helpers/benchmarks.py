@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from types import ModuleType
 from typing import Any
 
-FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
-
-
-def command(name: str) -> ModuleType:
-    """Import a command of tests/benchmarks, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+RESULTS = Path(__file__).resolve().parents[2] / "notebooks" / "results"
 
 
 def flag(default: Any = None, help: str | None = None, **more: Any) -> dict[str, Any]:
@@ -71,7 +59,28 @@ def head(*columns: object) -> None:
 
 def row(*cells: object) -> None:
     """Print a line of a Markdown table."""
-    print(f"| {' | '.join(map(str, cells))} |", flush=True)
+    print(_line(cells), flush=True)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join([_line(heads), "|---" * len(heads) + "|", *map(_line, rows)])
+
+
+def _line(cells: Sequence[object]) -> str:
+    """One line of a table; a bar inside a cell is no border."""
+    return f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def filled(page: Path, tables: Mapping[str, str]) -> str:
+    """The text of a page with tables between its marks: <!-- NAME --> and <!-- end of NAME -->."""
+    text = page.read_text(encoding="utf-8")
+    for name, found in tables.items():
+        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        if begin in text:
+            before, rest = text.split(begin)
+            text = f"{before}{begin}\n\n{found}\n\n{end}{rest.split(end)[1]}"
+    return text
 
 
 def spread(values: Sequence[float], unit: str = "", places: int = 2) -> str:

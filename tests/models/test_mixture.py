@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from types import ModuleType
-
 import numpy as np
 import pytest
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.models.identity import demo_folder
+from data.make import train_demo
 
 
-@pytest.fixture(scope="module")
-def training() -> ModuleType:
-    folder = demo_folder().parent
-    sys.path.insert(0, str(folder))
-    try:
-        spec = importlib.util.spec_from_file_location("train_demo", folder / "train_demo.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(folder))
-    return module
-
-
-def test_routers_are_balanced_layer_by_layer(training: ModuleType) -> None:
+def test_routers_are_balanced_layer_by_layer() -> None:
     torch.manual_seed(0)
     layers = tuple(torch.randn(50, 4) for _ in range(3))
     by_hand = []
@@ -41,12 +22,12 @@ def test_routers_are_balanced_layer_by_layer(training: ModuleType) -> None:
                 shares[expert] += 1 / (2 * 50)
         means = [sum(chance[e] for chance in chances) / 50 for e in range(4)]
         by_hand.append(4 * sum(s * m for s, m in zip(shares, means, strict=True)))
-    assert float(training.balance(layers, 2)) == pytest.approx(sum(by_hand) / 3, rel=1e-5)
+    assert float(train_demo.balance(layers, 2)) == pytest.approx(sum(by_hand) / 3, rel=1e-5)
     # two layers that each leave half of their experts idle, together none
     one = torch.tensor([[9.0, 9.0, -9.0, -9.0]] * 20)
-    assert float(training.balance((one, one.flip(1)), 2)) == pytest.approx(2, rel=1e-3)
+    assert float(train_demo.balance((one, one.flip(1)), 2)) == pytest.approx(2, rel=1e-3)
     even = torch.cat([one, one.flip(1)])
-    assert float(training.balance((even,), 2)) == pytest.approx(1, rel=1e-3)
+    assert float(train_demo.balance((even,), 2)) == pytest.approx(1, rel=1e-3)
 
 
 def test_the_mixture_uses_every_expert_and_is_cut_as_it_is_masked() -> None:

@@ -118,10 +118,3 @@ def test_conda_environment_adds_nothing() -> None:
     assert SpecifierSet(PROJECT["requires-python"]).contains(python)
     extras = packages[-1].partition("[")[2].rstrip("]").split(",")
     assert set(extras) <= PROJECT["optional-dependencies"].keys()  # pip only warns of another
-
-
-def test_the_wheel_has_what_lab_copies() -> None:
-    """Every notebook and page of the folder, where `cocurve lab` looks in an installed package."""
-    listed = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    files = [path.name for path in (ROOT / "notebooks").glob("*.*") if path.is_file()]
-    assert listed == {f"notebooks/{n}": f"cocurve_lab/notebooks/{n}" for n in files}

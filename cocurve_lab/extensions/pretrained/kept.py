@@ -2,7 +2,7 @@
 
 H takes a few megabytes: its upper triangle in float32, and for each group of rows how far its own
 H is from the whole, in 8 bits. So H has its error bars, and the gate its doubts. Errors are within
-one percent of those of the build. `data/measure_smollm2.py` makes these files.
+one percent of those of the build. `python -m data.make.measure_smollm2` makes these files.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PLANS = "cocurve-kept-plans"
 KEPT_TEXTS = {"c4": "H.npz", "manual": "H_manual.npz"}
 GUARDED = {", ends kept": Guards(protect_first=2, protect_last=2)}  # by the end of a plan's name
 STEPS = 255  # between the two groups that are farthest from H at an entry, on either side of it
-_REMEDY = "Use the file of the release, or make it again: data/measure_smollm2.py."
+_REMEDY = "Use the file of the release, or make it again: `python -m data.make.measure_smollm2`."
 _FILE: Schema = {
     "format": TEXT,
     "version": COUNT,

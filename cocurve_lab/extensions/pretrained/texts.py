@@ -5,7 +5,7 @@ read from there and not copied. It differs between versions of Python, so its ha
 
 It is not C4. At 20 % and lambda 0, a plan from 3 rows of it costs 1.27 nats per token on C4, one
 from 3 rows of C4 1.04; on WikiText .88 and 1.34. Answers that the model wrote itself are further
-from C4: 1.45 and .93 (`tests/benchmarks/SMOLLM2_FINDINGS.md`).
+from C4: 1.45 and .93 (`notebooks/results/SMOLLM2_FINDINGS.md`).
 """
 
 from __future__ import annotations

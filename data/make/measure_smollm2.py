@@ -1,0 +1,610 @@
+"""Measure SmolLM2-135M once, for what ships with it: data/smollm2/ and explore_smollm2.html.
+
+    make smollm2
+    python -m data.make.measure_smollm2 H --c4 C4 --wikitext TEXT      # 75 minutes on two cores
+    python -m data.make.measure_smollm2 best --c4 C4                   # 70 minutes
+    python -m data.make.measure_smollm2 methods --c4 C4                # an hour
+    python -m data.make.measure_smollm2 plans --c4 C4 --wikitext TEXT  # an hour
+    python -m data.make.measure_smollm2 add --methods NAME --c4 C4 --wikitext TEXT  # minutes
+    python -m data.make.measure_smollm2 refit --c4 C4 --wikitext TEXT  # 20 minutes
+    python -m data.make.measure_smollm2 page --c4 C4                   # seconds
+
+C4 and TEXT are files with one document per line: a slice of C4 in English, and the valid split of
+WikiText-2. Their text is not in the repository; the numbers are. Every step resumes: what is in the
+folder of --work is not measured again.
+
+H is of the first 24 rows of C4, 256 tokens each, every position scored. Plans are judged on rows 26
+to 31 of C4, on six rows of WikiText (paragraphs of over 200 characters), and on six of Python's
+manual; plans of small H of other texts also on six of what the model wrote when it was asked
+(`write_smollm2.py`). All rows begin with and are joined by <|endoftext|>.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import cocurve_lab as cl
+from cocurve_lab.base.schema import read_json
+from cocurve_lab.cli.demo import random_plan
+from cocurve_lab.curvature.groups import Groups
+from cocurve_lab.extensions.choosing.racing import ChoiceOptions
+from cocurve_lab.extensions.choosing.search import SearchOptions
+from cocurve_lab.extensions.choosing.settings import choose_guards
+from cocurve_lab.extensions.interactions.measured import Interactions
+from cocurve_lab.extensions.judging.answers import AnswerOptions
+from cocurve_lab.extensions.judging.generation import own_questions
+from cocurve_lab.extensions.pretrained.kept import (
+    GUARDED,
+    KEPT_TEXTS,
+    kept_folder,
+    read_curvature,
+    read_plans,
+    write_curvature,
+    write_plans,
+)
+from cocurve_lab.extensions.pretrained.smollm2 import END, NAME
+from cocurve_lab.extensions.texts.documents import default_rows, read_documents
+from cocurve_lab.measuring.risk import Meter, model_risk, standard_error
+from cocurve_lab.solver.guards import Guards
+from cocurve_studies.trust import reach
+from cocurve_studies.trust.scales import plans_by_scale
+
+ROWS, JUDGED = 24, (26, 32)
+LENGTH: dict[str, Any] = {"seq_len": 256, "positions_per_sequence": "all"}
+BEST = (0.1, 0.2, 0.3)
+RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
+STRENGTHS = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0)
+QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of measured layers and blocks
+GUARDS = {"": Guards(), **GUARDED}
+SOURCES = {
+    "c4": "C4",
+    "wikitext": "WikiText-2 valid",
+    "manual": "Python's manual",
+    "chat": "chat text of SmolLM2",
+}
+FEW, DRAWS = 3, 3  # rows of each kind of text; H of rows drawn again
+RANDOM = 10
+# draws guided by H, then by marginals at the plan
+GUIDES = (SearchOptions(), SearchOptions(seed=1, swaps=8, random_share=0.2))
+BLOCKWISE = ("finercut", "blockpruner")  # removals measured anew: half an hour each
+METHODS = (
+    *("magnitude", "wanda-sp", "flap", "amp", "llm-pruner", "slimllm", "2ssp", "slimgpt"),
+    *("shortgpt", "cbo"),
+    *BLOCKWISE,
+)
+REFITTED = (
+    *((0.2, f"H, lambda {strength}") for strength in (0, 0.5, 1)),
+    *((ratio, "searched") for ratio in BEST),
+    *((0.2, name) for name in ("units by their own KL", "measured blocks, lambda 0.5")),
+    *((0.2, name) for name in ("measured layers, lambda 0", "ShortGPT", "SlimLLM", "FLAP")),
+)
+PAGE = Path(__file__).resolve().parents[2] / "notebooks" / "explore_smollm2.html"
+PROMPTS = ("What is the capital of France?", "What is the opposite of hot?", "What is 2 + 3?")
+REPLY, ANSWER = 12, 24  # tokens of a reply to them, and of one that is judged
+
+
+Named = tuple[str, cl.Selection]
+
+
+def texts(options: argparse.Namespace, tokenizer: Any) -> dict[str, cl.CalibrationSet]:
+    """The calibration rows and those of the judges, by name."""
+    documents = [line for line in options.c4.read_text().splitlines() if line.strip()]
+    lines = options.work / "c4.jsonl"
+    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    rows = default_rows(NAME, tokenizer, JUDGED[1], text_file=lines, **LENGTH)
+    found = {"calibration": rows.rows(0, ROWS), "c4": rows.rows(*JUDGED)}
+    if options.wikitext:
+        paragraphs = [x for x in options.wikitext.read_text().split("\n") if len(x) > 200]
+        found["wikitext"] = cl.CalibrationSet.from_texts(
+            paragraphs, tokenizer, 6, seed=3, source="WikiText-2 valid", eos=END, bos=END, **LENGTH
+        )
+    found["manual"] = cl.default_calibration(NAME, tokenizer, 1, 6, **LENGTH)[1]
+    return found
+
+
+def build(options: argparse.Namespace) -> None:
+    """Build H of the rows of C4, and of as many of the default text, and write their short forms.
+
+    Each row of C4 is a group of its own. Rows of the default text are eight groups.
+    """
+    model, tokenizer = cl.load_model(NAME)
+    own = default_rows(NAME, tokenizer, ROWS, **LENGTH)
+    texts_of = (("c4", texts(options, tokenizer)["calibration"], ROWS), ("manual", own, 8))
+    for name, rows, groups in texts_of:
+        if name not in options.texts:
+            continue
+        file = options.out / KEPT_TEXTS[name]
+        built = cl.load_or_estimate(
+            options.work,
+            model,
+            cl.enumerate_units(model),
+            rows,
+            options=cl.BuildOptions(groups=groups),
+        )
+        write_curvature(built.with_provenance(model_name=f"{NAME} (ships with the library)"), file)
+        short = read_curvature(file)
+        errors = [cl.jackknife(h, "edges").standard_error for h in (short, built)]
+        print(f"{short}\n{file.stat().st_size:,} bytes")
+        print(f"largest change of an entry {np.abs(short.matrix - built.matrix).max():.3g}")
+        print(f"median change of an error {np.median(np.abs(errors[0] / errors[1] - 1)):.3g}")
+
+
+# The best plans ---------------------------------------------------------------------------------
+
+
+def best(options: argparse.Namespace) -> None:
+    """Find the best plan of each size: candidates of every scale, then a search by measured KL.
+
+    Layers and blocks are measured on the first rows of C4, candidates and search on rows 32 to 63,
+    and the plan is chosen on rows 64 to 95. No judge has been read. 96 positions of a row are
+    scored, and on a CPU products are in bfloat16: plans.json has the float32 values at every
+    position.
+    """
+    model, tokenizer = cl.load_model(NAME, device=options.device, dtype="float32")
+    texts(options, tokenizer)  # writes the documents
+    lines = options.work / "c4.jsonl"
+    few = LENGTH | {"positions_per_sequence": 96}
+    rows = default_rows(NAME, tokenizer, 96, text_file=lines, **few)
+    curvature = read_curvature(options.out / KEPT_TEXTS["c4"])
+    searched, chosen_on = rows.rows(32, 64), rows.rows(64, 96)
+    with torch.autocast("cpu", torch.bfloat16):  # without effect on a GPU
+        scales = {
+            parts: measured_parts(options, model, parts, rows.rows(0, count), pool)
+            for parts, count, pool in (("layers", 8, 24), ("blocks", 6, 40))
+        }
+        for ratio in options.ratios:
+            named = plans_by_scale(curvature, scales, ratio, scale_strengths=QUARTERS)
+            keep = options.work / f"search_{ratio:g}"
+            meter = Meter(model, searched, checkpoint=keep, replay=True)
+            table = meter.measure(list(named.values()), progress="lines")[..., 0]
+            mean, error = table.mean(axis=1), standard_error(table)
+            for at in mean.argsort():
+                print(f"{ratio:.0%} {list(named)[at]}: {mean[at]:.4f} ± {error[at]:.4f}")
+            # what measured layers and blocks have seen is among the rows of H
+            plan = list(named.values())[mean.argmin()].predicted_by(curvature)
+            for guide in GUIDES:
+                found = cl.search_plan(
+                    model,
+                    plan,
+                    searched,
+                    held_out=chosen_on,
+                    evaluations=options.evaluations,
+                    surrogate=curvature,
+                    scales=tuple(scales.values()),
+                    checkpoint=keep,
+                    progress="lines",
+                    options=guide,
+                )
+                plan = found.selection
+                print(f"{ratio:.0%} from {list(named)[mean.argmin()]}: {found}", flush=True)
+            plan = plan.predicted_by(curvature)
+            (options.out / f"best_{ratio * 100:.0f}.json").write_text(plan.to_json() + "\n")
+
+
+def measured_parts(
+    options: argparse.Namespace, model: Any, parts: str, rows: cl.CalibrationSet, pool: int
+) -> Interactions:
+    """Measured interactions of layers or blocks, which ship."""
+    file = options.out / f"{parts}.npz"
+    if not file.exists():
+        keep = options.work / f"{parts}.ckpt"
+        found = cl.measure_interactions(
+            model, parts, rows, pool=pool, checkpoint=keep, progress="lines"
+        )
+        found.save(file)
+    kept = Interactions.load(file)
+    print(kept, flush=True)
+    return kept
+
+
+# Kinds of text ----------------------------------------------------------------------------------
+
+
+def kinds(
+    options: argparse.Namespace, tokenizer: Any, judges: dict[str, cl.CalibrationSet]
+) -> dict[str, tuple[cl.CalibrationSet, cl.CalibrationSet]]:
+    """Rows to calibrate on and rows to judge on, by kind of text; no document is in both."""
+    cut: dict[str, Any] = LENGTH | {"eos": END, "bos": END}
+
+    def rows_of(documents: list[str], source: str) -> tuple[cl.CalibrationSet, cl.CalibrationSet]:
+        rows = cl.CalibrationSet.from_texts(
+            documents, tokenizer, 6 + FEW, seed=3, source=source, **cut
+        )
+        return rows.rows(6, 6 + FEW), rows.rows(0, 6)
+
+    paragraphs = [x for x in options.wikitext.read_text().split("\n") if len(x) > 200]
+    found = {
+        "C4": (judges["calibration"].rows(0, FEW), judges["c4"]),
+        "WikiText": rows_of(paragraphs, SOURCES["wikitext"]),
+        "the manual": (default_rows(NAME, tokenizer, FEW, **LENGTH), judges["manual"]),
+    }
+    chat = read_documents(kept_folder() / "texts" / "chat.jsonl")
+    found["chat text"] = rows_of(chat, "chat.jsonl of SmolLM2")
+    return found
+
+
+def of_kinds(
+    options: argparse.Namespace,
+    model: Any,
+    by_kind: dict[str, tuple[cl.CalibrationSet, cl.CalibrationSet]],
+    curvature: cl.Curvature,
+) -> Iterator[Named]:
+    """Plans of an H of a few rows of each kind of text, and of mixes; H stays in the work folder.
+
+    H of C4 is that of the first groups of the kept one.
+    """
+    found = {}
+    for kind, (rows, _) in by_kind.items():
+        found[kind] = curvature if kind == "C4" else few_rows(options, model, rows)
+    few = list(range(FEW))
+    groups = {kind: [(kind, few)] for kind in found}
+    groups["chat text and the manual"] = [("chat text", few), ("the manual", few)]
+    for name, parts in groups.items():
+        mixed = of_groups([(found[kind], chosen) for kind, chosen in parts])
+        for ratio in BEST[:2]:
+            for strength in (0.0, 1.0):
+                plan = cl.solve_greedy(mixed, ratio, strength)
+                yield f"H of {name}, lambda {strength:g}", plan
+    if (file := options.out / KEPT_TEXTS["manual"]).exists():
+        whole = read_curvature(file)
+        for ratio in BEST:
+            for strength in (0.0, 1.0):
+                plan = cl.solve_greedy(whole, ratio, strength)
+                yield f"H of {ROWS} rows of the manual, lambda {strength:g}", plan
+
+
+def few_rows(options: argparse.Namespace, model: Any, rows: cl.CalibrationSet) -> cl.Curvature:
+    """H of these rows, each a group; kept in the work folder."""
+    return cl.load_or_estimate(
+        options.work,
+        model,
+        cl.enumerate_units(model),
+        rows,
+        options=cl.BuildOptions(groups=len(rows)),
+    )
+
+
+def of_groups(parts: Sequence[tuple[cl.Curvature, list[int]]]) -> cl.Curvature:
+    """H of some groups of rows of several H."""
+    grams, positions, risks = (
+        np.concatenate([found.grouped[f"group_{name}"][chosen] for found, chosen in parts])
+        for name in ("grams", "positions", "risks")
+    )
+    return cl.Curvature.from_groups(parts[0][0].units, Groups(grams, positions, risks), {})
+
+
+# Plans ------------------------------------------------------------------------------------------
+
+
+def from_curvature(curvature: cl.Curvature) -> Iterator[Named]:
+    """Plans of H at several lambdas and ratios, with and without guards, and random ones."""
+    yield "dense", cl.Selection.from_pruned(curvature.units, [])
+    for ratio in RATIOS:
+        for words, guards in GUARDS.items():
+            for strength in STRENGTHS:
+                plan = cl.solve_greedy(curvature, ratio, strength, guards=guards)
+                yield f"H, lambda {strength:g}{words}", plan
+    rng = np.random.default_rng(0)
+    groups = list(range(ROWS))
+    for draw in range(DRAWS):
+        drawn = of_groups([(curvature, sorted(rng.choice(groups, ROWS).tolist()))])
+        for ratio in BEST:
+            for strength in (0.0, 1.0):
+                yield (
+                    f"draw {draw} of H, lambda {strength:g}",
+                    cl.solve_greedy(drawn, ratio, strength),
+                )
+    for ratio in BEST:
+        for seed in range(RANDOM):
+            yield f"random {seed}", random_plan(curvature.units, ratio, seed)
+
+
+def guarded(
+    options: argparse.Namespace, model: Any, tokenizer: Any, curvature: cl.Curvature
+) -> Iterator[Named]:
+    """Plans of the paper's protocol: guards chosen by the loss on rows 32 to 39 of C4."""
+    few = LENGTH | {"positions_per_sequence": 96}
+    rows = default_rows(NAME, tokenizer, 40, text_file=options.work / "c4.jsonl", **few)
+    for ratio in BEST:
+        for strength in (0.0, 1.0):
+            keep = options.work / f"guards_{ratio:g}_{strength:g}"
+            with torch.autocast("cpu", torch.bfloat16):
+                choice = choose_guards(
+                    *(model, curvature, ratio, rows.rows(32, 40)),
+                    interaction_strength=strength,
+                    options=ChoiceOptions(first_rows=4, judge="nll", checkpoint=keep),
+                )
+            print(f"{ratio:.0%}, lambda {strength:g}: {choice.guards}", flush=True)
+            yield f"H, lambda {strength:g}, own guards", choice.best
+
+
+def together(curvature: cl.Curvature) -> Iterator[Named]:
+    """Pairs and sets of units, and each of their units alone: how far an edge is true."""
+    drawn = reach.drawn_parts(curvature, reach.ReachOptions())
+    cases = [(scale, [unit for (unit,) in parts]) for scale, parts in drawn]
+    alone = sorted({unit for _, chosen in cases for unit in chosen})
+    for name, chosen in [*(("unit", [unit]) for unit in alone), *cases]:
+        yield name, cl.Selection.from_pruned(curvature.units, chosen)
+
+
+def of_parts(options: argparse.Namespace, curvature: cl.Curvature) -> Iterator[Named]:
+    """Plans of measured layers and blocks, and of the KL of each unit alone."""
+    scales = {p: Interactions.load(options.out / f"{p}.npz") for p in ("layers", "blocks")}
+    for ratio in BEST:
+        yield from plans_by_scale(curvature, scales, ratio, (), QUARTERS).items()
+
+
+def methods(options: argparse.Namespace) -> None:
+    """Make the plans of the other methods, each measured on the rows of H; in the work folder.
+
+    FinerCut and BlockPruner measure their blocks in bfloat16.
+    """
+    model, tokenizer = cl.load_model(NAME)
+    units, rows = cl.enumerate_units(model), texts(options, tokenizer)["calibration"]
+    for name in options.methods:
+        method, file = cl.get_method(name), options.work / f"{name}.json"
+        if not file.exists():
+            with torch.autocast("cpu", torch.bfloat16, enabled=name in BLOCKWISE):
+                evidence = method.measure(model, units, rows)
+            found = [method.select(evidence, units, ratio).to_json() for ratio in RATIOS[1:]]
+            file.write_text(json.dumps(found))
+        print(f"{method.title}: {file}", flush=True)
+
+
+def of_methods(options: argparse.Namespace) -> Iterator[Named]:
+    """The plans that `methods` has made."""
+    for name in METHODS:
+        if (file := options.work / f"{name}.json").exists():
+            for plan in json.loads(file.read_text()):
+                yield cl.get_method(name).title, cl.Selection.from_json(plan)
+
+
+def apart_of(name: str) -> bool:
+    """Whether a plan is only there to compare with others."""
+    return name == "unit" or " units" in name or name.startswith(("random ", "draw "))
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Measure all plans and write plans.json."""
+    model, tokenizer = cl.load_model(NAME)
+    rows = texts(options, tokenizer)
+    by_kind = kinds(options, tokenizer, rows)
+    del rows["calibration"]
+    curvature = read_curvature(options.out / KEPT_TEXTS["c4"])
+    named = [*from_curvature(curvature), *together(curvature)]
+    named += guarded(options, model, tokenizer, curvature)
+    named += of_methods(options)
+    named += of_parts(options, curvature)
+    for file in sorted(options.out.glob("best_*.json")):
+        named.append(("searched", cl.Selection.from_json(file.read_text())))
+    of_text = list(of_kinds(options, model, by_kind, curvature))
+    named += of_text
+    # what is judged on some texts alone, and what is asked no question
+    only = {"chat": {plan.fingerprint for _, plan in of_text}}
+    only["wikitext"] = {
+        plan.fingerprint for name, plan in named if not (name == "unit" or " units" in name)
+    }
+    only["manual"] = {
+        plan.fingerprint
+        for name, plan in named
+        if plan.requested_ratio in BEST and not apart_of(name) and "ends" not in name
+    }
+    rows["chat"] = by_kind["chat text"][1]
+    written, about = judged(options, model, tokenizer, named, rows, only)
+    fingerprint = curvature.provenance["model_fingerprint"]
+    write_plans(options.out / "plans.json", fingerprint, about, list(PROMPTS), written)
+    print(f"{len(written)} plans in {options.out / 'plans.json'}")
+
+
+def add(options: argparse.Namespace) -> None:
+    """Measure the plans of --methods alone, beside those of plans.json, which stay as they are."""
+    model, tokenizer = cl.load_model(NAME)
+    rows = texts(options, tokenizer)
+    del rows["calibration"]
+    titles = {cl.get_method(name).title for name in options.methods}
+    named = [(name, plan) for name, plan in of_methods(options) if name in titles]
+    only = {"manual": {x.fingerprint for _, x in named if x.requested_ratio in BEST}}
+    file = options.out / "plans.json"
+    read_plans(file, read_curvature(options.out / KEPT_TEXTS["c4"]))  # checks it
+    kept = read_json(file)
+    for text, judge in rows.items():
+        if kept["texts"][text]["fingerprint"] != judge.fingerprint:
+            raise SystemExit(f"{file} is judged on another {text}. Run the step plans.")
+    written, _ = judged(options, model, tokenizer, named, rows, only)
+    plans = [plan for plan in kept["plans"] if plan["name"] not in titles] + written
+    write_plans(file, kept["model_fingerprint"], kept["texts"], kept["prompts"], plans)
+    print(f"{len(written)} of {len(plans)} plans in {file} are new")
+
+
+def judged(
+    options: argparse.Namespace,
+    model: Any,
+    tokenizer: Any,
+    named: Sequence[Named],
+    rows: dict[str, cl.CalibrationSet],
+    only: Mapping[str, set[str]],
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Measure plans on the judges, and ask questions; as `write_plans` takes plans and texts.
+
+    `only`: the fingerprints of the plans that a text judges, where it does not judge all.
+    """
+    distinct = list({plan.fingerprint: plan for _, plan in named}.values())
+    asked = [
+        plan
+        for name, plan in named
+        if not apart_of(name)
+        and not name.startswith("H of")
+        and (plan.requested_ratio in BEST or name == "dense")
+    ]
+    asked = list({plan.fingerprint: plan for plan in asked}.values())
+    measured: dict[str, dict[str, np.ndarray]] = {plan.fingerprint: {} for plan in distinct}
+    about = {}
+    for name, judge in rows.items():
+        plans = [x for x in distinct if x.fingerprint in only.get(name, measured)]
+        meter = Meter(
+            model, judge, checkpoint=options.work / f"kl_{name}", plans_per_batch=4, replay=True
+        )
+        for plan, values in zip(plans, meter.measure(plans, progress="lines"), strict=True):
+            measured[plan.fingerprint][name] = values
+        about[name] = {
+            "source": judge.source if name == "manual" else SOURCES[name],
+            "fingerprint": judge.fingerprint,
+            "rows": len(judge),
+        }
+    right: dict[str, dict[str, list[int]]] = {}
+    said: dict[str, list[str]] = {}
+    if not options.kl_only:
+        right = answers(options, model, tokenizer, asked)
+        said = replies(options, model, tokenizer, asked)
+    written = []
+    for name, plan in named:
+        kl, nll = (
+            {text: values[:, at] for text, values in measured[plan.fingerprint].items()}
+            for at in (0, 1)
+        )
+        answered = right.get(plan.fingerprint), said.get(plan.fingerprint, ())
+        written.append(as_written(name, plan, kl, nll, *answered))
+    return written, about
+
+
+def refit(options: argparse.Namespace) -> None:
+    """Measure some plans refitted on 96 rows of C4, on every judge, and write refitted.json."""
+    model, tokenizer = cl.load_model(NAME)
+    judges = texts(options, tokenizer)
+    rows = default_rows(NAME, tokenizer, 160, text_file=options.work / "c4.jsonl", **LENGTH)
+    rows = rows.rows(64, 160)
+    del judges["calibration"]
+    for judge in judges.values():
+        judge.require_disjoint(rows)
+    curvature = read_curvature(options.out / KEPT_TEXTS["c4"])
+    kept = read_plans(options.out / "plans.json", curvature)
+    written = []
+    for ratio, name in REFITTED:
+        (plan,) = (
+            plan
+            for plan in kept.plans
+            if (plan.name, plan.selection.requested_ratio) == (name, ratio)
+        )
+        file = options.work / f"refit_{plan.selection.fingerprint[:12]}.json"
+        if not file.exists():
+            repaired = cl.repair(model, plan.selection, rows)
+            after = {text: model_risk(model, repaired, rows) for text, rows in judges.items()}
+            file.write_text(json.dumps({text: x.tolist() for text, x in after.items()}))
+        after = json.loads(file.read_text())
+        written.append(as_written(name, plan.selection, after, {}))
+        cells = [f"{plan.kl[text].mean():.3f} to {np.mean(after[text]):.3f}" for text in judges]
+        print(f"{ratio:.0%}, {name}: {', '.join(cells)}", flush=True)
+    fingerprint = curvature.provenance["model_fingerprint"]
+    write_plans(options.out / "refitted.json", fingerprint, kept.texts, [], written)
+
+
+def as_written(
+    name: str,
+    plan: cl.Selection,
+    kl: Mapping[str, Any],
+    nll: Mapping[str, Any],
+    right: dict[str, list[int]] | None = None,
+    replies: Sequence[str] = (),
+) -> dict[str, Any]:
+    """A plan as `write_plans` takes it."""
+    return {
+        "name": name,
+        "requested_ratio": plan.requested_ratio,
+        "interaction_strength": plan.interaction_strength,
+        "pruned": sorted(plan.pruned),
+        "kl": {text: np.round(values, 5).tolist() for text, values in kl.items()},
+        "nll": {text: np.round(values, 5).tolist() for text, values in nll.items()},
+        "right": right or {},
+        "replies": list(replies),
+    }
+
+
+def page(options: argparse.Namespace) -> None:
+    """Write the explorers with H and these measurements as one offline page."""
+    from cocurve_widgets import Session, export_html
+
+    curvature = read_curvature(options.out / KEPT_TEXTS["c4"])
+    title = "Co-pruning curvature of SmolLM2-135M"
+    scales = {
+        parts: Interactions.load(options.out / f"{parts}.npz") for parts in ("layers", "blocks")
+    }
+    export_html(curvature, PAGE, title=title, session=Session(curvature), scales=scales)
+
+
+def answers(
+    options: argparse.Namespace, model: Any, tokenizer: Any, plans: Sequence[cl.Selection]
+) -> dict[str, dict[str, list[int]]]:
+    """[right, asked] of every plan, by ability."""
+    asked = cl.answer_accuracy(
+        model,
+        tokenizer,
+        plans,
+        own_questions(NAME, 100),
+        options=AnswerOptions(max_new_tokens=ANSWER, checkpoint=options.work / "answers"),
+    )
+    masks = {ability: asked.of(ability) for ability in asked.capabilities}
+    return {
+        plan.fingerprint: {
+            ability: [int(right[mine].sum()), int(mine.sum())] for ability, mine in masks.items()
+        }
+        for plan, right in zip(plans, asked.right, strict=True)
+    }
+
+
+def replies(
+    options: argparse.Namespace, model: Any, tokenizer: Any, plans: Sequence[cl.Selection]
+) -> dict[str, list[str]]:
+    """The first words of three answers of every plan, kept in the work folder."""
+    file = options.work / "replies.json"
+    found = json.loads(file.read_text()) if file.exists() else {}
+    for number, plan in enumerate(plans):
+        if plan.fingerprint not in found:
+            with cl.ablate(model, plan):
+                found[plan.fingerprint] = [
+                    cl.continue_text(model, tokenizer, prompt, REPLY) for prompt in PROMPTS
+                ]
+        if number % 20 == 0 or plan is plans[-1]:
+            file.write_text(json.dumps(found))
+    return found
+
+
+STEPS = {
+    "H": build,
+    "best": best,
+    "methods": methods,
+    "plans": measure,
+    "add": add,
+    "refit": refit,
+    "page": page,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("step", choices=[*STEPS])
+    parser.add_argument("--c4", type=Path, required=True, help="a slice of C4, a document per line")
+    parser.add_argument("--wikitext", type=Path, help="the valid split of WikiText-2")
+    parser.add_argument("--kl-only", action="store_true", help="ask the plans no questions")
+    parser.add_argument(
+        "--evaluations", type=int, default=2500, help="of each of two searches, in rows"
+    )
+    parser.add_argument("--ratios", nargs="+", type=float, choices=BEST, default=BEST)
+    parser.add_argument("--device", help="of the search: a GPU if there is one")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument(
+        "--texts", nargs="+", choices=KEPT_TEXTS, default=[*KEPT_TEXTS], help="of H"
+    )
+    parser.add_argument("--work", type=Path, default=Path("build/smollm2"), help="keeps each step")
+    parser.add_argument("--out", type=Path, default=kept_folder())
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    STEPS[options.step](options)
+
+
+if __name__ == "__main__":
+    main()

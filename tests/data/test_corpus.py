@@ -1,0 +1,125 @@
+"""The corpus: the same on every machine, and nothing of a test in what training sees."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data.make import lexicon, world
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+SIZES = {"train": 6000, "calibration": 1000, "held_out": 3000, "test": 800}
+Made = dict[str, list[Any]]
+
+
+@pytest.fixture(scope="module")
+def made() -> Made:
+    """The first documents of each split; those of training are a large sample."""
+    return {split: list(world.documents(split, size)) for split, size in SIZES.items()}
+
+
+@pytest.fixture(scope="module")
+def train_text(made: Made) -> str:
+    return "\n".join(document.text for document in made["train"])
+
+
+def shipped(folder: str) -> dict[str, list[dict[str, str]]]:
+    return {
+        file.stem: [json.loads(line) for line in file.read_text().splitlines()]
+        for file in sorted((DATA / folder).glob("*.jsonl"))
+    }
+
+
+def test_shipped_files_are_what_the_generator_writes(made: Made) -> None:
+    for split, rows in shipped("texts").items():
+        first = [(document.family, document.text) for document in made[split][: len(rows)]]
+        assert [(row["family"], row["text"]) for row in rows] == first
+    for family, rows in shipped("prompts").items():
+        assert len(rows) >= 100
+        assert rows == list(world.prompts("test", family, len(rows)))
+
+
+def test_splits_share_no_document(made: Made) -> None:
+    seen = [{document.text for document in documents} for documents in made.values()]
+    for one, other in combinations(seen, 2):
+        assert not one & other
+
+
+@pytest.mark.parametrize("family", ["knowledge", "commonsense", "arithmetic", "code"])
+def test_no_test_prompt_with_its_answer_is_in_training(family: str, train_text: str) -> None:
+    for row in shipped("prompts")[family]:
+        joint = "" if row["prompt"].endswith("\n") else " "
+        assert f"{row['prompt']}{joint}{row['answer']}" not in train_text
+
+
+def test_arithmetic_combinations_are_held_out_in_every_form(train_text: str) -> None:
+    """The unordered pair behind a test sum occurs in no training sum, whatever its wording."""
+    sums = r"(\d+) (?:\+|plus|and) (\d+)"
+    trained = {frozenset(pair) for pair in re.findall(sums, train_text)}
+    tested = {
+        frozenset(pair)
+        for row in shipped("prompts")["arithmetic"]
+        for pair in re.findall(sums, row["prompt"])
+    }
+    assert tested
+    assert not tested & trained
+
+
+def test_arithmetic_and_code_answers_are_true() -> None:
+    for row in shipped("prompts")["arithmetic"]:
+        found = re.search(r"(\d+) (\+|-|plus|minus) (\d+)", row["prompt"])
+        if found:
+            a, sign, b = int(found[1]), found[2], int(found[3])
+            assert int(row["answer"]) == (a + b if sign in "+plus" else a - b)
+    for row in shipped("prompts")["code"]:
+        source, call = row["prompt"].rstrip("\n").rsplit("\n>>> ", 1)
+        scope: dict[str, object] = {}
+        exec(source, scope)  # our own generator's one-liners
+        assert repr(eval(call, scope)) == row["answer"]
+
+
+def test_a_story_answers_its_own_question() -> None:
+    """What the last word must be is settled: by the story, or by a fact about the person."""
+    for row in shipped("prompts")["stories"]:
+        colour = re.search(r"the (\w+)$", row["prompt"])
+        if colour and colour[1] in world.VALUES["colour"]:
+            assert set(re.findall(rf"\b{colour[1]} (\w+)", row["prompt"])) == {row["answer"]}
+        elif goodbye := re.search(r"(\w+) said goodbye to$", row["prompt"]):
+            named = set(re.findall(r"\w+", row["prompt"])) & set(lexicon.PEOPLE)
+            friend = world.FACTS[goodbye[1]]["friend"]  # may be told as a fact
+            assert row["answer"] in named
+            assert named - {goodbye[1], row["answer"]} <= {friend}
+        else:
+            name = re.findall(r"[A-Z]\w+", row["prompt"].rsplit(". ", 1)[1])
+            person = next(word for word in name if word in world.FACTS)
+            assert row["answer"] in world.FACTS[person].values()
+
+
+def test_choices_cost_what_their_probability_says() -> None:
+    draws = world.Draws("price")
+    assert draws.choice("abcd") in "abcd"
+    assert draws.nats == pytest.approx(math.log(4))
+    draws.nats = 0.0
+    taken = draws.weighted("ab", (1, 3))
+    assert draws.nats == pytest.approx(-math.log({"a": 0.25, "b": 0.75}[taken]))
+    draws.nats = 0.0
+    assert len(set(draws.sample("abcd", 2))) == 2
+    assert draws.nats == pytest.approx(math.log(4 * 3))
+    draws.nats = 1.0
+    assert draws.offered(lambda: draws.choice("abcd"))[1] == pytest.approx(math.log(4))
+    assert draws.nats == 1.0
+    assert draws.until(lambda: draws.between(1, 6), lambda thrown: thrown == 6) == 6
+    assert draws.nats == pytest.approx(1 + math.log(6))
+
+
+def test_most_of_the_text_is_a_choice(made: Made) -> None:
+    """The price of the generator's choices, per word; and a vocabulary worth the name."""
+    words = [re.findall(r"\w+", document.text) for document in made["train"]]
+    assert sum(document.nats for document in made["train"]) / sum(map(len, words)) > 1.5
+    assert len({word for found in words for word in found}) > 1500
