@@ -366,8 +366,8 @@ def require_harness() -> None:
         import lm_eval  # noqa: F401
     except ImportError:
         raise InputError(
-            "tasks need the lm-evaluation-harness, which is not installed. Run `pip install -c "
-            "constraints.txt 'cocurve-lab[eval]'`."
+            "tasks need the lm-evaluation-harness, which is not installed. Run `pip install "
+            "lm-eval`."
         ) from None
 
 

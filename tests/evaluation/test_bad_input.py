@@ -110,9 +110,9 @@ def test_a_text_that_is_no_report_is_refused() -> None:
             EvaluationReport.from_json(wrong)
 
 
-def test_without_the_harness_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_harness_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(cl.InputError, match=re.escape("cocurve-lab[eval]")):
+    with pytest.raises(cl.InputError, match="pip install lm-eval"):
         evaluate()
 
 

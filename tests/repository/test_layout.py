@@ -22,7 +22,7 @@ NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
 FOLDERS = {"cocurve_lab", "notebooks", "widgets", "data", "tests"}
 FILES = {
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"),
-    *("pyproject.toml", "environment.yml", "constraints.txt", "Makefile"),
+    *("pyproject.toml", "Makefile"),
 }
 # in pieces, so that this file does not name them either
 HOSTS = [
