@@ -136,8 +136,7 @@ def _run(words: list[str]) -> int:
 def verb_named(name: str) -> Callable[..., int | None] | None:
     """Return the function of a verb, here or in another package; None if there is none."""
     if name in VERBS:
-        verb: Callable[..., int | None] = getattr(import_module(f"{__name__}.{VERBS[name]}"), name)
-        return verb
+        return getattr(import_module(f"{__name__}.{VERBS[name]}"), name)
     further = entry_points(group="cocurve.verbs", name=name)
     return next(iter(further)).load() if further else None
 

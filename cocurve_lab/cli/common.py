@@ -110,7 +110,7 @@ class Rows:
     Attributes:
         text: records with "text", "messages" (a chat, written by the tokenizer's template), or
             "prompt" and "completion"; or plain text split at blank lines. Default: the own text of
-            demo and smollm2; C4 from the hub for other models, but to measure on
+            demo and smollm2, and for other models C4 from the hub; evaluate then asks for a text
         sequences: rows
         length: tokens per row; default: the context, at most 2048
         positions: scored positions per row; "all" costs almost nothing more

@@ -102,8 +102,7 @@ def _shapes(model: str | None, config: Path | None) -> PreTrainedModel:
         return saving.empty_pruned(Path(place)).model
     if config is None:
         sources.OPENING().require_place(place)
-    shapes: PreTrainedModel = loading.shapes_only(place)
-    return shapes
+    return loading.shapes_only(place)
 
 
 def _facts(model: PreTrainedModel, ffn_groups: int) -> dict[str, Any]:
