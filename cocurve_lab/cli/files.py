@@ -51,11 +51,12 @@ def merge(files: Positional[tuple[File, ...]]) -> None:
         shards += files_in(place).shards if place.is_dir() else [place]
     if not shards:
         raise InputError(
-            f"{', '.join(map(str, files))} holds no finished shards. Build them: cocurve build ... "
-            "--shard 1/2."
+            f"no finished shards are in {', '.join(map(str, files)) or 'no folder'}. Build "
+            "them: cocurve build ... --shard 1/2."
         )
     merged = merge_shards([Curvature.load(file) for file in shards])
     path = whole_path(shards[0].parent, merged)
+    require_writable(path.parent)
     if path.exists():  # loaded, to be sure that it is this result
         Curvature.load(path, expected=settings_of(merged.provenance) | {"shard": None})
         print(f"{path} exists already (nothing was rebuilt).")
