@@ -24,7 +24,7 @@ help: ## print this list
 	@sed -n 's/^\([a-z0-9]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | \
 	    while IFS='|' read -r target text; do printf '%-12s %s\n' "$$target" "$$text"; done
 
-$(INSTALLED): pyproject.toml constraints.txt .ci/requirements.txt .ci/build.txt
+$(INSTALLED): pyproject.toml .ci/requirements.txt .ci/build.txt
 	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" sh .ci/setup $(VENV)
 	@touch $@
 
@@ -60,13 +60,14 @@ format: $(INSTALLED) ## format the code, apply safe fixes, write the stub, strip
 	@find notebooks -name '*.ipynb' -not -path '*/.ipynb_checkpoints/*' \
 	    -exec $(RUN) nbstripout --extra-keys metadata.widgets {} +
 
-# from Python 3.11.5 on: some of the versions in constraints.txt support none before it
+# The versions that stand in the files stay, unless UPGRADE=--upgrade, or UPGRADE="-P torch==2.13.0", is
+# given. From Python 3.11.5 on: some of the newest releases support none before it.
 LOCK := uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes --no-annotate \
-    --custom-compile-command "make lock" -c constraints.txt
-lock: ## write the hashes of the versions in constraints.txt (needs uv)
-	@$(LOCK) --all-extras pyproject.toml -o .ci/requirements.txt
-	@printf 'cyllama\n' | $(LOCK) --no-deps - -o .ci/apart.txt
-	@printf 'hatchling>=1.27\nsetuptools\nwheel\n' | $(LOCK) - -o .ci/build.txt
+    --custom-compile-command "make lock"
+lock: ## write the versions that the tests run with, and their hashes (needs uv)
+	@$(LOCK) $(UPGRADE) --all-extras pyproject.toml -o .ci/requirements.txt
+	@printf 'cyllama\n' | $(LOCK) $(UPGRADE) --no-deps - -o .ci/apart.txt
+	@printf 'hatchling>=1.27\nsetuptools\nwheel\n' | $(LOCK) $(UPGRADE) - -o .ci/build.txt
 
 clean: ## remove .venv and caches; your results in notebooks/ stay
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,19 +1,13 @@
 """`cocurve` in a terminal or a batch job: one verb for each step of the flow.
 
-Other packages add verbs at the entry point `cocurve.verbs`. In the order of the flow:
+A verb is a typed function, and tyro makes its options of the arguments and the docstring. Other
+packages add verbs at the entry point `cocurve.verbs`.
 
-    inventory.py   `inventory`: the removable units and their costs
-    building.py    `build` and `merge`: H
-    planning.py    `solve`: a plan
-    searching.py   `search`: a plan of lower measured KL
-    pruning.py     `prune` and `export`: a smaller model
-    recovering.py  `recover`: a little training
-    evaluating.py  `evaluate`: perplexity, KL and tasks
-    compressing.py `compress`: all of it in a given time
-    fetching.py    `fetch`: a real language model
-    opening.py     `lab`: the notebooks, in JupyterLab
-    common.py      options and checks that several verbs share
-    options.py     flags from dataclasses
+    measuring.py   `inventory`, `build`, `search` and `evaluate`: verbs that run a model
+    pruning.py     `prune`, `recover`, `compress` and `export`: verbs that write a smaller one
+    files.py       `merge`, `solve`, `fetch` and `lab`: verbs that need no model
+    arguments.py   what verbs take and write
+    common.py      models, text and tasks of several verbs
     demo.py        the whole flow in one command (`make demo`)
 
 Exit codes: 0 done, or the result was there already; 1 an error, described on stderr; 2 a wrong
@@ -23,30 +17,59 @@ resume. README.md explains the verbs.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from importlib.metadata import entry_points
-from pathlib import Path
+from inspect import cleandoc
 from typing import Any
 
-from ..base.atomic import clean
+from .. import __version__
 from ..base.errors import CocurveError, one_line
-from .options import Verb, add_verb, made
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-_DESCRIPTION = """\
+VERBS = {  # the files of the verbs, in the order of the flow
+    "inventory": "measuring",
+    "build": "measuring",
+    "merge": "files",
+    "solve": "files",
+    "search": "measuring",
+    "prune": "pruning",
+    "recover": "pruning",
+    "evaluate": "measuring",
+    "compress": "pruning",
+    "export": "pruning",
+    "fetch": "files",
+    "lab": "files",
+}
+_HELP = """\
+usage: cocurve VERB [OPTIONS]
+
 Find the parts of a language model that can be removed together: estimate the curvature H of its
 attention heads and FFN channel groups (build), choose the units to remove (solve), remove them
 (prune), and measure what was lost (evaluate). Only `build` is slow. Notebooks find the H that it
-writes."""
-_EPILOG = """\
+writes.
+
+  inventory   list the removable units of a model
+  build       estimate H of a model
+  merge       join the shards of a build
+  solve       choose the units to remove within a budget, from H alone
+  search      search for a plan of lower measured KL near a plan
+  prune       remove the units of a plan from a model
+  recover     train a pruned model until it answers as the dense one does
+  evaluate    measure a dense or pruned model
+  compress    find the best smaller model that some minutes of work buy
+  export      write a pruned model as one GGUF file
+  fetch       fetch SmolLM2-135M-Instruct once, as the model smollm2
+  lab         copy the notebooks into a folder and open the first one in JupyterLab
+  paper       measure the paper's tables
+
 a complete run on the model that comes with the lab:
   cocurve inventory demo
   cocurve build demo --sequences 64 --out H
@@ -54,9 +77,9 @@ a complete run on the model that comes with the lab:
   cocurve prune demo plan.json --out smaller --verify
   cocurve evaluate smaller --against demo
 
-`cocurve VERB --help` explains a verb. Exit codes: 0 done, 1 an error, 2 a wrong command line,
-130 interrupted (finished work is kept). COCURVE_DEBUG=1 in the environment shows where an error
-arose."""
+`cocurve VERB --help` explains a verb; `cocurve --version` names the version. Exit codes: 0 done, 1
+an error, 2 a wrong command line, 130 interrupted (finished work is kept). COCURVE_DEBUG=1 in the
+environment shows where an error arose."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,38 +90,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments; None means those of the process.
     """
+    words = sys.argv[1:] if argv is None else list(argv)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
-        return _run(sys.argv[1:] if argv is None else list(argv))
+        with warnings.catch_warnings():
+            warnings.showwarning = partial(_say_warning, set())
+            return _run(words)
+    except SystemExit as stop:  # --help, or a command line that cannot be read
+        return int(stop.code or DONE)
     except KeyboardInterrupt as stop:
-        kept = str(stop) or "interrupted before anything was done; nothing is left behind."
-        print(f"cocurve: {kept}", file=sys.stderr)
+        kept = str(stop) or "interrupted; what was finished is kept where the command keeps it"
+        again = shlex.join(["cocurve", *words])
+        print(f"cocurve: {kept.rstrip('.')}. To resume: {again}", file=sys.stderr)
         return INTERRUPTED
+    except Exception as error:
+        if os.environ.get("COCURVE_DEBUG"):
+            raise
+        print(f"cocurve {words[0]}: {_told(error)}", file=sys.stderr)
+        return FAILED
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run(arguments: list[str]) -> int:
-    try:
-        options = _parser().parse_args(arguments)
-    except SystemExit as stop:  # --help, or a command line that cannot be read
-        return int(stop.code or 0)
-    options.again = shlex.join(["cocurve", *arguments])  # the command that resumes, to paste
-    try:
-        _quieten()
-        with warnings.catch_warnings():
-            warnings.showwarning = partial(_say_warning, set())
-            verb: Verb = made(options.verb_class, vars(options))
-            out: Path | None = getattr(verb, "out", None)
-            if out is not None:  # what killed runs left there
-                clean(out)
-                clean(out.parent)
-            return verb.run()
-    except Exception as error:
-        if os.environ.get("COCURVE_DEBUG"):
-            raise
-        print(f"cocurve {options.verb}: {_told(error)}", file=sys.stderr)
-        return FAILED
+def _run(words: list[str]) -> int:
+    name = words[0] if words else ""
+    if name in ("--help", "-h", "--version"):
+        print(_HELP if name != "--version" else f"cocurve-lab {__version__}")
+        return DONE
+    verb = verb_named(name)
+    if verb is None:
+        print(f"cocurve: {name!r} is no VERB. See `cocurve --help` for the verbs.", file=sys.stderr)
+        return USAGE
+    import tyro
+
+    done: int | None = tyro.cli(
+        verb,
+        args=words[1:],
+        prog=f"cocurve {name}",
+        description=cleandoc(verb.__doc__ or "").partition("\n\nArgs:\n")[0],
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+    )
+    return done or DONE
+
+
+def verb_named(name: str) -> Callable[..., int | None] | None:
+    """Return the function of a verb, here or in another package; None if there is none."""
+    if name in VERBS:
+        return getattr(import_module(f"{__name__}.{VERBS[name]}"), name)
+    further = entry_points(group="cocurve.verbs", name=name)
+    return next(iter(further)).load() if further else None
 
 
 def _told(error: Exception) -> str:
@@ -111,48 +151,8 @@ def _told(error: Exception) -> str:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    from .. import __version__
-    from .building import Build, Merge
-    from .compressing import Compress
-    from .evaluating import Evaluate
-    from .fetching import Fetch
-    from .inventory import Inventory
-    from .opening import Lab
-    from .planning import Solve
-    from .pruning import Export, Prune
-    from .recovering import Recover
-    from .searching import Search
-
-    parser = argparse.ArgumentParser(
-        prog="cocurve",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # a script that abbreviates would break with the next option
-    )
-    parser.add_argument("--version", action="version", version=f"cocurve-lab {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    kinds: list[type[Verb]] = [Inventory, Build, Merge, Solve, Search, Prune, Export, Recover]
-    kinds += [Evaluate, Compress, Fetch, Lab]
-    # packages beside this one add subclasses of Verb at this entry point (see pyproject.toml)
-    kinds += [entry.load() for entry in entry_points(group="cocurve.verbs")]
-    for kind in kinds:
-        add_verb(verbs, kind)
-    return parser
-
-
 def _say_warning(said: set[str], message: Warning | str, *_: Any, **__: Any) -> None:
     """Print a warning as one line, once, without the place in the code that it came from."""
     if str(message) not in said:
         said.add(str(message))
         print(f"cocurve: warning: {message}", file=sys.stderr)
-
-
-def _quieten() -> None:
-    """Silence transformers' warnings, and its progress bars in a log file."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    if not sys.stderr.isatty():
-        transformers.logging.disable_progress_bar()

@@ -1,195 +1,272 @@
-"""`cocurve prune` and `export`: a smaller model as folders and as one GGUF file."""
+"""Verbs that write a smaller model: `prune`, `recover`, `compress`, and `export` as a GGUF file."""
 
 from __future__ import annotations
 
+import shutil
 import warnings
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Annotated, Any, Literal
 
-from ..base.errors import InputError
-from ..base.storage import fingerprint
-from ..extensions.big_models.on_disk import open_model, prune_to_folder
-from ..extensions.big_models.stored import PickledError
-from ..extensions.gguf.gguf import export_gguf
-from ..extensions.repairing.repair import RepairOptions, refit, repair
-from ..models.identity import MANIFEST, model_dtype, weight_marks
-from ..models.loading import load_tokenizer
-from ..pruner import cutting
-from ..pruner.manifest import read_manifest, require_dense
-from ..pruner.saving import open_pruned, save_pruned
-from .common import (
-    PlannedModel,
-    Rows,
-    progress,
-    read_plan,
-    read_tokenizer,
-    require_new,
-    require_writable,
-    rows_of,
+from tyro.conf import Positional, create_mutex_group
+
+from .. import (
+    InputError,
+    Selection,
+    Target,
+    allow_other_weights,
+    best_plan,
+    export_gguf,
+    load_pruned,
+    repair,
+    save_pruned,
 )
-from .options import Verb, argument, flag, part
+from .. import recover as train
+from ..base.storage import fingerprint
+from ..extensions.big_models import on_disk, stored
+from ..extensions.repairing.recovery import RecoverOptions
+from ..extensions.repairing.repair import RepairOptions
+from ..models import identity, loading
+from ..pruner import cutting, manifest, saving
+from ..pruner.folder import CardFacts
+from .arguments import Count, File, Readable, progress, require_new, require_writable
+from .common import Device, Rows, StreamedDevice, quieten, read_plan, read_tokenizer
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from ..calibration import CalibrationSet
-    from ..solver.selection import Selection
+BUDGET = create_mutex_group(required=True, title="budget")
+TOKENIZER = create_mutex_group(required=False, title="tokenizer")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prune(Verb):
+def prune(
+    model: Positional[str],
+    plan: Positional[File],
+    *,
+    out: File,
+    on: StreamedDevice = StreamedDevice(),
+    other_weights: bool = False,
+    verify: bool = False,
+    refit: bool = False,
+    rows: Rows = Rows(),
+) -> None:
     """Remove the units of a plan from a model.
 
     The smaller model is saved as a folder with its tokenizer; its weights are the model's own, bit
     for bit, apart from gains. They are read, cut and written one after the other, in the dtype of
-    the model's files, so no GPU is needed, and memory for the largest of them is enough. --refit
-    and --verify load the model, unless --stream lets them read one layer at a time; a model without
-    safetensors files is loaded, too. --refit fits the output projections again by least squares on
-    calibration text, which needs memory for both models without --stream; the folder's manifest and
-    card tell of it. --verify checks on two rows of text that it computes what the masked model
-    computes, before anything is saved and before the refit.
+    the model's files (the demo model and, on the CPU, --refit: float32), so no GPU is needed, and
+    memory for the largest of them is enough. --refit and --verify load the model, unless --stream
+    lets them read one layer at a time; a model without safetensors files is loaded, too. --refit
+    fits the output projections again by least squares on the text, which needs memory for both
+    models without --stream; the folder's manifest and card tell of it. --verify checks on two rows
+    of the text that it computes what the masked model computes, before anything is saved and before
+    the refit.
 
     Examples:
       cocurve prune demo plan.json --out smaller --verify
       cocurve prune MODEL plan.json --out smaller --verify --text held_out.jsonl --dtype bfloat16
       cocurve prune MODEL RELEASE/llama-3.1-8b-instruct/r20 --out smaller
-      cocurve prune MODEL plan.json --out smaller --refit --calibration c4.jsonl
+      cocurve prune MODEL plan.json --out smaller --refit --text c4.jsonl
+
+    Args:
+        model: "demo", "smollm2" (see fetch), a folder, or a hub id
+        plan: file from `cocurve solve`, or the folder rXX of a ratio in the authors' release
+        out: a new folder
+        other_weights: allow a plan of other weights
+        verify: compare with the masked model
+        refit: refit what stays, layer by layer
     """
-
-    model: PlannedModel = part(
-        dtype="dtype of the weights; default: as stored (the demo model and, on the CPU, --refit: "
-        "float32)"
-    )
-    plan: Path = argument(
-        "PLAN",
-        "file from `cocurve solve`, or the folder rXX of a ratio in the authors' release",
-    )
-    out: Path = flag("a new folder", metavar="FOLDER")
-    verify: bool = flag("compare with the masked model")
-    text: Rows = rows_of("text", 2, "text to verify on", "none")
-    refit: bool = flag("refit what stays, layer by layer")
-    calibration: Path | None = flag(
-        "text to refit on, as for `cocurve build`; cut like --text", metavar="FILE"
-    )
-    calibration_sequences: int = flag("its rows (%(default)s)", 128, metavar="N")
-
-    def run(self) -> int:
-        """Run `cocurve prune`."""
-        if self.calibration is not None and not self.refit:
-            raise InputError("--calibration is text to refit on. Add --refit, or leave it out.")
-        if self.model.stream and self.refit == self.verify:
-            raise InputError(
-                "--stream is for --refit or for --verify, not for both: a refitted model computes "
-                "something else than the masked one. Leave one out, or leave out --stream."
-            )
-        selection = read_plan(self.plan)
-        there = self._manifest(selection)
-        if there is None:
-            require_writable(self.out.resolve().parent)  # it is made there, and then renamed
-            require_writable(self.out)
-        if self.verify:
-            self.text.require()
-        # cut like the text to verify on
-        text = replace(self.text, file=self.calibration, sequences=self.calibration_sequences)
-        if self.refit:
-            text.require()
-        on = self.model
-        loaded = None
-        try:
-            stored = open_model(on.place, dtype=on.dtype)
-            tokenizer = load_tokenizer(on.place)
-        except PickledError:  # it must be loaded
-            loaded = on.load(on.place)
-            stored, tokenizer = loaded
-        if there is not None:
-            rows = text.calibration(on.place, tokenizer) if self.refit else None
-            return self._same(there, stored, rows)
-        if loaded is None and not self.verify and not self.refit:
-            cutting.require_prunable(stored, selection, on_disk=True)
-            selection = on.allowing(selection, stored)
-            prune_to_folder(stored, selection, self.out, tokenizer=tokenizer, progress=progress())
-            return self._done(selection, stored.num_parameters())
-        if not self.refit and on.dtype is None:
-            dtype: Any = model_dtype(stored)
-            on = replace(on, dtype=dtype)
-        model, tokenizer = loaded or on.load(on.place)
-        return self._prune_running(model, tokenizer, selection, text)
-
-    def _prune_running(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        selection: Selection,
-        text: Rows,
-    ) -> int:
-        """Prune a model that is also run, or that cannot be read in parts."""
-        on = self.model
-        before = model.num_parameters()
-        verified = self.text.held_out(on.place, tokenizer) if self.verify else None
-        rows = text.calibration(on.place, tokenizer) if self.refit else None
-        selection = on.allowing(selection, model)
-        settings = RepairOptions(progress=progress())
-        if on.stream:
-            to: Any = {"out": self.out, "tokenizer": tokenizer}
-            if rows is None:
-                cutting.prune(model, selection, verify=verified, **to)
-            else:
-                repair(model, selection, rows, options=settings, **to)
-        else:
-            # in place, because two models may not fit, and the dense one can be loaded again
-            pruned = cutting.prune(model, selection, inplace=rows is None, verify=verified)
-            if rows is not None:
-                refit(model, pruned, selection, rows, options=settings)
-            save_pruned(pruned, self.out, tokenizer=tokenizer)
-        checked = "; computes what the masked model computes" if self.verify else ""
-        if rows is not None:
-            checked += " before the refit" if self.verify else ""
-            checked += f"; refitted on {len(rows)} rows"
-        return self._done(selection, before, checked)
-
-    def _done(self, selection: Selection, before: int, checked: str = "") -> int:
-        after = before - selection.pruned_cost
-        print(f"{selection}\n{before:,} -> {after:,} parameters{checked}\nSaved to {self.out}.")
-        return 0
-
-    def _manifest(self, selection: Selection) -> dict[str, Any] | None:
-        """The manifest of this plan's model in the folder; None if that is empty or new."""
-        folder = self.out
-        if folder.is_dir() and (folder / MANIFEST).is_file():
-            manifest = read_manifest(folder)
-            if manifest.get("selection_fingerprint") == selection.fingerprint:
-                return manifest
-        if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-            raise self._taken("is not this plan's model")
-        return None
-
-    def _same(
-        self, manifest: dict[str, Any], model: PreTrainedModel, rows: CalibrationSet | None
-    ) -> int:
-        """Check that the folder holds this result: of this model and dtype, refitted on rows."""
-        if self.model.dtype not in (None, manifest["dtype"]):
-            raise self._taken(f"holds this plan in {manifest['dtype']}, not {self.model.dtype}")
-        refitted = (manifest.get("repair") or {}).get("calibration_fingerprint")
-        if refitted != (None if rows is None else rows.fingerprint):
-            raise self._taken("holds this plan with another refit, or without one")
-        require_dense(model, manifest)
-        there = open_pruned(self.out)  # each weight is compared when it is read
-        if fingerprint(weight_marks(there)) != manifest["weights_fingerprint"]:
-            raise self._taken("holds this plan with weights that changed since")
-        print(f"{self.out} already holds this plan's model (nothing was written).")
-        return 0
-
-    def _taken(self, why: str) -> InputError:
-        """The error for a folder that must not be overwritten."""
-        return InputError(
-            f"{self.out} exists and {why}; it is not overwritten. Choose another --out, or move it "
-            "away."
+    if on.stream and refit == verify:
+        raise InputError(
+            "--stream is for --refit or for --verify, not for both: a refitted model computes "
+            "something else than the masked one. Leave one out, or leave out --stream."
         )
+    quieten()
+    selection = read_plan(plan)
+    require_writable(out.resolve().parent)  # it is made there, and then renamed
+    dense: Any = None
+    with suppress(stored.PickledError):  # such a model must be loaded
+        dense = on_disk.open_model(model, dtype=on.dtype)
+    if dense is not None and on.dtype is None and not refit:
+        as_stored: Any = identity.model_dtype(dense)
+        on = replace(on, dtype=as_stored)
+    if verify or refit or dense is None:
+        dense, tokenizer = on.load(model)
+    else:
+        tokenizer = loading.load_tokenizer(model)
+    text = rows.calibration(model, tokenizer) if refit else None
+    if out.exists() and (out.is_file() or any(out.iterdir())):
+        if not _holds(out, selection, dense, on, text):
+            raise InputError(
+                f"{out} exists and holds something else than this plan's model in this dtype and "
+                "with this refit; it is not overwritten. Choose another --out, or move it away."
+            )
+        print(f"{out} already holds this plan's model (nothing was written).")
+        return
+    before = dense.num_parameters()
+    if other_weights:
+        selection = allow_other_weights(selection, dense)
+    checked = None
+    if verify:
+        checked = text or replace(rows, sequences=2).calibration(model, tokenizer)
+    if text is not None:
+        if checked is not None:
+            cutting.prune(dense, selection, verify=checked)
+        options = RepairOptions(progress=progress())
+        repair(dense, selection, text, options=options, out=out, tokenizer=tokenizer)
+    elif checked is not None and not on.stream:
+        # in place, because two models may not fit, and the dense one can be loaded again
+        pruned = cutting.prune(dense, selection, inplace=True, verify=checked)
+        save_pruned(pruned, out, tokenizer=tokenizer)
+    elif checked is not None:
+        cutting.prune(dense, selection, verify=checked, out=out, tokenizer=tokenizer)
+    else:
+        cutting.require_prunable(dense, selection, on_disk=True)
+        on_disk.prune_to_folder(dense, selection, out, tokenizer=tokenizer, progress=progress())
+    done = "; computes what the masked model computes" if verify else ""
+    done += f"; refitted on {len(text)} rows" if text is not None else ""
+    after = before - selection.pruned_cost
+    print(f"{selection}\n{before:,} -> {after:,} parameters{done}\nSaved to {out}.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Export(Verb):
+def _holds(out: Path, plan: Selection, model: Any, on: Device, text: Any) -> bool:
+    """Whether a folder holds this result: of this model and dtype, refitted on this text."""
+    if not identity.is_pruned(out):
+        return False
+    facts = manifest.read_manifest(out)
+    refitted = (facts.get("repair") or {}).get("calibration_fingerprint")
+    manifest.require_dense(model, facts)
+    return (
+        facts.get("selection_fingerprint") == plan.fingerprint
+        and on.dtype in (None, facts["dtype"])
+        and refitted == (None if text is None else text.fingerprint)
+        # each weight is compared when it is read
+        and fingerprint(identity.weight_marks(saving.open_pruned(out)))
+        == facts["weights_fingerprint"]
+    )
+
+
+def recover(
+    folder: Positional[File],
+    *,
+    against: str,
+    out: File,
+    on: Device = Device(),
+    text: Rows = Rows(),
+    held_out: Count = 16,
+    rank: Count = 16,
+    learning_rate: float = 1e-3,
+    epochs: Count = 4,
+) -> None:
+    """Train a pruned model until it answers as the dense one does.
+
+    These are low-rank updates of its linear layers, by KL on the text (LoRA; needs pip install
+    'cocurve-lab[recover]'). They are added to the weights, so the new folder has the size of the
+    old one. Held-out rows choose the epoch. Both models must fit in memory. A folder that `prune
+    --refit` wrote is a better start than one without a refit. The state after each epoch is kept
+    beside the new folder until it is written; the same command goes on from there.
+
+    Examples:
+      cocurve recover smaller --against demo --out trained
+      cocurve recover smaller --against MODEL --text c4.jsonl --dtype bfloat16 --out trained
+
+    Args:
+        folder: folder from `cocurve prune`
+        against: the dense model
+        out: a new folder
+        held_out: rows that choose the epoch
+        rank: of the updates
+        learning_rate: of AdamW, the largest
+        epochs: times each row is read
+    """
+    options = RecoverOptions(
+        rank=rank, learning_rate=learning_rate, epochs=epochs, progress=progress()
+    )
+    state = Path(f"{out}.state")
+    if state.exists() and identity.is_pruned(out):  # killed between its last two steps
+        shutil.rmtree(state, ignore_errors=True)
+        print(f"{out} is there already (nothing was trained).")
+        return
+    require_new(out)
+    pruned = load_pruned(folder, **vars(on))
+    dense, tokenizer = on.load(against)
+    rows = text.calibration_and_held_out(against, tokenizer, held_out)
+    trained: Any = train(dense, pruned, *rows, options=options, checkpoint=state)
+    save_pruned(trained, out, tokenizer=tokenizer)
+    shutil.rmtree(state, ignore_errors=True)
+    epoch = trained.cocurve_manifest.get("recovery", {}).get("epoch", 0)
+    print(f"The weights are those of epoch {epoch} on {len(rows[0])} rows; epoch 0 is the start.")
+    print(f"Saved to {out}.")
+
+
+def compress(
+    model: Positional[str],
+    *,
+    out: File,
+    ratio: Annotated[float | None, BUDGET] = None,
+    parameters: Annotated[str | None, BUDGET] = None,
+    minutes: float = 30.0,
+    on: Device = Device(),
+    text: Readable | None = None,
+    sequences: Count = 128,
+    length: Count | None = None,
+    no_refit: bool = False,
+    checkpoint: File | None = None,
+) -> None:
+    """Find the best smaller model that some minutes of work buy.
+
+    Build H on as many rows as fit, solve on it, search by measured KL from the best plan, refit,
+    and measure on text that no step before has seen. The result is a folder, as `cocurve prune`
+    writes it, and a report. Each step is also a verb or a function of its own. The model must fit
+    in memory twice; for a larger one run the steps with --stream: build, solve, search, and prune
+    with --refit.
+
+    Examples:
+      cocurve compress demo --ratio 0.2 --minutes 10 --out smaller
+      cocurve compress MODEL --parameters 6B --minutes 120 --text c4.jsonl --out smaller
+
+    Args:
+        model: "demo", "smollm2" (see fetch), a folder, or a hub id
+        out: a new folder
+        ratio: share of removable parameters to remove
+        parameters: most parameters left: "6B", "350M"
+        minutes: time to spend
+        text: text for all steps; default: C4 from the hub
+        sequences: the most rows for H; also those of the refit
+        length: tokens per row (2048, or the context)
+        no_refit: leave the weights as they are
+        checkpoint: keep what is measured here; the same command with more minutes goes on from it
+    """
+    target = Target(ratio=ratio, parameters=parameters)
+    require_new(out)
+    dense, tokenizer = on.load(model)
+    found = best_plan(
+        dense,
+        tokenizer,
+        target if ratio is None else ratio,
+        minutes,
+        refit=not no_refit,
+        num_sequences=sequences,
+        text_file=text,
+        seq_len=length,
+        checkpoint=checkpoint,
+        progress=progress(),
+    )
+    facts = CardFacts(
+        kl=found.kl,
+        kl_error=found.standard_error,
+        kl_text=f"{len(found.side.kl)} rows that no step of the search has seen",
+    )
+    save_pruned(found.model, out, tokenizer=tokenizer, evaluation=facts)
+    print(f"{found}\nSaved to {out}.")
+
+
+def export(
+    folder: Positional[File],
+    *,
+    gguf: File,
+    dtype: Literal["f32", "f16", "q8_0"] = "f16",
+    tokenizer: Annotated[str | None, TOKENIZER] = None,
+    no_tokenizer: Annotated[bool, TOKENIZER] = False,
+) -> None:
     """Write a pruned model as one GGUF file, which llama.cpp runs without this library.
 
     Its weights are read one after the other, so memory for the largest of them is enough.
@@ -197,32 +274,18 @@ class Export(Verb):
     Examples:
       cocurve export smaller --gguf smaller.gguf --dtype f16
       cocurve export smaller --gguf ids.gguf --no-tokenizer
+
+    Args:
+        folder: folder from `cocurve prune`
+        gguf: a new file
+        dtype: dtype of the matrices
+        tokenizer: tokenizer of a folder without one
+        no_tokenizer: write a file that takes token ids only, for a tokenizer that llama.cpp has not
     """
-
-    folder: Path = argument("FOLDER", "folder from `cocurve prune`")
-    gguf: Path = flag("a new file", metavar="FILE")
-    dtype: Literal["f32", "f16", "q8_0"] = flag("dtype of the matrices (f16)", "f16")
-    tokenizer: str | None = flag(
-        "tokenizer of a folder without one", metavar="MODEL", at_most_one_of="tokenizers"
-    )
-    no_tokenizer: bool = flag(
-        "write a file that takes token ids only, for a tokenizer that llama.cpp has not",
-        at_most_one_of="tokenizers",
-    )
-
-    def run(self) -> int:
-        """Run `cocurve export`."""
-        require_new(self.gguf)
-        pruned = open_pruned(self.folder)  # first: a mistyped folder would be taken for a hub id
-        tokenizer = None
-        if not self.no_tokenizer:
-            tokenizer = read_tokenizer(str(self.folder), self.tokenizer)
-            if tokenizer is None:
-                raise InputError(
-                    f"{self.tokenizer or self.folder} holds no tokenizer. Give the dense model as "
-                    "--tokenizer, or --no-tokenizer for a file that takes token ids only."
-                )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the notes that are printed say the same
-            print(export_gguf(pruned, tokenizer, self.gguf, dtype=self.dtype))
-        return 0
+    quieten()
+    require_new(gguf)
+    pruned = saving.open_pruned(folder)  # first: a mistyped folder would be taken for a hub id
+    words = None if no_tokenizer else read_tokenizer(str(folder), tokenizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the notes that are printed say the same
+        print(export_gguf(pruned, words, gguf, dtype=dtype))

@@ -42,8 +42,8 @@ def shard_groups(shard: Shard, groups: int) -> list[int]:
     if count > groups:
         raise InputError(
             f"{count} shards cannot share {groups} groups of sequences, because groups are never "
-            f"split. Take at most {groups} shards, or build with more groups (--groups; "
-            "BuildOptions(groups=...)), up to the number of sequences."
+            f"split. Take at most {groups} shards, or build with more groups, "
+            "up to the number of sequences."
         )
     return np.array_split(np.arange(groups), count)[number - 1].tolist()
 

@@ -65,10 +65,8 @@ def _as_seconds(value: Any, name: str) -> float:
     return seconds
 
 
-def _option(
-    default: Any, check: Callable[[Any, str], Any] | None = None, flag: str = "", name: str = ""
-) -> Any:
-    return field(default=default, metadata={"check": check, "flag": flag, "name": name})
+def _option(default: Any, check: Callable[[Any, str], Any] | None = None) -> Any:
+    return field(default=default, metadata={"check": check})
 
 
 @dataclass(frozen=True)
@@ -91,22 +89,13 @@ class BuildOptions:
             over the full vocabulary, not on the top-r support. H keeps its bits.
     """
 
-    units_per_batch: int | None = _option(
-        None, _as_count, "ablations per forward pass; default: as many as fit"
-    )
-    groups: int = _option(16, _as_count, "groups of rows, for error bars (16)")
-    checkpoint_seconds: float = _option(60.0, _as_seconds, "seconds between checkpoints (60)")
-    num_threads: int | None = _option(
-        None, require_threads, "CPU threads; default: as torch chooses", name="threads"
-    )
+    units_per_batch: int | None = _option(None, _as_count)
+    groups: int = _option(16, _as_count)
+    checkpoint_seconds: float = _option(60.0, _as_seconds)
+    num_threads: int | None = _option(None, require_threads)
     on_sequence: Callable[[Any], str | None] | None = _option(None)
     shard: Shard | None = _option(None, as_shard)
-    full_vocabulary: bool = _option(
-        False,
-        lambda value, _: bool(value),
-        "measure the KL of removing each unit alone over the full vocabulary, not on the top-r "
-        "support; H stays the same",
-    )
+    full_vocabulary: bool = _option(False, lambda value, _: bool(value))
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -273,7 +273,7 @@ def graph_objects() -> Any:
         import plotly.io as pio
     except ImportError:
         raise CocurveError(
-            "pictures need plotly, which is not installed. Run `pip install 'cocurve-lab[lab]'`."
+            "pictures need plotly, which is not installed. Run `pip install plotly`."
         ) from None
     renderer = pio.renderers["plotly_mimetype"]
     # plotly offers to upload the figure to its cloud by default; a user's data stays here

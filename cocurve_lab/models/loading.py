@@ -201,8 +201,7 @@ def require_accelerate(what: str) -> None:
     """Raise InputError, naming `what` needs it, unless accelerate is installed."""
     if find_spec("accelerate") is None:
         raise InputError(
-            f"{what} needs accelerate, which is not installed. Install it: "
-            "pip install 'cocurve-lab[stream]'."
+            f"{what} needs accelerate, which is not installed. Install it: pip install accelerate."
         )
 
 

@@ -76,7 +76,7 @@ class Target:
         given = [name for name in _GOALS if getattr(self, name) is not None]
         if len(given) != 1:
             raise InputError(
-                f"a Target takes exactly one of {', '.join(_GOALS)}, and this one names "
+                f"a target is exactly one of {', '.join(_GOALS)}, and this one names "
                 f"{' and '.join(given) or 'none'}. Give one."
             )
         for name, read in (("costs", _as_costs), ("dtype", dtype_name), ("ratio", require_ratio)):
@@ -84,11 +84,13 @@ class Target:
                 object.__setattr__(self, name, read(getattr(self, name)))
         if (self.dtype is not None) != (self.goal in _IN_BYTES):
             raise InputError(
-                f"the target is {self.goal}= and dtype is {self.dtype}. Give dtype, such as "
+                f"the target is {self.goal} and dtype is {self.dtype}. Give dtype, such as "
                 f"bfloat16, with {' or '.join(_IN_BYTES)}, which are in bytes, and only there."
             )
         if self.costs is not None and self.ratio is None:
-            raise InputError(f"costs do not go with {self.goal}=. Give them with ratio.")
+            raise InputError(
+                f"costs of the units do not go with {self.goal}. Give them with ratio."
+            )
         if self.ratio is None:
             _ = self.limit  # reads the quantity now, not at the first solve
 

@@ -137,7 +137,7 @@ class EqualCounts:
         if guards.protect_first or guards.protect_last:
             raise InputError(
                 f"protect_first/protect_last are {guards.protect_first}/{guards.protect_last}, but "
-                "uniform=True takes the same from every layer. Remove the protection or omit "
+                "a uniform plan takes the same from every layer. Remove the protection or omit "
                 "uniform."
             )
         shape_of = [(unit.kind, unit.stop - unit.start) for unit in units]
@@ -230,7 +230,7 @@ class EqualCounts:
         if (mine != mine[0]).any():
             raise InputError(
                 f"costs of {kind} units of {width} columns range from {mine.min():g} to "
-                f"{mine.max():g}; uniform=True needs one cost for all of them. Give equal costs, "
+                f"{mine.max():g}; a uniform plan needs one cost for all of them. Give equal costs, "
                 "or omit uniform."
             )
         return mine[0].item()

@@ -86,16 +86,10 @@ def test_at_40_percent_random_plans_destroy_it_and_a_plan_holds() -> None:
     assert np.mean(shares[1:]) < 0.4
 
 
-def test_demo_command_prints_the_table_and_both_texts(capsys: pytest.CaptureFixture[str]) -> None:
-    demo.main(["--rows", "2", "--held-out", "2", "--ratios", "0.2"])
+def test_demo_runs_the_verbs_and_prints_both_texts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.demo(rows="2") == 0
     shown = capsys.readouterr().out
-    for expected in (
-        "lambda 0, lambda 1, and 5 random plans",
-        "interaction_strength",
-        "masked = pruned",
-        "dense ",
-        "pruned ",
-    ):
+    for expected in ("$ cocurve evaluate", "KL(demo || model)", "\ndense ", "\npruned "):
         assert expected in shown
 
 

@@ -13,7 +13,6 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, main
-from cocurve_lab.estimator import estimate
 from cocurve_lab.evaluation.suites import Source
 from cocurve_lab.extensions.choosing.gains import choose_gains
 from cocurve_lab.extensions.choosing.racing import ChoiceOptions
@@ -59,7 +58,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(place: Path, out: Path, *more: str) -> list[str]:
-    text = ["--calibration", str(place / "text.jsonl"), "--sequences", "2", "--length", "20"]
+    text = ["--text", str(place / "text.jsonl"), "--sequences", "2", "--length", "20"]
     text += ["--positions", "all", "--held-out", "2"]
     plans = ["--ratios", "0.2", "--lambdas", "1", "--guards", "paper"]
     plans += ["--ffn-groups", "8", "--top-r", "32", "--repeats", "1"]
@@ -101,35 +100,12 @@ def test_the_papers_numbers_stand_beside_the_measured_ones(done: Path, place: Pa
     assert pick(rows, source="measured", task="prune hours")
 
 
-def test_a_model_of_another_shape_is_not_taken_for_one_of_the_papers(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
-) -> None:
-    def stop(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(estimate, "load_or_estimate", stop)
-    order = command(place, tmp_path)
-    at = order.index("--as")
-    assert main(order[:at] + order[at + 2 :]) == INTERRUPTED
-    assert "Not one of the paper's models" in capsys.readouterr().out
-    shape = json.loads((place / "tiny" / "config.json").read_text())
-    known = published.read_data("paper_models.json") | {"Mistral-7B-v0.1": shape}
-    stored = published.read_data("paper_results.json")
-    monkeypatch.setattr(
-        published, "read_data", {"paper_models.json": known, "paper_results.json": stored}.get
-    )
-    assert main(order[:at] + order[at + 2 :]) == INTERRUPTED
-    assert "Taken for Mistral-7B by its shape" in capsys.readouterr().out
-    assert main([*order[:at], "--as", "Mistral", *order[at + 2 :]]) == FAILED
-    assert "--as is 'Mistral'. Give one of Llama-3.1-8B-Instruct, " in capsys.readouterr().err
-
-
 def test_without_further_options_the_papers_rules_choose(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards, lambda and gains are those that the library's own choosers take on the rows."""
     order = ["paper", str(place / "tiny"), "--device", "cpu", "--out", str(tmp_path / "out")]
-    order += ["--calibration", str(place / "text.jsonl"), "--sequences", "4", "--length", "20"]
+    order += ["--text", str(place / "text.jsonl"), "--sequences", "4", "--length", "20"]
     order += ["--positions", "12", "--held-out", "8", "--ffn-groups", "8", "--top-r", "32"]
     order += ["--data", str(place / "hub"), "--as", "none", "--methods", "all"]
     scores = {"wikitext2": 3.0, "piqa": 0.5}
@@ -226,7 +202,7 @@ def test_rows_are_the_release_s_where_the_text_has_enough(
     seen: list[Any] = []
     monkeypatch.setattr(paper_command, "run", lambda options: seen.append(options) or DONE)
     for file, *recipe in ((long,), (long, "--recipe", "plain"), (place / "text.jsonl",)):
-        main([*command(place, tmp_path), "--calibration", str(file), *recipe])
+        main([*command(place, tmp_path), "--text", str(file), *recipe])
     release, plain, short = (paper_command._rows(options, tokenizer)[0] for options in seen)
     assert "the release's recipe" in release.source
     padded = release.input_ids == tokenizer.eos_token_id  # no end tokens between documents
@@ -241,7 +217,7 @@ def test_rows_are_the_release_s_where_the_text_has_enough(
     documents = [{"text": text} for text in texts]
     monkeypatch.setattr(Source, "rows", lambda source, data: documents * (source.split == "train"))
     order = command(place, tmp_path)
-    at = order.index("--calibration")
+    at = order.index("--text")
     for seed in ("1", "7"):
         main([*order[:at], *order[at + 2 :], "--wikitext", "--seed", seed])
     (one, held_out), (seven, _) = (paper_command._rows(o, tokenizer) for o in seen[-2:])
@@ -249,14 +225,6 @@ def test_rows_are_the_release_s_where_the_text_has_enough(
     assert (len(one), len(held_out)) == (2, 2)
     held_out.require_disjoint(one)
     assert one.fingerprint != seven.fingerprint
-
-
-def test_the_average_is_of_seven_tasks(done: Path) -> None:
-    for plan in ("dense", "lambda 1"):
-        mine = pick(results(done), source="measured", plan=plan, shown="True")
-        found = {row["task"]: float(row["value"]) for row in mine}
-        seven = [found[name] for name in reproduction.PAPER_HARNESS if name != "gsm8k_5shot"]
-        assert found["average"] == pytest.approx(np.mean(seven))
 
 
 def test_a_streamed_run_has_the_same_scores_and_leaves_no_model(

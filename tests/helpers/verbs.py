@@ -26,7 +26,7 @@ from helpers.killing import killed_at
 
 KINDS = ("kill", "full", "signal")
 CUT = ["--length", "20", "--device", "cpu"]
-TEXT = ["--calibration", "text.jsonl", "--sequences", "6", *CUT]
+TEXT = ["--text", "text.jsonl", "--sequences", "6", *CUT]
 BUILD = [
     "build",
     "model",
@@ -55,11 +55,11 @@ VERBS = {
 LONG = {
     "search": [
         *("search", "model", "H", "--ratio", "0.3", "--out", "out.json", *CUT, "--checkpoint", "c"),
-        *("--calibration", "text.jsonl", "--rows", "2", "--held-out", "2", "--evaluations", "60"),
+        *("--text", "text.jsonl", "--rows", "2", "--held-out", "2", "--evaluations", "60"),
         *("--sequences", "6"),
     ],
     "recover": [
-        *("recover", "small", "--against", "model", "--calibration", "text.jsonl", "--sequences"),
+        *("recover", "small", "--against", "model", "--text", "text.jsonl", "--sequences"),
         *("4", "--held-out", "2", "--epochs", "1", "--out", "out", *CUT),
     ],
     "compress": [
@@ -216,12 +216,13 @@ def main() -> None:
     import torch
     from tqdm import tqdm
 
-    import cocurve_lab.cli as cli
+    from cocurve_lab.cli import verb_named
 
     torch.set_num_threads(1)
     # its own is one for all forks, and stays locked where one is killed
     tqdm.set_lock(threading.RLock())
-    cli._parser()  # imports every verb
+    for name in VERBS | LONG:
+        verb_named(name)
     prepare(start)
     for each in asked or [*VERBS, *(f"{verb}:signal" for verb in LONG)]:
         name, _, kind = each.partition(":")

@@ -95,7 +95,7 @@ def test_verbs_read_it(tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["inventory", str(tuned), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["units"] == len(units)
     rows = ("--sequences", "4", "--length", "8")
-    build = ("build", str(tuned), "--calibration", str(tmp_path / "text.txt"), *rows)
+    build = ("build", str(tuned), "--text", str(tmp_path / "text.txt"), *rows)
     assert main([*build, "--out", str(tmp_path / "H")]) == 0
     assert main(["export", str(tuned), "--gguf", str(tmp_path / "a.gguf"), "--no-tokenizer"]) == 0
     prune = ("prune", str(tuned), str(tmp_path / "plan.json"))

@@ -33,8 +33,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"{name} needs the package {error.name}, which is not installed. Run "
-            "`pip install 'cocurve-lab[lab]'`."
+            f"{name} needs the package {error.name}, which is not installed. Install it: pip "
+            f"install {error.name}."
         ) from error
     globals()[name] = value
     return value

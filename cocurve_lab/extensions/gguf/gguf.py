@@ -129,8 +129,7 @@ def require_target(path: str | os.PathLike[str], overwrite: bool) -> Path:
         import gguf  # noqa: F401
     except ImportError:
         raise InputError(
-            "writing GGUF needs the package gguf, which is not installed. Run "
-            "`pip install 'cocurve-lab[gguf]'`."
+            "writing GGUF needs the package gguf, which is not installed. Run `pip install gguf`."
         ) from None
     target.parent.mkdir(parents=True, exist_ok=True)
     return target

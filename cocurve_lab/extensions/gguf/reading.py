@@ -100,8 +100,8 @@ def _reader(file: Path) -> GGUFReader:
     missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
     if missing:
         raise InputError(
-            f"reading {file} needs {missing[0]}, which is not installed. Install it: "
-            "pip install 'cocurve-lab[gguf]'."
+            f"reading {file} needs {missing[0]}, which is not installed. Install it: pip install "
+            f"{missing[0]}."
         )
     from gguf import GGUFReader
 

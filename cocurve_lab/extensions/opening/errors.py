@@ -79,7 +79,7 @@ _CAUSES: tuple[tuple[set[str] | str, str], ...] = (
     (
         "tiktoken",
         "{part}{name} is a tokenizer.model without a tokenizer.json, and is read by sentencepiece. "
-        "Run pip install sentencepiece, or copy the model's tokenizer.json there.",
+        "Run pip install 'cocurve-lab[sentencepiece]', or copy the model's tokenizer.json there.",
     ),
     (
         "KeyError: 'metadata'",
@@ -98,7 +98,7 @@ _CAUSES: tuple[tuple[set[str] | str, str], ...] = (
     ),
     (
         "file named model.safetensors found",  # no other kind was asked for
-        "{name} holds no .safetensors weights, which stream=True reads. Load it without stream, "
+        "{name} holds no .safetensors weights, which streaming reads. Load it without stream, "
         "save it with model.save_pretrained(folder), and give that folder.",
     ),
     (

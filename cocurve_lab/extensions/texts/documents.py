@@ -169,8 +169,8 @@ def stream_hub(
         from datasets import load_dataset
     except ImportError:
         raise InputError(
-            f"reading {dataset} needs the package datasets. Run `pip install 'cocurve-lab[hub]'`, "
-            "or give a text file: CalibrationSet.from_file(path, tokenizer)."
+            f"reading {dataset} needs the package datasets. Run `pip install datasets`, or give a "
+            "text file: CalibrationSet.from_file(path, tokenizer)."
         ) from None
     try:
         rows = load_dataset(dataset, name, split=split, streaming=True)

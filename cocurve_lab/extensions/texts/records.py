@@ -148,5 +148,5 @@ def _parquet(path: Path) -> list[Any]:
     except (ImportError, OSError, ValueError) as error:
         raise InputError(
             f"{path} cannot be read as .parquet ({one_line(error)}). Write the file again, give "
-            ".jsonl, or, if pyarrow is missing, run `pip install 'cocurve-lab[hub]'`."
+            ".jsonl, or, if pyarrow is missing, run `pip install pyarrow`."
         ) from None

@@ -6,19 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
 
 from cocurve_lab.base.errors import InputError
-from cocurve_lab.cli.common import (
-    Rows,
-    StreamedModel,
-    Suite,
-    progress,
-    require_writable,
-    rows_of,
-)
-from cocurve_lab.cli.options import Verb, flag, part
+from cocurve_lab.cli.arguments import Count, File, progress, require_writable
+from cocurve_lab.cli.common import Rows, StreamedDevice, Suite
 from cocurve_lab.extensions.texts.records import read_text
 from cocurve_lab.models.identity import is_demo
 
@@ -35,8 +29,52 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paper(Verb):
-    """Measure the paper's tables on a model, and print the paper's numbers beside the measured ones.
+class Paper:
+    """What to measure.
+
+    Attributes:
+        model: "demo", "smollm2" (see fetch), a folder, or a hub id
+        out: folder for H and all results
+        wikitext: calibrate on WikiText-2's training text, as the paper does beside C4
+        held_out: rows that guards, lambda and gains are chosen on
+        taken_for: which of the paper's models this is, such as Mistral-7B, or none; default: by its
+            shape and tokenizer
+        ratios: shares to remove
+        lambdas: plans of these lambdas too, such as 0 1
+        methods: other methods too, such as llm-pruner wanda-sp; all: the paper's nine (with
+            --stream those without gradients)
+        guards: search: for each plan those of lowest perplexity on the held-out rows, the paper's
+            rule; paper: those it states; none
+        cost: what the ratios are shares of: parameters, as in the paper, or floating-point
+            operations per token at the length of the rows; not with --methods, which count
+            parameters
+        top_r: r of the top-r support
+        ffn_groups: FFN groups per layer
+        release: the authors' release of this model: its plans and reference_metrics.json are added
+        repeats: repeats of each timing
+    """
+
+    model: Positional[str]
+    on: StreamedDevice = StreamedDevice()
+    out: File
+    text: Rows = Rows(positions=64)
+    wikitext: bool = False
+    held_out: Count = 16
+    taken_for: Annotated[str | None, arg(name="as")] = None
+    ratios: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5)
+    lambdas: tuple[float, ...] = ()
+    methods: tuple[str, ...] = ()
+    guards: GuardsRule = "search"
+    cost: Literal["parameters", "flops"] = "parameters"
+    top_r: Count = 256
+    ffn_groups: Count = 16
+    release: File | None = None
+    suite: Suite = Suite()
+    repeats: Count = 5
+
+
+def paper(options: Paper) -> int:
+    """Measure the paper's tables on a model, and print the paper's numbers beside them.
 
     The command follows the paper's protocol. It builds H, and for each ratio makes CoCurve's plan:
     guards by perplexity on held-out rows, lambda of 0, 0.5 and 1 by held-out KL, and CoCurve+ with
@@ -55,55 +93,11 @@ class Paper(Verb):
       cocurve paper meta-llama/Llama-3.1-8B-Instruct --out results --allow-code-execution
       cocurve paper MODEL --out results --ratios 0.2 --methods all --lambdas 0 0.5 1
       cocurve paper MODEL --out results --ratios 0.2 --guards paper --seed 7 --as Mistral-7B
-      cocurve paper MODEL --out results --release CoCurve/artifacts/paper-v1/llm/llama-3.1-8b-instruct
+      cocurve paper MODEL --out results --release paper-v1/llm/llama-3.1-8b-instruct
       cocurve paper LARGE_MODEL --stream --out results --lambdas 1 --ratios 0.2
-      cocurve paper MODEL --out results --suite local --tasks piqa.jsonl --calibration text.jsonl
-    """  # noqa: E501
-
-    model: StreamedModel = part()
-    out: Path = flag("folder for H and all results", metavar="FOLDER")
-    text: Rows = rows_of(
-        "calibration", 128, "text to calibrate on", "C4 from the hub", positions=64
-    )
-    wikitext: bool = flag("calibrate on WikiText-2's training text, as the paper does beside C4")
-    held_out: int = flag("rows that guards, lambda and gains are chosen on (16)", 16)
-    taken_for: str | None = flag(
-        "which of the paper's models this is, such as Mistral-7B, or none; default: by its shape "
-        "and tokenizer",
-        name="as",
-        metavar="NAME",
-    )
-    ratios: tuple[float, ...] = flag(
-        "shares to remove (0.1 0.2 0.3 0.4 0.5)", (0.1, 0.2, 0.3, 0.4, 0.5)
-    )
-    lambdas: tuple[float, ...] = flag("plans of these lambdas too, such as 0 1")
-    methods: tuple[str, ...] = flag(
-        "other methods too, such as llm-pruner wanda-sp; all: the paper's nine (with --stream "
-        "those without gradients)"
-    )
-    guards: GuardsRule = flag(
-        "search: for each plan those of lowest perplexity on the held-out rows, the paper's rule; "
-        "paper: those it states; none (%(default)s)",
-        "search",
-    )
-    cost: Literal["parameters", "flops"] = flag(
-        "what the ratios are shares of: parameters, as in the paper, or floating-point operations "
-        "per token at the length of the rows; not with --methods, which count parameters "
-        "(%(default)s)",
-        "parameters",
-    )
-    top_r: int = flag("r of the top-r support (256)", 256)
-    ffn_groups: int = flag("FFN groups per layer (16)", 16)
-    release: Path | None = flag(
-        "the authors' release of this model: its plans and reference_metrics.json are added",
-        metavar="FOLDER",
-    )
-    suite: Suite = part(name="tasks to run; default: demo for the demo model, otherwise paper")
-    repeats: int = flag("repeats of each timing (5)", 5)
-
-    def run(self) -> int:
-        """Run `cocurve paper`."""
-        return run(self)
+      cocurve paper MODEL --out results --suite local --tasks piqa.jsonl --text text.jsonl
+    """
+    return run(options)
 
 
 def run(options: Paper) -> int:
@@ -122,17 +116,16 @@ def run(options: Paper) -> int:
     settings = _settings(options)
     name = _named(options.taken_for)
     require_writable(options.out)
-    options.text.require()
-    kept = f"interrupted; finished work is kept in {options.out}. To resume: {options.again}"
-    print(report_device(options.model.device, options.model.dtype), flush=True)
+    kept = f"interrupted; finished work is kept in {options.out}"
+    print(report_device(options.on.device, options.on.dtype), flush=True)
     try:
-        model, tokenizer = options.model.load(options.model.place)
+        model, tokenizer = options.on.load(options.model)
         if name is None:
             name = recognized(model.config, tokenizer)
             print(_taken_for(name), flush=True)
         units = enumerate_units(model, options.ffn_groups)
         rows, held_out = _rows(options, tokenizer)
-        print(f"{options.model.place}: {units}\n{rows}", flush=True)
+        print(f"{options.model}: {units}\n{rows}", flush=True)
         curvature = load_or_estimate(
             options.out, model, units, rows, options.top_r, progress=progress()
         )
@@ -165,8 +158,7 @@ def run(options: Paper) -> int:
     failed = sum(bool(row["failed"]) for row in pick(table))
     print(f"Saved to {page} and results.csv.")
     if failed:
-        print(f"{failed} results are missing, for the reasons above. To try them again:")
-        print(f"  {options.again}")
+        print(f"{failed} results are missing, for the reasons above. The same command tries again.")
     return 1 if failed else 0
 
 
@@ -194,7 +186,6 @@ def _settings(options: Paper) -> Any:
     """Return what to measure, checked before a model is loaded."""
     from cocurve_lab.evaluation.code_execution import require_confinement, require_permission
     from cocurve_lab.evaluation.efficiency import EfficiencyOptions
-    from cocurve_lab.evaluation.tasks import TaskOptions, suite_tasks
     from cocurve_lab.methods.registry import get_method
     from cocurve_lab.solver.targets import require_ratio, require_strength
 
@@ -212,17 +203,14 @@ def _settings(options: Paper) -> Any:
             "--cost flops is for plans of H, and --methods count parameters. Leave out one of them."
         )
     for name in _methods(options):
-        if get_method(name).needs_gradients and options.model.stream:
+        if get_method(name).needs_gradients and options.on.stream:
             raise InputError(
                 f"{name} needs gradients, and with them all weights in memory. Leave it out, or "
                 "--stream."
             )
-    suite = options.suite.name or ("demo" if is_demo(options.model.place) else "paper")
-    options.suite.require()
-    bars = progress() is True
-    files = tuple(options.suite.tasks)
-    tasks = TaskOptions(files=files, data=options.suite.data, progress=bars)
-    suite_tasks(suite, tasks)
+    suite = options.suite.suite or ("demo" if is_demo(options.model) else "paper")
+    named = replace(options.suite, suite=suite)
+    tasks = named.options()
     if options.suite.allow_code_execution:
         require_permission(True)
         require_confinement()
@@ -232,8 +220,10 @@ def _settings(options: Paper) -> Any:
         limit=options.suite.limit,
         allow_code_execution=options.suite.allow_code_execution,
         tasks=tasks,
-        chat=options.suite.chat,
-        efficiency=EfficiencyOptions(batch_sizes=(1,), repeats=options.repeats, progress=bars),
+        chat=options.suite.template,
+        efficiency=EfficiencyOptions(
+            batch_sizes=(1,), repeats=options.repeats, progress=progress() is True
+        ),
         release=options.release,
     )
 
@@ -245,7 +235,7 @@ def _methods(options: Paper) -> list[str]:
     from ..bake_off.contenders import BASELINES
 
     # gradients need all weights in memory
-    every = [n for n in BASELINES if not (options.model.stream and get_method(n).needs_gradients)]
+    every = [n for n in BASELINES if not (options.on.stream and get_method(n).needs_gradients)]
     spelled = (every if name == "all" else (name,) for name in options.methods)
     return list(dict.fromkeys(chain.from_iterable(spelled)))
 
@@ -260,7 +250,7 @@ def _rows(options: Paper, tokenizer: Any) -> tuple[CalibrationSet, CalibrationSe
     from cocurve_lab.evaluation.suites import Source
     from cocurve_lab.extensions.texts.documents import own_text, row_options
 
-    text, place, held_out = options.text, options.model.place, options.held_out
+    text, place, held_out = options.text, options.model, options.held_out
     if options.wikitext:
         source = Source("Salesforce/wikitext", "wikitext-2-raw-v1", "train")
         documents = [row["text"] for row in source.rows(options.suite.data)]
@@ -270,10 +260,10 @@ def _rows(options: Paper, tokenizer: Any) -> tuple[CalibrationSet, CalibrationSe
             held_out=held_out
         )
         return calibration, judge
-    if text.recipe is not None or (text.file is None and own_text(place) is not None):
+    if text.recipe is not None or (text.text is None and own_text(place) is not None):
         return text.calibration_and_held_out(place, tokenizer, held_out)
     release = replace(text, recipe="release")
-    if text.file is None:  # C4 has enough
+    if text.text is None:  # C4 has enough
         return release.calibration_and_held_out(place, tokenizer, held_out)
     try:
         return release.calibration_and_held_out(place, tokenizer, held_out)
@@ -318,7 +308,7 @@ def _heading(options: Paper, paper: Published, rows: Any, curvature: Curvature) 
     if options.cost == "flops":
         gate += f". Ratios are shares of operations per token at {rows.seq_len} tokens"
     text = f"""\
-# {options.model.place}
+# {options.model}
 
 {curvature!r}. {rows!r}. Tasks are scored on {many}. {gate}.
 
