@@ -202,8 +202,14 @@ H = random_curvature(UNITS, groups=4)
 MATRIX, GRAMS = H.matrix.copy(), H.groups.grams.copy()
 MATRIX[0, 0] += 0.5  # its groups contradict it
 GRAMS[2, 3, 4] *= 1.5
-# of each kind, values of fields, "part.field"; two of one field differ in what is wrong
+# of each kind, values of fields, "part.field"; `...` takes the field away
 WRONG: list[tuple[str, str, Any]] = [
+    ("H", "version", 2),
+    ("H", "format", "cocurve-selection"),
+    ("H", "units", None),
+    ("H", "units", {"units": [[]], "ffn_groups": 1, "total_parameters": None}),
+    ("H", "matrix", ...),
+    ("H", "matrix", np.eye(3)),
     ("H", "matrix", "text"),
     ("H", "matrix", MATRIX),
     ("H", "matrix", np.eye(SIZE, dtype=np.int64)),
@@ -301,7 +307,10 @@ def test_a_field_that_means_nothing_is_refused(
 ) -> None:
     content = copy.deepcopy(files[kind].content)
     *outer, last = field.split(".")
-    (content[outer[0]] if outer else content)[last] = value
+    part = content[outer[0]] if outer else content
+    part[last] = value
+    if value is ...:
+        del part[last]
     files[kind].write(content)
     with pytest.raises(FileFormatError):
         files[kind].read()
