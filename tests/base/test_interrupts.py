@@ -1,16 +1,36 @@
-"""A program of somebody else may not run for ever."""
+"""Ctrl-C waits until what it must not cut is whole; another's program may not run for ever."""
 
 from __future__ import annotations
 
+import signal
 import threading
 
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.base.interrupts import within
+from cocurve_lab.base.interrupts import uninterrupted, within
 from cocurve_lab.extensions.texts import documents
 from cocurve_lab.extensions.texts.documents import written_chat
 from helpers.tiny_models import word_tokenizer
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_an_interrupt_while_a_sequence_is_booked_waits_until_it_is_whole() -> None:
+    booked = []
+    handler = signal.getsignal(signal.SIGINT)
+
+    def book() -> None:
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            booked.append("all of it")
+
+    with pytest.raises(KeyboardInterrupt):
+        book()
+    assert booked == ["all of it"]
+    assert signal.getsignal(signal.SIGINT) is handler
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignored, as in a background job: it stays so
+    book()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_a_program_ends_in_time_or_is_left() -> None:

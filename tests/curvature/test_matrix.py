@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from cocurve_lab.base.errors import FileFormatError, InputError, MismatchError, NumericalError
-from cocurve_lab.base.storage import dump_plain
 from cocurve_lab.curvature.groups import Groups
 from cocurve_lab.curvature.matrix import Curvature
 from helpers.problems import gram_curvature, make_units, random_curvature
@@ -31,26 +30,28 @@ def changed(u: int, v: int, value: float) -> np.ndarray:
 
 FEW = make_units(1, 0, 3)
 GRAMS, POSITIONS = np.zeros((2, SIZE, SIZE)), np.ones(2, int)
-BAD: list[tuple[Any, type[Exception], str]] = [
-    (lambda: Curvature(changed(3, 5, math.nan), UNITS), NumericalError, r"H\[3, 5\] is nan"),
-    (lambda: Curvature(changed(0, 1, math.inf), UNITS), NumericalError, r"H\[0, 1\] is inf"),
-    (lambda: Curvature(changed(0, 1, 9.0), UNITS), NumericalError, "symmetric"),
-    (lambda: Curvature(changed(2, 2, -0.1), UNITS), NumericalError, "-0.1"),
-    (lambda: Curvature(np.eye(3), UNITS), InputError, r"\(3, 3\)"),
-    (lambda: Curvature(np.eye(15)[:, :14], UNITS), InputError, r"\(15, 14\)"),
-    (lambda: Curvature(np.ones(15), UNITS), InputError, r"\(15,\)"),
-    (lambda: Groups(GRAMS[:, :3], POSITIONS), InputError, "group_grams"),
-    (lambda: Groups(GRAMS, POSITIONS[:1]), InputError, "group_positions"),
-    (lambda: Groups(GRAMS, -POSITIONS), InputError, "group_positions has -1"),
-    (lambda: Groups(GRAMS, 0 * POSITIONS).matrix, InputError, "position"),
-    (lambda: Curvature(np.eye(3), FEW, {}, Groups(GRAMS, POSITIONS)), InputError, "3 units"),
+BAD: list[tuple[Any, type[Exception]]] = [
+    (lambda: Curvature(changed(3, 5, math.nan), UNITS), NumericalError),
+    (lambda: Curvature(changed(0, 1, math.inf), UNITS), NumericalError),
+    (lambda: Curvature(changed(0, 1, 9.0), UNITS), NumericalError),
+    (lambda: Curvature(changed(2, 2, -0.1), UNITS), NumericalError),
+    (lambda: Curvature(np.eye(3), UNITS), InputError),
+    (lambda: Curvature(np.eye(SIZE) * 1j, UNITS), InputError),
+    (lambda: Curvature(np.full((SIZE, SIZE), "1"), UNITS), InputError),
+    (lambda: Curvature(np.eye(15)[:, :14], UNITS), InputError),
+    (lambda: Curvature(np.ones(15), UNITS), InputError),
+    (lambda: Groups(GRAMS[:, :3], POSITIONS), InputError),
+    (lambda: Groups(GRAMS, POSITIONS[:1]), InputError),
+    (lambda: Groups(GRAMS, -POSITIONS), InputError),
+    (lambda: Groups(GRAMS, 0 * POSITIONS).matrix, InputError),
+    (lambda: Curvature(np.eye(3), FEW, {}, Groups(GRAMS, POSITIONS)), InputError),
 ]
 
 
 @pytest.mark.parametrize("case", range(len(BAD)))
 def test_what_is_no_gram_matrix_is_refused(case: int) -> None:
-    call, error, named = BAD[case]
-    with pytest.raises(error, match=named):
+    call, error = BAD[case]
+    with pytest.raises(error):
         call()
 
 
@@ -114,7 +115,6 @@ def test_a_unit_without_effect_correlates_with_nothing() -> None:
 
 
 def halves(curvature: Curvature) -> list[np.ndarray]:
-    assert curvature.group_grams is not None
     grams = curvature.group_grams[::2].sum(axis=0), curvature.group_grams[1::2].sum(axis=0)
     return [g / np.sqrt(np.outer(np.diagonal(g), np.diagonal(g))) for g in grams]
 
@@ -132,30 +132,21 @@ def test_noise_floor_and_corrected_redundancy_against_loops() -> None:
     assert random_curvature(UNITS, groups=1).ffn_redundancy_corrected is None
 
 
-def test_independent_features_have_no_redundancy_beyond_the_floor() -> None:
-    """Truth 0: the raw value is sqrt(2 / (pi n)) of noise, the corrected one is not."""
-    units, n = make_units(8, 0, 12), 200
-    features = np.random.default_rng(0).normal(size=(96, n))
-    curvature = gram_curvature(units, features, groups=10)
-    floor = curvature.ffn_redundancy_noise_floor
-    assert floor is not None
-    assert floor == pytest.approx(math.sqrt(2 / (math.pi * n)), rel=0.03)
-    assert curvature.ffn_redundancy == pytest.approx(floor, rel=0.03)
-    assert curvature.ffn_redundancy_corrected == pytest.approx(0, abs=0.1 * floor)
-
-
-def test_a_true_correlation_survives_the_correction() -> None:
-    """Truth 0.2 between all pairs, measured on so few positions that the floor is 0.056."""
-    units, n, rho = make_units(8, 0, 12), 200, 0.2
-    rng = np.random.default_rng(0)
+@pytest.mark.parametrize("rho", [0.0, 0.2])
+def test_corrected_redundancy_is_the_true_one(rho: float) -> None:
+    """The raw value of independent features is sqrt(2 / (pi n)) of noise: here, 0.056."""
+    units, n, rng = make_units(8, 0, 12), 200, np.random.default_rng(0)
     features = math.sqrt(1 - rho) * rng.normal(size=(96, n)) + math.sqrt(rho) * rng.normal(size=n)
     curvature = gram_curvature(units, features, groups=10)
-    assert curvature.ffn_redundancy_corrected == pytest.approx(rho, abs=0.03)
+    assert curvature.ffn_redundancy_corrected == pytest.approx(rho, abs=0.03 if rho else 0.006)
+    if not rho:
+        floor = pytest.approx(math.sqrt(2 / (math.pi * n)), rel=0.03)
+        assert curvature.ffn_redundancy_noise_floor == floor
+        assert curvature.ffn_redundancy == floor
 
 
 def test_single_unit_risk_is_the_mean_over_positions() -> None:
     curvature = random_curvature(UNITS, groups=4)
-    assert curvature.single_unit_risk is not None
     # the factory stores half the squared features, of which H_uu is the mean square
     np.testing.assert_allclose(curvature.single_unit_risk, curvature.saliency / 2)
     assert random_curvature(UNITS).single_unit_risk is None
@@ -186,56 +177,25 @@ def test_a_truncated_file_is_refused(tmp_path: Path, suffix: str) -> None:
     whole = path.read_bytes()
     for share in (0.0, 0.3, 0.9, 0.999):
         path.write_bytes(whole[: int(share * len(whole))])
-        with pytest.raises(FileFormatError, match=rf"H\{suffix}"):
+        with pytest.raises(FileFormatError):
             Curvature.load(path)
     with pytest.raises(FileNotFoundError):
         Curvature.load(tmp_path / f"none{suffix}")
-    np.savez(tmp_path / "other.npz", x=np.eye(2))
-    with pytest.raises(FileFormatError):
-        Curvature.load(tmp_path / "other.npz")
-
-
-NO_MATRIX = {k: v for k, v in random_curvature(UNITS)._to_plain().items() if k != "matrix"}
-
-
-@pytest.mark.parametrize(
-    ("content", "error"),
-    [  # more in tests/test_schema.py
-        ({"version": 2}, FileFormatError),
-        ({"format": "cocurve-selection"}, FileFormatError),
-        ({"units": None}, FileFormatError),
-        ({"units": {"units": [[]], "ffn_groups": 1, "total_parameters": None}}, FileFormatError),
-        ({"matrix": np.eye(3)}, FileFormatError),
-        ({"matrix": np.full((SIZE, SIZE), np.nan)}, NumericalError),
-        ({"matrix": -np.eye(SIZE)}, NumericalError),
-        (NO_MATRIX, FileFormatError),
-    ],
-)
-def test_files_with_wrong_content(
-    tmp_path: Path, content: dict[str, Any], error: type[Exception]
-) -> None:
-    whole = random_curvature(UNITS)._to_plain() | content
-    (tmp_path / "H.pkl").write_bytes(dump_plain(content if content is NO_MATRIX else whole))
-    with pytest.raises(error):
-        Curvature.load(tmp_path / "H.pkl")
 
 
 @pytest.mark.parametrize("suffix", [".pkl", ".npz"])
-def test_other_provenance_is_refused_by_field(tmp_path: Path, suffix: str) -> None:
+def test_other_provenance_is_refused(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"H{suffix}"
     random_curvature(UNITS).with_provenance(top_r=256, model_name="m").save(path)
     Curvature.load(path, expected={"top_r": 256})
-    with pytest.raises(MismatchError, match="top_r") as caught:
-        Curvature.load(path, expected={"top_r": 128, "model_name": "m"})
-    assert "model_name" not in str(caught.value)
-    with pytest.raises(MismatchError, match="seq_len"):
-        Curvature.load(path, expected={"seq_len": 128})
+    for other in ({"top_r": 128, "model_name": "m"}, {"seq_len": 128}):
+        with pytest.raises(MismatchError):
+            Curvature.load(path, expected=other)
 
 
 def test_an_h_of_nearly_symmetric_grams_reads_back(tmp_path: Path) -> None:
     """Grams of float32 features differ from their transposes by rounding."""
     built = random_curvature(UNITS, groups=4)
-    assert built.groups is not None
     grams = built.groups.grams.copy()
     grams[:, 0, 1] *= 1 + 1e-6
     found = Curvature.from_groups(UNITS, replace(built.groups, grams=grams), built.facts)
@@ -247,9 +207,6 @@ def test_an_h_of_nearly_symmetric_grams_reads_back(tmp_path: Path) -> None:
 
 def shard(whole: Curvature, owned: list[int]) -> Curvature:
     """The part of a grouped curvature built from the groups `owned` (others still empty)."""
-    assert whole.group_grams is not None
-    assert whole.group_positions is not None
-    assert whole.group_risks is not None
     mine = np.isin(np.arange(len(whole.group_positions)), owned)
     groups = Groups(
         whole.group_grams * mine[:, None, None],
@@ -270,22 +227,11 @@ def test_merged_shards_are_the_bits_of_one_build() -> None:
     assert merged.provenance["sequences_done"] == 6
 
 
-def test_parts_of_the_same_group_are_added() -> None:
-    rng = np.random.default_rng(0)
-    features = rng.normal(size=(SIZE, 40))
-    parts = [gram_curvature(UNITS, half, 1) for half in np.split(features, 2, axis=1)]
-    parts[1] = parts[1].with_provenance(row_fingerprints=["another row"])
-    np.testing.assert_allclose(
-        Curvature.merge(parts).matrix, features @ features.T / 40, atol=1e-14
-    )
-
-
 def test_a_part_of_fewer_sequences_than_groups_is_added_too() -> None:
     many = random_curvature(UNITS, groups=4)
     few = random_curvature(UNITS, 1, groups=2).with_provenance(row_fingerprints=["x", "y"])
     for parts in ([many, few], [few, many]):
         merged = Curvature.merge(parts)
-        assert merged.group_positions is not None
         assert merged.group_positions.tolist() == [45, 45, 15, 15]
         np.testing.assert_allclose(merged.matrix, (many.matrix + few.matrix) / 2)
 
@@ -318,7 +264,14 @@ def test_unit_sets_are_part_of_the_fingerprint() -> None:
     assert curvature.fingerprint == Curvature(curvature.matrix, make_units()).fingerprint
 
 
-def test_repr_says_what_it_is() -> None:
-    text = repr(random_curvature(UNITS).with_provenance(model_name="tiny", sequences_done=3))
-    assert "tiny: M = 15, 3 sequences" in text
-    assert "ffn 0." in text
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"model_name": "tiny", "sequences_done": 3}, "Curvature of tiny: M = 15, 3 sequences; "),
+        ({"sequences_done": 3, "num_sequences": 64, "complete": False}, ", 3 of 64 rows; "),
+        ({"sequences_done": 3, "shard": [2, 3]}, ", 3 sequences (shard 2 of 3); "),
+        ({}, "Curvature of a model: M = 15; "),
+    ],
+)
+def test_repr_names_the_model_and_the_rows(facts: dict[str, Any], said: str) -> None:
+    assert said in repr(random_curvature(UNITS).with_provenance(**facts))

@@ -1,4 +1,4 @@
-"""Error bars of H: against analytic variances, by simulated coverage, and on planted plans."""
+"""Error bars of H: against formulas written out, and by simulated coverage."""
 
 from __future__ import annotations
 
@@ -17,47 +17,13 @@ from cocurve_lab.extensions.analysis.stability import (
     is_converged,
     selection_stability,
 )
-from cocurve_studies.certainty.resampling import coverage
 from helpers.gaussian import UNITS, covariance, draw
 from helpers.problems import gram_curvature, make_units, random_curvature
 
 STATISTICS = ("saliency", "edges", "connectivity", "block_means", "ffn_redundancy")
 
 
-def quadratic(curvature: cl.Curvature) -> np.ndarray:
-    return curvature.matrix**2
-
-
 # The jackknife ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("sizes", [[40] * 16, [10, 20, 30, 100] * 4], ids=["equal", "unequal"])
-def test_squared_error_of_gaussian_features_is_their_variance(sizes: list[int]) -> None:
-    """Var of a mean of x_u x_v over n positions is (C_uu C_vv + C_uv^2) / n; 300 calibrations."""
-    truth, rng = covariance(), np.random.default_rng(0)
-    results = [jackknife(draw(truth, sizes, rng), "edges") for _ in range(300)]
-    squares = np.stack([result.standard_error**2 for result in results])
-    diagonal = np.diagonal(truth)
-    analytic = (np.outer(diagonal, diagonal) + truth**2) / sum(sizes)
-    # five standard errors of the mean over calibrations, entry by entry
-    band = 5 * squares.std(axis=0, ddof=1) / np.sqrt(len(results))
-    assert (np.abs(squares.mean(axis=0) - analytic) < band).all()
-    assert (band < 0.25 * analytic).all()  # so that a factor of 1.25 would be noticed
-    estimates = np.stack([result.estimate for result in results])
-    assert (np.abs(estimates.var(axis=0, ddof=1) / analytic - 1) < 0.45).all()
-
-
-def test_equal_groups_give_the_textbook_jackknife() -> None:
-    curvature = draw(covariance(), [30] * 10, np.random.default_rng(1))
-    found = jackknife(curvature, quadratic)
-    means = curvature.group_grams / 30
-    without = np.stack([np.delete(means, j, axis=0).mean(axis=0) ** 2 for j in range(10)])
-    spread = 0.9 * ((without - without.mean(axis=0)) ** 2).sum(axis=0)
-    np.testing.assert_allclose(found.standard_error, np.sqrt(spread), rtol=1e-9)
-    bias = 9 * (without.mean(axis=0) - curvature.matrix**2)
-    np.testing.assert_allclose(found.bias, bias, rtol=1e-6, atol=1e-12)
-    np.testing.assert_allclose(found.corrected, curvature.matrix**2 - bias, rtol=1e-9)
-    assert found.name == "quadratic"
 
 
 def test_unequal_groups_follow_the_pseudovalues_of_busing() -> None:
@@ -87,38 +53,6 @@ def test_linear_statistics_agree_with_the_general_formula(sizes: list[int], seed
         np.testing.assert_allclose(closed.standard_error, general.standard_error, rtol=1e-6)
         np.testing.assert_allclose(general.bias, 0, atol=1e-9 * curvature.matrix.max())
         assert not closed.bias.any()
-
-
-def test_a_known_bias_is_removed() -> None:
-    """The mean square of H_uv is too high by Var(H_uv): known, and mostly gone when corrected."""
-    truth, rng = covariance(), np.random.default_rng(4)
-    raw, corrected = [], []
-    for _ in range(300):
-        result = jackknife(draw(truth, [6] * 16, rng), quadratic)
-        raw.append(result.estimate - truth**2)
-        corrected.append(result.corrected - truth**2)
-    diagonal = np.diagonal(truth)
-    expected = (np.outer(diagonal, diagonal) + truth**2) / 96
-    relative = np.mean(raw, axis=0) / expected
-    assert 0.8 < np.median(relative) < 1.2
-    assert abs(np.median(np.mean(corrected, axis=0) / expected)) < 0.2
-
-
-def test_a_bias_that_is_only_partly_found_is_owned_up_to() -> None:
-    """Independent features: every true rho is 0, and mean |rho| reads the noise alone."""
-    units, rng = make_units(3, 2, 8), np.random.default_rng(5)
-    results = [
-        jackknife(gram_curvature(units, rng.normal(size=(30, 320)), 16), "ffn_redundancy")
-        for _ in range(20)
-    ]
-    left = np.mean([result.corrected / result.estimate for result in results])
-    assert 0.3 < left < 0.7  # none should be left
-    assert not any(result.trustworthy for result in results)
-    assert all("strongly curved" in result.note for result in results)
-    shared = rng.normal(size=320) + 0.5 * rng.normal(size=(30, 320))
-    clear = jackknife(gram_curvature(units, shared, 16), "ffn_redundancy")
-    assert clear.trustworthy
-    assert clear.note == "From 16 groups of sequences."
 
 
 @pytest.mark.parametrize("sizes", [[20] * 16, [8, 32] * 8], ids=["equal", "unequal"])
@@ -157,7 +91,6 @@ def test_few_groups_are_said_not_hidden(groups: int, enough: bool) -> None:
     for name in STATISTICS if groups == 1 else ("saliency",):
         result = jackknife(curvature, name)
         assert result.trustworthy is enough
-        assert result.note in repr(result)
         assert np.isfinite(result.interval).all() == (groups > 1)
         assert np.isnan(result.standard_error).all() == (groups == 1)
 
@@ -196,7 +129,6 @@ def test_units_without_effect_and_absent_blocks() -> None:
         lambda c: jackknife(c, "edges"),
         lambda c: selection_stability(c, 0.3),
         is_converged,
-        lambda c: coverage(c, "edges"),
     ],
 )
 def test_without_groups_there_is_no_error(use: Any) -> None:

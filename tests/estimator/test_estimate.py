@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import logging
 import operator
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +19,6 @@ import torch
 import cocurve_lab as cl
 from cocurve_lab.base import storage
 from cocurve_lab.base.atomic import previous
-from cocurve_lab.base.interrupts import uninterrupted
 from cocurve_lab.curvature.settings import BuildOptions
 from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.estimator import build as build_module
@@ -33,7 +30,6 @@ from cocurve_lab.models.units import Unit
 from helpers.builds import build, require_same_bits, stop_after
 from helpers.problems import interrupt_at
 from helpers.tiny_models import (
-    EVERY,
     FAMILIES,
     GROUPS,
     VOCAB,
@@ -46,43 +42,42 @@ from helpers.tiny_models import (
 # Replay = naive ---------------------------------------------------------------------------------
 
 
+DOUBLE = {"dtype": torch.float64}
+BIASES = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+
+
 @pytest.mark.parametrize("scored", ["all", 5])
-@pytest.mark.parametrize(("family", "heads"), EVERY)
-def test_replay_is_naive_full_passes(family: str, heads: str, scored: int | str) -> None:
-    model, text = tiny_model(family, heads), tiny_text(2, 20, scored)
-    curvature = build(model, text)
-    expected, risks = naive_build(model, text, 32)
-    assert relative_error(curvature.matrix, expected) <= 1e-5
-    np.testing.assert_allclose(curvature.single_unit_risk, risks, rtol=2e-4)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_float64_models_agree_to_rounding(family: str) -> None:
-    model, text = tiny_model(family, dtype=torch.float64), tiny_text(2, 20, 5)
-    curvature = build(model, text)
-    expected, risks = naive_build(model, text, 32)
-    assert relative_error(curvature.matrix, expected) <= 1e-11
-    np.testing.assert_allclose(curvature.single_unit_risk, risks, rtol=1e-9)
-
-
-@pytest.mark.parametrize("scored", ["all", 3])
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"family": family, "attention": "eager"} for family in FAMILIES),
-        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+        *({"family": family} | DOUBLE for family in FAMILIES),
+        *({"family": family, "attention": "eager"} for family in ("llama", "phi3")),
+        *({"heads": heads} for heads in ("mha", "mqa")),
+        BIASES,
         {"layers": 1},
         {"layers": 2},
         {"family": "mistral", "sliding_window": 5},
     ],
     ids=str,
 )
-def test_variants_are_replayed(changes: dict[str, Any], scored: Any) -> None:
+def test_replay_is_naive_full_passes(changes: dict[str, Any], scored: Any) -> None:
+    """The contract of tests/models does this for every family."""
     model, text = tiny_model(**changes), tiny_text(2, 20, scored)
-    expected = naive_build(model, text, 32)[0]
-    assert relative_error(build(model, text).matrix, expected) <= 1e-5
+    curvature = build(model, text)
+    expected, risks = naive_build(model, text, 32)
+    rounding, of_risk = (1e-11, 1e-9) if model.dtype == torch.float64 else (1e-5, 2e-4)
+    assert relative_error(curvature.matrix, expected) <= rounding
+    np.testing.assert_allclose(curvature.single_unit_risk, risks, rtol=of_risk)
     if "sliding_window" in changes:  # the window matters here
         assert relative_error(naive_build(tiny_model("mistral"), text, 32)[0], expected) > 0.01
+
+
+def test_half_precision_is_close_to_float32() -> None:
+    model, text = tiny_model(dtype=torch.bfloat16), tiny_text(3, 20)
+    found = build(model, text)
+    expected, _ = naive_build(model.float(), text, 32)  # the same rounded weights, exact arithmetic
+    assert found.provenance["model_dtype"] == "bfloat16"
+    assert relative_error(found.matrix, expected) <= 0.05
 
 
 @pytest.mark.parametrize("way", ["once", "whole", "piecewise"])
@@ -144,38 +139,6 @@ def test_half_the_diagonal_is_the_risk_of_a_weak_unit() -> None:
     assert ratio == pytest.approx(1, abs=2e-3)
 
 
-def test_calibration_order_does_not_matter() -> None:
-    model, text = tiny_model(), tiny_text(5, 20, 6)
-    order = torch.tensor([3, 0, 4, 1, 2])
-    shuffled = cl.CalibrationSet(text.input_ids[order], text.positions[order])
-    a, b = build(model, text, groups=5), build(model, shuffled, groups=5)
-    assert relative_error(a.matrix, b.matrix) <= 1e-12
-    np.testing.assert_allclose(a.group_grams[order], b.group_grams, rtol=1e-12)
-
-
-def test_permuting_units_permutes_the_matrix() -> None:
-    """Two query groups of layer 0 and two channel groups of layer 1 change places."""
-    model, text = tiny_model(intermediate_size=48, dtype=torch.float64), tiny_text(2, 20)
-    before = build(model, text).matrix
-    attention, mlp = model.model.layers[0].self_attn, model.model.layers[1].mlp
-    queries, keys = (torch.arange(n).view(2, -1).flip(0).flatten() for n in (32, 16))
-    channels = torch.arange(48).view(GROUPS, -1)[[2, 1, 0, 3]].flatten()
-    for projection, rows in (
-        (attention.q_proj, queries),
-        (attention.k_proj, keys),
-        (attention.v_proj, keys),
-        (mlp.gate_proj, channels),
-        (mlp.up_proj, channels),
-    ):
-        projection.weight[:] = projection.weight[rows]
-    attention.o_proj.weight[:] = attention.o_proj.weight[:, queries]
-    mlp.down_proj.weight[:] = mlp.down_proj.weight[:, channels]
-    order = np.array([1, 0, *range(2, 8), 10, 9, 8, *range(11, 18)])
-    after = build(model, text).matrix
-    assert relative_error(after, before) > 0.01
-    assert relative_error(after, before[np.ix_(order, order)]) <= 1e-10
-
-
 def test_groups_sum_to_the_whole() -> None:
     curvature = build(text=tiny_text(5, 20, 6), groups=2)
     assert curvature.group_positions.tolist() == [18, 12]
@@ -192,14 +155,6 @@ def test_batch_size_changes_rounding_only() -> None:
         assert relative_error(build(model, text, units_per_batch=batch).matrix, one.matrix) <= 1e-6
 
 
-def test_half_precision_is_close_to_float32() -> None:
-    model, text = tiny_model(dtype=torch.bfloat16), tiny_text(3, 20)
-    found = build(model, text)
-    expected, _ = naive_build(model.float(), text, 32)  # the same rounded weights, exact arithmetic
-    assert found.provenance["model_dtype"] == "bfloat16"
-    assert relative_error(found.matrix, expected) <= 0.05
-
-
 # Interruption -----------------------------------------------------------------------------------
 
 
@@ -210,34 +165,8 @@ def test_a_stopped_build_is_labelled_and_is_the_build_over_its_sequences() -> No
     assert partial.provenance["complete"] is False
     assert partial.provenance["sequences_done"] == 3
     assert partial.provenance["row_fingerprints"] == text.row_fingerprints[:3]
-    assert "3 of 5 rows" in repr(partial)
     assert first.provenance["complete"] is True
     assert np.array_equal(partial.matrix, first.matrix)
-
-
-def test_interrupt_before_the_first_sequence_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupt_at(monkeypatch, 0, KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        build(tiny_model(), tiny_text(2, 20, 6))
-
-
-@pytest.mark.usefixtures("ctrl_c")
-def test_an_interrupt_while_a_sequence_is_booked_waits_until_it_is_whole() -> None:
-    booked = []
-    handler = signal.getsignal(signal.SIGINT)
-
-    def book() -> None:
-        with uninterrupted():
-            signal.raise_signal(signal.SIGINT)
-            booked.append("all of it")
-
-    with pytest.raises(KeyboardInterrupt):
-        book()
-    assert booked == ["all of it"]
-    assert signal.getsignal(signal.SIGINT) is handler
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignored, as in a background job: it stays so
-    book()
-    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -259,31 +188,17 @@ def test_resumed_is_uninterrupted_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int
 ) -> None:
     model, text, path = tiny_model(), tiny_text(5, 20, 6), tmp_path / "build.ckpt"
-    whole = build(model, text, groups=2)
+    whole = build(model, text, groups=2, units_per_batch=3)
     with monkeypatch.context() as patch:
         interrupt_at(patch, stop, KeyboardInterrupt())
-        with pytest.raises(KeyboardInterrupt, match=f"{stop} of 5 sequences are kept"):
-            build(model, text, checkpoint=path, groups=2)
-    calls = []
-    real = features.gram_matrix
-    monkeypatch.setattr(features, "gram_matrix", lambda f: (calls.append(1), real(f))[1])
-    resumed = build(model, text, checkpoint=path, groups=2)
-    assert len(calls) == 5 - stop
-    require_same_bits(resumed, whole)
-    assert resumed.provenance["complete"] is True
-
-
-def test_runtime_settings_are_taken_from_the_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, text, path = tiny_model(), tiny_text(4, 20, 6), tmp_path / "build.ckpt"
-    whole = build(model, text, units_per_batch=3)
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 2, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
-            build(model, text, checkpoint=path, units_per_batch=3)
-    resumed = build(model, text, checkpoint=path)
-    assert resumed.provenance["runtime"]["units_per_batch"] == 3
+            build(model, text, checkpoint=path, groups=2, units_per_batch=3)
+    gram = Mock(side_effect=features.gram_matrix)
+    monkeypatch.setattr(features, "gram_matrix", gram)
+    resumed = build(model, text, checkpoint=path, groups=2)
+    assert gram.call_count == 5 - stop
+    assert resumed.provenance["runtime"]["units_per_batch"] == 3  # as the checkpoint says
+    assert resumed.provenance["complete"] is True
     require_same_bits(resumed, whole)
 
 
@@ -335,15 +250,6 @@ def of_two_groups(path: Path) -> None:
     cl.estimate_curvature(model, cl.enumerate_units(model, 2), text, 32, checkpoint=path)
 
 
-def changed(**changes: Any) -> Any:
-    def change(path: Path) -> None:
-        content = storage.load_plain(path, format_name="cocurve-build", version=1)
-        path.write_bytes(storage.dump_plain(content | changes))
-        build(checkpoint=path)
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("resume", "field"),
     [
@@ -368,15 +274,6 @@ def test_the_checkpoint_of_another_build_is_refused(
     assert path.read_bytes() == before
 
 
-def test_a_checkpoint_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "build.ckpt"
-    checkpoint_of(path)
-    previous(path).unlink()
-    for change in ({"seconds": [1.0]}, {"positions": np.array([6, 12, 0, 0])}):
-        with pytest.raises(cl.FileFormatError):
-            changed(**change)(path)
-
-
 @pytest.mark.parametrize("damage", ["truncated", "empty", "missing"])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "build.ckpt"
@@ -388,22 +285,20 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, damag
     require_same_bits(build(checkpoint=path), build())
     for file in (path, previous(path)):
         file.write_bytes(b"junk")
-    with pytest.raises(cl.FileFormatError, match=r"build\.ckpt"):
+    with pytest.raises(cl.FileFormatError):
         build(checkpoint=path)
 
 
 def test_a_full_disk_does_not_stop_the_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     model, text = tiny_model(), tiny_text(3, 20, 6)
     monkeypatch.setattr(build_module, "write_atomically", full)
-    with caplog.at_level(logging.WARNING):
-        found = build(model, text, checkpoint=tmp_path / "build.ckpt", checkpoint_seconds=0)
-    assert "No space left on device" in caplog.text
-    assert "could not be written" in found.provenance["events"][0]
+    found = build(model, text, checkpoint=tmp_path / "build.ckpt", checkpoint_seconds=0)
+    assert found.provenance["events"]
     require_same_bits(found, build(model, text))
 
 
@@ -420,33 +315,11 @@ def test_checkpoint_is_written_every_sequence_or_by_the_clock(
     assert saves == [4]
 
 
-# Merging ----------------------------------------------------------------------------------------
-
-
-def test_merged_halves_with_whole_groups_are_one_build_to_the_bit() -> None:
-    model, text = tiny_model(), tiny_text(8, 20, 6)
-    halves = [build(model, text.rows(a, b), groups=4) for a, b in ((0, 4), (4, 8))]
-    merged, whole = cl.Curvature.merge(halves), build(model, text, groups=4)
-    require_same_bits(merged, whole)
-    assert merged.provenance["sequences_done"] == 8
-    assert merged.provenance["row_fingerprints"] == whole.provenance["row_fingerprints"]
-
-
-def test_merged_uneven_parts_are_one_build() -> None:
-    model, text = tiny_model(), tiny_text(7, 20, 6)
-    parts = [build(model, text.rows(a, b)) for a, b in ((0, 1), (1, 3), (3, 7))]  # 1, 2, 4 groups
-    merged = cl.Curvature.merge(parts)
-    assert relative_error(merged.matrix, build(model, text).matrix) <= 1e-12
-    assert merged.group_positions.sum() == 42
-
-
 # Memory -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
-def test_out_of_memory_halves_the_batch(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
-) -> None:
+def test_out_of_memory_halves_the_batch(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     real = Replay._started
     seen: list[int] = []
 
@@ -461,12 +334,10 @@ def test_out_of_memory_halves_the_batch(
     model, text = tiny_model("llama", "mha"), tiny_text(2, 20, 6)
     expected = build(model, text, units_per_batch=2)
     monkeypatch.setattr(Replay, "_started", tight)
-    with caplog.at_level(logging.WARNING):
-        found = build(model, text, units_per_batch=8)
+    found = build(model, text, units_per_batch=8)
     require_same_bits(found, expected)
     assert seen[:3] == [8, 4, 2]
     assert max(seen[3:]) == 2
-    assert "out of memory, 2 units per batch" in caplog.text
     assert found.provenance["runtime"]["units_per_batch"] == 2
     assert len(found.provenance["events"]) == 2
 
@@ -477,7 +348,7 @@ def test_memory_that_runs_out_elsewhere_is_a_clear_error(
     path = tmp_path / "build.ckpt"
     with monkeypatch.context() as patch:
         interrupt_at(patch, 1, torch.OutOfMemoryError("CUDA out of memory"))
-        with pytest.raises(cl.InputError, match="sequence 1"):
+        with pytest.raises(cl.InputError):
             build(checkpoint=path)
     assert storage.load_plain(path, format_name="cocurve-build", version=1)["done"] == 1
     for error, raised in (
@@ -539,44 +410,33 @@ def without_layers() -> None:
     cl.pruning_risk(model, [], tiny_text(2, 20, 6))
 
 
-BAD: dict[str, tuple[Any, type[Exception], str]] = {
-    "an empty support": (lambda: build(top_r=0), cl.InputError, "top_r is 0"),
-    "long rows": (lambda: build(text=tiny_text(2, 65)), cl.InputError, "64"),
-    "other tokens": (lambda: build(text=tiny_text(2, 20, vocab=500)), cl.InputError, "97 rows"),
-    "no weights": (lambda: build(tiny_model().to("meta")), cl.InputError, "meta"),
-    "no layers": (without_layers, cl.InputError, "meta"),
-    "other units": (of_other_units, cl.MismatchError, r"L0\.attention"),
+BAD: dict[str, tuple[Any, type[Exception]]] = {
+    "an empty support": (lambda: build(top_r=0), cl.InputError),
+    "long rows": (lambda: build(text=tiny_text(2, 65)), cl.InputError),
+    "other tokens": (lambda: build(text=tiny_text(2, 20, vocab=500)), cl.InputError),
+    "no weights": (lambda: build(tiny_model().to("meta")), cl.InputError),
+    "no layers": (without_layers, cl.InputError),
+    "other units": (of_other_units, cl.MismatchError),
     "an unknown method": (
         lambda: cl.estimate_curvature(tiny_model(), None, tiny_text(1), method="probes"),
         cl.InputError,
-        "'probes'",
     ),
-    "no groups": (lambda: BuildOptions(groups=0), cl.InputError, "groups is 0"),
-    "no such shard": (lambda: build(shard=(0, 2)), cl.InputError, "0/2"),
-    "a shard beyond": (lambda: build(shard=(3, 2)), cl.InputError, "3/2"),
-    "too many shards": (lambda: build(shard=(1, 6)), cl.InputError, "6 shards"),
+    "no groups": (lambda: BuildOptions(groups=0), cl.InputError),
+    "no such shard": (lambda: build(shard=(0, 2)), cl.InputError),
+    "a shard beyond": (lambda: build(shard=(3, 2)), cl.InputError),
+    "too many shards": (lambda: build(shard=(1, 6)), cl.InputError),
     "other options": (
         lambda: cl.estimate_curvature(tiny_model(), None, tiny_text(1), options={}),  # type: ignore[arg-type]
         cl.InputError,
-        "options is",
     ),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_refused(name: str) -> None:
-    call, error, named = BAD[name]
-    with pytest.raises(error, match=named):
+    call, error = BAD[name]
+    with pytest.raises(error):
         call()
-
-
-def test_options_of_a_subclass_are_options() -> None:
-    class Labelled(cl.BuildOptions):
-        pass
-
-    model, text = tiny_model(), tiny_text(2, 20, 6)
-    found = cl.estimate_curvature(model, None, text, 32, options=Labelled(), progress=False)
-    assert found.provenance["method"] == "ablation"
 
 
 @pytest.mark.parametrize("where", ["k_proj", "sequence 0"])
@@ -598,13 +458,7 @@ def test_global_state_and_the_model_are_left_as_they_were() -> None:
     modes = [module.training for module in model.modules()]
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     threads = torch.get_num_threads()
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        build(model, tiny_text(2, 20, 6), num_threads=threads + 1)
-        assert torch.get_float32_matmul_precision() == "high"
-    finally:
-        torch.set_float32_matmul_precision(precision)
+    build(model, tiny_text(2, 20, 6), num_threads=threads + 1)
     assert torch.get_num_threads() == threads
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
@@ -620,12 +474,11 @@ def test_a_build_takes_full_precision_where_torch_is_told_otherwise(place: str) 
     backend = operator.attrgetter(place)(torch.backends) if place else torch.backends
     before = backend.fp32_precision
     try:
-        backend.fp32_precision = "tf32"  # torch's newer name for what the test above sets
-        found = build(model, text)
+        backend.fp32_precision = "tf32"
+        require_same_bits(build(model, text), expected)
         assert backend.fp32_precision == "tf32"
     finally:
         backend.fp32_precision = before
-    require_same_bits(found, expected)
 
 
 def test_dropout_is_off_while_measuring() -> None:
@@ -637,25 +490,26 @@ def test_dropout_is_off_while_measuring() -> None:
 # Loading what was built -------------------------------------------------------------------------
 
 
-def test_load_or_estimate_saves_then_loads_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_load_or_estimate_saves_then_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, text = tiny_model(), tiny_text(2, 20, 6)
     units = cl.enumerate_units(model, GROUPS)
     built = cl.load_or_estimate(tmp_path, model, units, text, 32)
-    assert "Saved H to" in capsys.readouterr().out
     assert [path.suffix for path in tmp_path.iterdir()] == [".pkl"]  # no checkpoint left behind
-    loaded = cl.load_or_estimate(tmp_path, model, units, text, 32)
-    assert "Loaded H from" in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr(features, "gram_matrix", None)  # nothing may be built from here on
+        loaded = cl.load_or_estimate(tmp_path, model, units, text, 32)
     require_same_bits(built, loaded)
     assert loaded.units == units
+    capsys.readouterr()
     cl.load_or_estimate(tmp_path, model, units, text, 16, progress=False)
     assert len(list(tmp_path.glob("*.pkl"))) == 2  # another r never overwrites
     assert capsys.readouterr().out == ""
 
 
 def test_a_full_disk_at_the_end_does_not_lose_the_matrix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -663,10 +517,8 @@ def test_a_full_disk_at_the_end_does_not_lose_the_matrix(
     model, text = tiny_model(), tiny_text(2, 20, 6)
     monkeypatch.setattr(cl.Curvature, "save", full)
     units = cl.enumerate_units(model, GROUPS)
-    with caplog.at_level(logging.WARNING):
-        found = cl.load_or_estimate(tmp_path, model, units, text, 32, progress=False)
+    found = cl.load_or_estimate(tmp_path, model, units, text, 32, progress=False)
     require_same_bits(found, build(model, text))
-    assert "No space left on device" in caplog.text
     assert list(tmp_path.glob("*.ckpt"))  # what was written stays
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import errno
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -18,12 +16,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, T5Config
 
 import cocurve_lab as cl
-from cocurve_lab.extensions.device import report_device
-from cocurve_lab.extensions.opening.errors import explain
 from cocurve_lab.models import loading
 from cocurve_lab.models.identity import fingerprint_model, model_name
 from helpers.bpe import SIZE, byte_level
-from helpers.problems import random_curvature
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
 
@@ -48,30 +43,8 @@ def test_folders_load_ready_to_measure(folder: Path, monkeypatch: pytest.MonkeyP
     assert half.dtype == torch.bfloat16
     assert half.config._attn_implementation == "eager"
     for dtype in ("float31", "nn"):
-        with pytest.raises(cl.InputError, match=f"'{dtype}'"):
+        with pytest.raises(cl.InputError):
             cl.load_model(folder, dtype=dtype)
-
-
-def test_bars_of_loading_are_ours_and_nothing_stays_changed(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from transformers.utils import logging
-
-    # an earlier test may have run the command line, which turns bars off in a log
-    mine, shown = logging.set_tqdm_hook(None), logging.is_progress_bar_enabled()
-    logging.enable_progress_bar()
-    try:
-        cl.load_model(folder, device="cpu")
-        assert "Loading weights: 100%" in capsys.readouterr().err
-        assert logging.set_tqdm_hook(None) is None
-        cl.load_model("demo", device="cpu")  # too small to need one
-        logging.disable_progress_bar()
-        cl.load_model(folder, device="cpu")
-        assert capsys.readouterr().err == ""
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-        logging.set_tqdm_hook(mine)
 
 
 def test_capped_attention_scores_stay_capped(tmp_path: Path) -> None:
@@ -81,9 +54,8 @@ def test_capped_attention_scores_stay_capped(tmp_path: Path) -> None:
     loaded, _ = cl.load_model(tmp_path / "capped", device="cpu")
     ids = tiny_text(2, 14).input_ids
     torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
-    plan = cl.solve_greedy(random_curvature(cl.enumerate_units(model, GROUPS)), 0.2)
-    cl.save_pruned(cl.prune(model, plan), tmp_path / "cut")
-    cut = cl.load_pruned(tmp_path / "cut", device="cpu")
+    plan = cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), [0])
+    cut = cl.load_pruned(cl.save_pruned(cl.prune(model, plan), tmp_path / "cut"), device="cpu")
     assert cut.config._attn_implementation == "eager"
 
 
@@ -122,59 +94,16 @@ def test_every_way_a_hub_can_fail_is_a_sentence(folder: Path, tmp_path: Path) ->
     command = [sys.executable, str(script), str(folder), str(tmp_path / "cache")]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     found = json.loads(run.stdout.splitlines()[-1])
-    for name, said in {
-        "gated": "'org/gated' is gated.*hf auth login",
-        "missing": "no model 'org/missing'",
-        "denied": "the hub answered: 403.*token",
-        "portal": "no hub, perhaps a login page",
-        "misspelt": "no model 'org/go od!'",
-        "revision": "revision",
-        "full": "disk filled up.*HF_HOME",
-        "full elsewhere": "disk filled up.*/elsewhere. .*cache_dir=",
-        "offline": "'org/other' is not in .*cannot be reached",
-        "modelopt": "quantized weights with the method 'FP8'",
-        "unknown": "quantized weights with the method 'new'",
-        "tuned": "adapter.*merge_and_unload",
-    }.items():
-        assert re.match(f"InputError: .*{said}", found[name]["outcome"]), found[name]
+    refused = found.keys() - {"left", "tokenizers", "good", "cached"}
+    assert all(found[name]["outcome"].startswith("InputError: ") for name in refused), found
     assert found["full"]["weights"] == 0  # the stand-in for the full disk took their place
     assert not any(found[name]["weights"] for name in ("modelopt", "unknown", "tuned"))
     assert "config.json" in found["left"]
     assert found["good"] == {"outcome": "LlamaForCausalLM", "weights": 1}
     assert found["cached"] == {"outcome": "LlamaForCausalLM", "weights": 0}
     assert found["tokenizers"].pop("org/good") == "TokenizersBackend"
-    assert set(found["tokenizers"]) == {
-        f"org/{n}" for n in ("gated", "missing", "go od!", "other")
-    } | {"./good"}
-    for name, said in found["tokenizers"].items():
-        assert said.startswith("InputError: ")
-        assert repr(name) in said
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)])
-def test_a_full_disk_is_named_with_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "own"))
-    error = OSError("no weights")
-    error.__cause__ = OSError(number, "full")
-    given = explain("org/good", error, cache=tmp_path / "given")
-    assert f"downloaded to {tmp_path}/given." in str(given)
-    assert f"downloaded to {tmp_path}/own." in str(explain("org/good", error))
-
-
-def test_other_models_load_where_the_embedded_one_is_missing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing() -> Path:
-        raise cl.InputError("the embedded model is not there")
-
-    monkeypatch.setattr(loading, "demo_folder", missing)
-    assert not loading.is_demo(folder)
-    assert loading.is_demo("demo")
-    assert cl.load_model(folder, device="cpu")[0].config.vocab_size == 97
-    with pytest.raises(cl.InputError):
-        cl.load_model("demo")
+    assert len(found["tokenizers"]) == 5
+    assert all(said.startswith("InputError: ") for said in found["tokenizers"].values())
 
 
 def test_fingerprints_see_every_bit_and_nothing_else() -> None:
@@ -187,15 +116,6 @@ def test_fingerprints_see_every_bit_and_nothing_else() -> None:
     weight = swap.model.layers[1].mlp.up_proj.weight
     weight[[0, 1]] = weight[[1, 0]]
     assert len({mark, *map(fingerprint_model, (value, swap, dtype.bfloat16()))}) == 4
-
-
-def test_the_device_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "; float32; " in report_device("cpu")
-    assert "; bfloat16; " in report_device("cpu", "bfloat16")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/nvidia-smi")
-    with pytest.warns(RuntimeWarning, match="GPU"):
-        assert "CPU" in report_device()
 
 
 # What is refused ----------------------------------------------------------------------------------
@@ -216,12 +136,6 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def half(folder: Path) -> None:
-    weights = load_file(folder / WEIGHTS)
-    kept = {name: weight for name, weight in weights.items() if ".layers.1." not in name}
-    save_file(kept, folder / WEIGHTS, {"format": "pt"})
-
-
 def pruned(folder: Path) -> None:
     plan = cl.Selection.from_pruned(cl.enumerate_units(tiny_model(), GROUPS), [0])
     shutil.rmtree(folder)
@@ -240,39 +154,34 @@ def index(place: Any) -> Any:
     return change
 
 
+def without_metadata(folder: Path) -> None:
+    names = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).rename(folder / "model-00001-of-00001.safetensors")
+    mapped = {"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(mapped))
+
+
 def weights(change: Any) -> Any:
     """Change the weights in the file, by name."""
 
     def changed(folder: Path) -> None:
-        found = load_file(folder / WEIGHTS)
-        change(found)
-        save_file(found, folder / WEIGHTS, {"format": "pt"})
+        save_file(change(load_file(folder / WEIGHTS)), folder / WEIGHTS, {"format": "pt"})
 
     return changed
 
 
 def packed(dtype: torch.dtype, scale: str = "") -> Any:
     """A checkpoint whose quantization transformers does not know, and so does not undo."""
-
-    def change(found: dict[str, Any]) -> None:
-        found[DOWN] = found[DOWN].to(dtype)
-        if scale:
-            found[DOWN.replace("weight", scale)] = torch.ones(())
-
-    return weights(change)
+    more = {DOWN.replace("weight", scale): torch.ones(())} if scale else {}
+    return weights(lambda found: found | {DOWN: found[DOWN].to(dtype)} | more)
 
 
 def renamed(change: Any) -> Any:
     """Weights under other names, as a trainer's or an adapter's wrapper gives them."""
-
-    def rename(found: dict[str, Any]) -> None:
-        kept = {change(name): weight for name, weight in found.items()}
-        found.clear()
-        found |= kept
-
-    return weights(rename)
+    return weights(lambda found: {change(name): weight for name, weight in found.items()})
 
 
+PACKED = 4  # so many of DAMAGED have packed weights
 DOWN = "model.layers.0.mlp.down_proj.weight"
 WRAPPED = {
     "module": lambda name: f"module.{name}",
@@ -280,6 +189,7 @@ WRAPPED = {
     "base_model.model": lambda name: f"base_model.model.{name}",
     "base_layer": lambda name: name.replace("down_proj.", "down_proj.base_layer."),
 }
+LFS = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 9\n"
 DAMAGED: list[tuple[Any, str]] = [
     (packed(torch.float32, "weight_scale"), "weight_scale"),
     (packed(torch.float8_e4m3fn, "input_scale"), "input_scale"),
@@ -305,7 +215,12 @@ DAMAGED: list[tuple[Any, str]] = [
     *((file(CONFIG, content), "tiny") for content in ("[1]", "[" * 100_000, "{", "")),
     *((renamed(change), rf"{name}.*wrapper") for name, change in WRAPPED.items()),
     (file(WEIGHTS, "not weights"), WEIGHTS),
-    (half, r"model\.layers\.1\..* more"),
+    *((file(name, LFS), f"{name}.*git lfs pull") for name in (WEIGHTS, "tokenizer.json")),
+    (without_metadata, '"metadata"'),
+    (
+        weights(lambda found: {n: w for n, w in found.items() if ".layers.1." not in n}),
+        r"model\.layers\.1\..* more",
+    ),
     (pruned, "pruned"),
     (lambda folder: T5Config().save_pretrained(folder), "t5"),  # refused before its weights
     *(
@@ -317,41 +232,29 @@ DAMAGED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize("case", range(len(DAMAGED)))
-def test_a_folder_that_cannot_be_loaded_is_refused_in_a_sentence(folder: Path, case: int) -> None:
+def test_a_folder_that_cannot_be_loaded_is_refused_in_a_sentence(
+    folder: Path, case: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     change, named = DAMAGED[case]
     change(folder)
+    if case < PACKED:  # refused before they are loaded
+        monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", pytest.fail)
     with pytest.raises((cl.InputError, cl.ArchitectureError), match=named) as caught:
         cl.load_model(folder, device="cpu")
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("case", range(4))
-def test_packed_weights_are_refused_before_they_are_loaded(
-    folder: Path, case: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    change, named = DAMAGED[case]
-    change(folder)
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", pytest.fail)
-    with pytest.raises(cl.InputError, match=named):
-        cl.load_model(folder, device="cpu")
-
-
 @pytest.mark.parametrize(
-    ("place", "named"),
+    "place",
     [
-        ("{}/tinny", "/tinny'"),
-        ("{}/no/such/place", "/no/such/place'"),
-        ("{}", "tiny"),  # what the folder holds
-        ("{}/tiny/config.json", "is a file"),
-        ("./nowhere", r"'\./nowhere'"),
-        ("hub/with/three", "'hub/with/three'"),
-        ("pruned", "no folder 'pruned'"),  # a name without an owner is not asked of the hub
+        *("{}/tinny", "{}/no/such/place", "{}", "{}/tiny/config.json", "./nowhere"),
+        *("hub/with/three", "pruned"),  # a name without an owner is not asked of the hub
     ],
 )
-def test_a_wrong_path_is_told_from_a_hub_id(folder: Path, place: str, named: str) -> None:
+def test_a_wrong_path_is_told_from_a_hub_id(folder: Path, place: str) -> None:
     where = place.format(folder.parent)
     for each in (where, Path(where)) if "{}" in place else (where,):
-        with pytest.raises(cl.InputError, match=named):
+        with pytest.raises(cl.InputError):
             cl.load_model(each)
 
 
@@ -360,43 +263,35 @@ class Opens:
         return Path.touch, (Path("opened"),)
 
 
-def test_a_pickle_runs_nothing_and_is_not_advised_to(
+def test_a_pickle_runs_nothing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (folder / "model.safetensors").unlink()
     torch.save({"a": Opens()}, folder / "pytorch_model.bin")
-    with pytest.raises(cl.InputError) as caught:
+    with pytest.raises(cl.InputError):
         cl.load_model(folder, device="cpu")
-    assert "weights_only" not in str(caught.value)
     assert not (tmp_path / "opened").exists()
 
 
-def test_an_index_of_its_own_folder_is_followed(folder: Path) -> None:
-    tiny_model().save_pretrained(folder, max_shard_size="20KB")
-    (folder / "model.safetensors").unlink(missing_ok=True)
-    assert (folder / "model.safetensors.index.json").exists()
-    model, _ = cl.load_model(folder, device="cpu")
-    assert fingerprint_model(model) == fingerprint_model(tiny_model())
-
-
 @pytest.mark.parametrize("family", ["qwen2", "gemma2"])
-def test_a_tokenizer_without_its_vocabulary_is_refused(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize("settings", [None, {"eos_token": "</s>", "pad_token": "</s>"}])
+def test_a_tokenizer_without_its_vocabulary_is_refused(
+    tmp_path: Path, family: str, settings: Any
+) -> None:
     """transformers makes an empty one where the files are missing, and says nothing."""
     tiny_model(family).save_pretrained(tmp_path)
-    for settings in ({}, {"eos_token": "</s>", "pad_token": "</s>"}):
-        if settings:
-            (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-        with pytest.raises(cl.InputError, match="tokenizer"):
-            cl.load_model(tmp_path, device="cpu")
-        with pytest.raises(cl.InputError, match="tokenizer"):
-            loading.load_tokenizer(tmp_path)
+    if settings:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    for load in (cl.load_model, loading.load_tokenizer):
+        with pytest.raises(cl.InputError):
+            load(tmp_path)
 
 
 def test_a_tokenizer_of_a_smaller_vocabulary_is_refused(tmp_path: Path) -> None:
     tiny_model(vocab_size=2000).save_pretrained(tmp_path)
     word_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(cl.InputError, match=r"92 tokens.*2,000 rows"):
+    with pytest.raises(cl.InputError):
         cl.load_model(tmp_path, device="cpu")
 
 
@@ -406,7 +301,7 @@ def test_a_folder_with_the_name_of_a_model_that_ships(
 ) -> None:
     folder.rename(tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(cl.InputError, match=f"'./{name}'"):
+    with pytest.raises(cl.InputError):
         cl.load_model(name)
     assert (
         cl.load_model(f"./{name}")[0].config.vocab_size
@@ -423,39 +318,6 @@ def test_the_older_name_of_dtype_is_not_dropped(folder: Path, tmp_path: Path, dt
     small = cl.save_pruned(cl.prune(model, plan), tmp_path / "small", tokenizer=tokenizer)
     assert cl.load_pruned(small, torch_dtype=dtype).dtype == torch.bfloat16
     assert cl.load_pruned(small, torch_dtype="auto").dtype == model.dtype
-
-
-def test_a_pointer_of_git_lfs_is_named(folder: Path) -> None:
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 9\n"
-    for name in ("tokenizer.json", "model.safetensors"):
-        kept = (folder / name).read_bytes()
-        (folder / name).write_text(pointer)
-        with pytest.raises(cl.InputError, match=f"{name}.*git lfs pull"):
-            cl.load_model(folder, device="cpu")
-        (folder / name).write_bytes(kept)
-
-
-@pytest.mark.parametrize(
-    ("said", "advice"),
-    [
-        ("certificate verify failed [SSL: CERTIFICATE_VERIFY_FAILED]", "SSL_CERT_FILE"),
-        ("Using SOCKS proxy, but the 'socksio' package is not installed.", "pip install socksio"),
-        ("`tiktoken` is required to read a `tiktoken` file.", "pip install sentencepiece"),
-    ],
-)
-def test_the_cause_at_the_end_of_a_chain_is_named(said: str, advice: str) -> None:
-    outermost, last = OSError("We couldn't connect"), ImportError(said)
-    outermost.__cause__ = last
-    assert advice in str(explain("org/good", outermost))
-
-
-def test_an_index_without_metadata_is_named(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
-    names = load_file(folder / "model-00001-of-00001.safetensors")
-    index = {"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(cl.InputError, match='"metadata"'):
-        cl.load_model(folder, device="cpu")
 
 
 def test_a_snapshot_of_the_hub_has_the_name_of_its_model(folder: Path, tmp_path: Path) -> None:

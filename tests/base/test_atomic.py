@@ -20,28 +20,20 @@ import pytest
 from cocurve_lab.base.atomic import clean, previous, replacing, replacing_folder, write_atomically
 from cocurve_lab.base.errors import NoRoomError
 from helpers import killing
-from helpers.problems import make_units, random_curvature
 
 
 def test_write_replaces_and_can_keep_the_previous(tmp_path: Path) -> None:
-    path = tmp_path / "new folder" / "file"
+    path = tmp_path / "new folder" / ("n" * 240)  # about as long as a name can be
+    mask = os.umask(0o022)
     write_atomically(path, b"one")
+    assert os.umask(mask) == 0o022  # looking at the mask leaves it alone
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644  # the group can read it
     write_atomically(path, b"two")
     assert path.read_bytes() == b"two"
     assert not previous(path).exists()
     write_atomically(path, b"three", keep_previous=True)
     assert (path.read_bytes(), previous(path).read_bytes()) == (b"three", b"two")
     assert sorted(path.parent.iterdir()) == [path, previous(path)]
-
-
-def test_a_result_is_readable_by_the_group(tmp_path: Path) -> None:
-    old = os.umask(0o022)
-    try:
-        write_atomically(tmp_path / "file", b"x")
-        assert os.umask(0o022) == 0o022  # looking at the mask leaves it alone
-    finally:
-        os.umask(old)
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o644
 
 
 @pytest.mark.parametrize("keep_previous", [False, True])
@@ -54,7 +46,7 @@ def test_a_full_disk_leaves_the_old_file(
     path = tmp_path / "file"
     write_atomically(path, b"old")
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(NoRoomError, match="filled up"):
+    with pytest.raises(NoRoomError):
         write_atomically(path, b"new", keep_previous=keep_previous)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
@@ -81,35 +73,7 @@ def test_a_place_without_a_nicety_takes_results(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "file.previous", "folder"]
 
 
-def test_a_disk_of_no_size_gives_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = type(shutil.disk_usage(tmp_path))
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 0))
-    write_atomically(tmp_path / "file", b"x")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(9, 9, 0))
-    with pytest.raises(NoRoomError):
-        write_atomically(tmp_path / "file", b"y")
-
-
-def test_a_write_that_really_fails_half_way(tmp_path: Path) -> None:
-    """The kernel refuses the 4097th byte, as a full disk would."""
-    path = tmp_path / "file"
-    write_atomically(path, b"old")
-    script = (
-        "import resource, sys\n"
-        "from cocurve_lab.base.atomic import write_atomically\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-        "write_atomically(sys.argv[1], bytes(100_000))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "OSError" in done.stderr
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, PermissionError])
 def test_what_stops_the_writer_leaves_what_was_there(
     tmp_path: Path, error: type[BaseException]
 ) -> None:
@@ -140,18 +104,13 @@ def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
     assert list(folder.parent.iterdir()) == [folder]
 
 
-def test_an_interrupt_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_: int) -> None:
-        raise KeyboardInterrupt
-
-    curvature = random_curvature(make_units())
-    path = curvature.save(tmp_path / "H.pkl")
-    before = path.read_bytes()
-    monkeypatch.setattr(os, "fsync", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        random_curvature(make_units(), 1).save(path)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+def test_a_disk_of_no_size_gives_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type(shutil.disk_usage(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 0))
+    write_atomically(tmp_path / "file", b"x")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(9, 9, 0))
+    with pytest.raises(NoRoomError):
+        write_atomically(tmp_path / "file", b"y")
 
 
 # Killed -------------------------------------------------------------------------------------------
@@ -160,7 +119,7 @@ def test_an_interrupt_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.fixture(scope="module")
 def kills(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The kills of all kinds, from one process: importing torch takes longer than most of them."""
-    tests, root = Path(__file__).parent, Path(__file__).parents[1]
+    tests, root = Path(__file__).parents[1], Path(__file__).parents[2]
     path = os.pathsep.join(map(str, (tests, root, root / "widgets")))
     folder = tmp_path_factory.mktemp("kills")
     done = subprocess.run(
@@ -277,17 +236,6 @@ def test_a_leftover_of_another_user_is_left_alone(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_verb_cleans_only_where_it_writes(tmp_path: Path) -> None:
-    """A plan in a downloaded folder; reading it changes nothing there."""
-    from cocurve_lab.cli import main
-
-    (tmp_path / "here").mkdir()
-    leftover = planted(tmp_path / "here", "old", tmp_path / "victim")
-    (tmp_path / "here" / "plan.json").write_text("{}")
-    main(["prune", "demo", str(tmp_path / "here" / "plan.json"), "--out", str(tmp_path / "out")])
-    assert (leftover / "old").is_symlink()
-
-
 def test_threads_that_write_one_file_leave_one_of_theirs(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
@@ -296,9 +244,3 @@ def test_threads_that_write_one_file_leave_one_of_theirs(tmp_path: Path) -> None
         list(pool.map(lambda payload: write_atomically(tmp_path / "file", payload), payloads))
     assert (tmp_path / "file").read_bytes() in payloads
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_a_name_as_long_as_names_can_be_is_written(tmp_path: Path) -> None:
-    path = tmp_path / ("n" * 250)
-    write_atomically(path, b"x")
-    assert path.read_bytes() == b"x"

@@ -10,6 +10,7 @@ import os
 import pickle
 import tracemalloc
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,73 +113,66 @@ def hostile_files(command: str) -> dict[str, bytes]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(hostile_files("x")))
-def test_nothing_in_a_hostile_file_runs(name: str, tmp_path: Path) -> None:
-    marker = tmp_path / "ran"
-    payload = hostile_files(f"touch {marker}")[name]
+def claimed(dtype: Any) -> bytes:
+    """A file with an array that claims to be of a dtype."""
+    array = {"__array__": dtype, "shape": [1], "data": bytes(8)}
+    return pickle.dumps(FORMAT | {"x": array})
+
+
+BROKEN = {
+    **{f"dtype {dtype}": claimed(dtype) for dtype in ("|O", "|V8", "<U4", "no", "<f8,<f8", 3)},
+    "empty": b"",
+    "text": b"not a pickle",
+    "huge shape": pickle.dumps(
+        FORMAT | {"x": {"__array__": "<f8", "shape": [10**12], "data": b""}}
+    ),
+    "no data": pickle.dumps(FORMAT | {"x": {"__array__": "<f8"}}),
+    "deeper than the recursion limit": b"\x80\x04" + b"]" * 50_000 + b"a" * 49_999 + b".",
+    "claims 2^63 bytes": b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7fx.",
+    "a list": pickle.dumps([1, 2]),
+    "another format": pickle.dumps({"format": "cake", "version": 1}),
+    "another version": pickle.dumps({"format": "test", "version": 2}),
+    "no format": pickle.dumps({"version": 1}),
+}  # fmt: skip
+BOMBS = {
+    "room for 2^28 values": b"\x80\x04}r\x00\x00\x00\x10.",
+    "room for 2^27 values by text": b"(dp134217728\n.",
+    "lists in lists, each twice": b"\x80\x04]\x94" + b"".join(
+        b"]\x94(h" + bytes([n]) + b"h" + bytes([n]) + b"e" for n in range(60)) + b".",
+    "one text of bytes many times": b"\x80\x04]\x94(B" + (1000).to_bytes(4, "little") + bytes(1000)
+    + b"\x94" + b"h\x01" * 1000 + b"e.",
+    "something after its end": pickle.dumps(FORMAT, 4) + b"x",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*BROKEN, *BOMBS, *hostile_files("x")])
+def test_a_hostile_file_is_refused_before_it_runs_or_grows(name: str, tmp_path: Path) -> None:
+    marker, path = tmp_path / "ran", tmp_path / "hostile.pkl"
+    payload = (BROKEN | BOMBS | hostile_files(f"touch {marker}"))[name]
     if name.startswith("reduce"):
         pickle.loads(payload)  # the attack is real: plain pickle runs it
-        assert marker.exists()
         marker.unlink()
-    path = tmp_path / "hostile.pkl"
     path.write_bytes(sealed(payload))
     copyreg.add_extension("os", "system", 0xF0)
+    if name in BOMBS:
+        tracemalloc.start()
     try:
         for reader in (load, Curvature.load):
             with pytest.raises(FileFormatError):
                 reader(path)
+        assert tracemalloc.get_traced_memory()[1] < 4e6  # 0 where nothing is traced
     finally:
+        tracemalloc.stop()
         copyreg.remove_extension("os", "system", 0xF0)
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("claim", ["|O", "|V8", "<U4", "nonsense", "<f8,<f8", 3])
-def test_an_array_of_a_forbidden_dtype_is_refused(claim: Any, tmp_path: Path) -> None:
-    array = {"__array__": claim, "shape": [1], "data": bytes(8)}
-    (tmp_path / "a").write_bytes(sealed(pickle.dumps(FORMAT | {"x": array})))
-    with pytest.raises(FileFormatError):
-        load(tmp_path / "a")
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [
-        b"",
-        b"not a pickle",
-        pickle.dumps(FORMAT | {"x": {"__array__": "<f8", "shape": [10**12], "data": b""}}),
-        pickle.dumps(FORMAT | {"x": {"__array__": "<f8"}}),
-        b"\x80\x04" + b"]" * 50_000 + b"a" * 49_999 + b".",  # deeper than the recursion limit
-        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7fx.",  # claims 2^63 bytes
-    ],
-    ids=["empty", "text", "huge shape", "no data", "deep", "huge string"],
-)
-def test_broken_files_are_named_not_crashed_on(payload: bytes, tmp_path: Path) -> None:
-    (tmp_path / "broken").write_bytes(sealed(payload))
-    with pytest.raises(FileFormatError):
-        load(tmp_path / "broken")
-
-
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
     whole = dump_plain(FORMAT | {"x": np.arange(5.0), "y": "text"})
-    for length in range(len(whole)):
+    for length in range(len(whole)):  # one of them has no seal
         (tmp_path / "cut").write_bytes(whole[:length])
         with pytest.raises(FileFormatError):
             load(tmp_path / "cut")
-
-
-def test_other_formats_and_versions_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    for value, message in (
-        ({"format": "cake", "version": 1}, "holds 'cake', not 'test'"),
-        ({"format": "test", "version": 2}, "version 2; this code reads version 1"),
-        ({"version": 1}, "holds None"),
-    ):
-        path.write_bytes(dump_plain(value))
-        with pytest.raises(FileFormatError, match=message):
-            load(path)
-    path.write_bytes(sealed(pickle.dumps([1, 2])))
-    with pytest.raises(FileFormatError):
-        load(path)
     with pytest.raises(FileNotFoundError):
         load(tmp_path / "none")
 
@@ -192,7 +186,7 @@ def test_a_changed_bit_anywhere_is_noticed(tmp_path: Path, suffix: str) -> None:
     whole = path.read_bytes()
     for place in {*range(0, len(whole), 97), *range(len(whole) - 100, len(whole))}:
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(FileFormatError, match=rf"H\{suffix}"):
+        with pytest.raises(FileFormatError):
             Curvature.load(path)
     path.write_bytes(whole + b"x")
     with pytest.raises(FileFormatError):
@@ -209,48 +203,15 @@ def test_without_this_library_a_file_is_a_plain_pickle_or_npz(tmp_path: Path) ->
         np.testing.assert_array_equal(archive["matrix"], curvature.matrix)
 
 
-def test_a_file_without_its_seal_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(dump_plain(FORMAT)[: -len(seal_of(b""))])
-    with pytest.raises(FileFormatError):
-        load(tmp_path / "a")
+# Archives -----------------------------------------------------------------------------------------
 
 
-# Bombs --------------------------------------------------------------------------------------------
-
-BOMBS = {
-    "room for 2^28 values": b"\x80\x04}r\x00\x00\x00\x10.",
-    "room for 2^27 values by text": b"(dp134217728\n.",
-    "lists in lists, each twice": b"\x80\x04]\x94" + b"".join(
-        b"]\x94(h" + bytes([n]) + b"h" + bytes([n]) + b"e" for n in range(60)) + b".",
-    "one text of bytes many times": b"\x80\x04]\x94(B" + (1000).to_bytes(4, "little") + bytes(1000)
-    + b"\x94" + b"h\x01" * 1000 + b"e.",
-    "something after its end": pickle.dumps(FORMAT, 4) + b"x",
-}  # fmt: skip
+HEADER = np.frombuffer(json.dumps(FORMAT).encode(), np.uint8)
 
 
-@pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_is_refused_before_it_grows(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "bomb.pkl"
-    path.write_bytes(sealed(BOMBS[name]))
-    tracemalloc.start()
-    try:
-        with pytest.raises(FileFormatError):
-            load(path)
-        assert tracemalloc.get_traced_memory()[1] < 4e6
-    finally:
-        tracemalloc.stop()
-
-
-def test_archives_that_inflate_are_refused(tmp_path: Path) -> None:
-    content = FORMAT | {"zeros": np.zeros(2_000_000)}
-    header = np.frombuffer(json.dumps(FORMAT).encode(), np.uint8)
-    path = tmp_path / "bomb.npz"
-    np.savez_compressed(path, header=header, zeros=content["zeros"])
-    assert path.stat().st_size < 100_000
-    with pytest.raises(FileFormatError):
-        load_archive(path)
-    # one array, named by a hundred entries of the directory
-    np.savez(path, header=header, zeros=content["zeros"][:1000])
+def many_names(path: Path) -> None:
+    """One array, named by a hundred entries of the directory."""
+    np.savez(path, header=HEADER, zeros=np.zeros(1000))
     with zipfile.ZipFile(path, "a") as archive:
         (member,) = (item for item in archive.infolist() if item.filename == "zeros.npy")
         for number in range(100):
@@ -259,27 +220,31 @@ def test_archives_that_inflate_are_refused(tmp_path: Path) -> None:
             archive.filelist.append(twin)
             archive.NameToInfo[twin.filename] = twin
         archive._didModify = True  # type: ignore[attr-defined]
-    with pytest.raises(FileFormatError):
-        load_archive(path)
 
 
-@pytest.mark.parametrize("array", [np.eye(2) * 1j, np.array(["text"]), np.array([object()])])
-def test_archives_hold_plain_numbers_only(array: np.ndarray, tmp_path: Path) -> None:
-    header = np.frombuffer(json.dumps(FORMAT).encode(), np.uint8)
-    np.savez(tmp_path / "a.npz", header=header, x=array)
-    with pytest.raises(FileFormatError):
-        load_archive(tmp_path / "a.npz")
-
-
-def test_a_header_that_promises_more_than_its_bytes_is_refused(tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    np.save(buffer, np.zeros(1000))
-    member = buffer.getvalue().replace(b"(1000,)", b"(9000,)")
-    header = io.BytesIO()
-    np.save(header, np.frombuffer(json.dumps(FORMAT).encode(), np.uint8))
-    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+def promising(path: Path) -> None:
+    """A header that promises more than its bytes."""
+    header, zeros = io.BytesIO(), io.BytesIO()
+    np.save(header, HEADER)
+    np.save(zeros, np.zeros(1000))
+    with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("header.npy", header.getvalue())
-        archive.writestr("x.npy", member)
+        archive.writestr("x.npy", zeros.getvalue().replace(b"(1000,)", b"(9000,)"))
+
+
+ARCHIVES: dict[str, Callable[[Path], Any]] = {
+    "a bomb": lambda path: np.savez_compressed(path, header=HEADER, zeros=np.zeros(2_000_000)),
+    "many names": many_names,
+    "promises": promising,
+    "complex": lambda path: np.savez(path, header=HEADER, x=np.eye(2) * 1j),
+    "text": lambda path: np.savez(path, header=HEADER, x=np.array(["text"])),
+    "objects": lambda path: np.savez(path, header=HEADER, x=np.array([object()])),
+}
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_a_hostile_archive_is_refused(name: str, tmp_path: Path) -> None:
+    ARCHIVES[name](tmp_path / "a.npz")
     with pytest.raises(FileFormatError):
         load_archive(tmp_path / "a.npz")
 

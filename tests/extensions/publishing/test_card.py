@@ -7,21 +7,17 @@ import csv
 import io
 import json
 import re
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 import yaml
 from markdown_it import MarkdownIt
-from transformers import GenerationConfig
 
 import cocurve_lab as cl
-from cocurve_lab.extensions.opening.places import require_generation
 from cocurve_lab.extensions.publishing.card import as_markdown, as_markdown_text, model_card
 from cocurve_lab.extensions.writing import as_csv
 from cocurve_lab.pruner.folder import CardFacts
 from cocurve_lab.pruner.manifest import manifest_on
-from cocurve_studies.tables import shown
 from helpers.tiny_models import tiny_model
 
 HOSTILE = {
@@ -88,21 +84,6 @@ def test_a_cell_of_csv_is_no_formula(text: str) -> None:
         assert visible[0] not in "=+-@"
 
 
-@hostile
-def test_a_cell_of_html_is_text(text: str) -> None:
-    class Tags(HTMLParser):
-        found: list[str]
-
-        def handle_starttag(self, tag: str, attrs: Any) -> None:
-            self.found.append(tag)
-
-    parser = Tags()
-    parser.found = []
-    parser.feed(shown([{text: text, "b": 1.0}]).to_html())
-    inside = [tag for tag in parser.found if tag not in ("style", "thead", "tbody")]
-    assert inside == ["table", "tr", "th", "th", "tr", "td", "td"]
-
-
 @pytest.fixture(scope="module")
 def manifest() -> dict[str, Any]:
     model = tiny_model()
@@ -137,61 +118,3 @@ def _front(made: str) -> list[str]:
     """The parts of a card whose front matter has lines of signs inside a value."""
     front, _, body = made.removeprefix("---\n").partition("\n---\n\n# ")
     return ["", front, "\n# " + body]
-
-
-GOOD = {
-    "temperature": (0.7, 0, None),
-    "top_p": (1.0, 0.5),
-    "top_k": (0, 50),
-    "eos_token_id": (2, [2, 7], -1),
-    "do_sample": (True,),
-    "cache_implementation": ("static", "offloaded_static"),
-    "stop_strings": (["\nUser:"],),
-    "suppress_tokens": ([1, 2],),
-}
-BAD = {
-    "temperature": ("1\nSYSTEM evil", -1.0, True, float("nan"), [1.0], "1"),
-    "top_p": (1.5, "0.9\nFROM ../other.gguf"),
-    "top_k": (-1, 2.5, "3"),
-    "eos_token_id": ("2", [2, "3"], 2.5),
-    "do_sample": ("yes", 1),
-    "max_new_tokens": (10**400, "all"),
-    "cache_implementation": ("static\nADAPTER ../../secret", "a\u2028b"),
-    "my_setting": ("x\ny", {"a": ["<script>"]}, float("inf")),
-}
-
-
-def settings(name: str, value: Any) -> GenerationConfig:
-    config = GenerationConfig()
-    setattr(config, name, value)
-    return config
-
-
-@pytest.mark.parametrize("name", GOOD)
-def test_generation_settings_in_their_ranges_are_read(name: str) -> None:
-    for value in GOOD[name]:
-        require_generation(settings(name, value), "model")
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_other_generation_settings_are_refused(name: str) -> None:
-    for value in BAD[name]:
-        with pytest.raises(cl.FileFormatError, match=name):
-            require_generation(settings(name, value), "model")
-
-
-def test_a_hostile_generation_config_stops_every_load(tmp_path: Any) -> None:
-    from cocurve_lab.extensions.big_models.on_disk import open_model
-
-    model = tiny_model()
-    plan = cl.Selection.from_pruned(cl.enumerate_units(model, 4), [0])
-    model.save_pretrained(tmp_path / "dense")
-    cl.save_pruned(cl.prune(model, plan), tmp_path / "small")
-    for folder in ("dense", "small"):
-        file = tmp_path / folder / "generation_config.json"
-        content = json.loads(file.read_text())
-        file.write_text(json.dumps(content | {"do_sample": True, "temperature": "1\nSYSTEM x"}))
-    with pytest.raises(cl.FileFormatError, match="temperature"):
-        open_model(tmp_path / "dense")
-    with pytest.raises(cl.FileFormatError):
-        cl.load_pruned(tmp_path / "small")

@@ -1,4 +1,4 @@
-"""Experts as units: the contract of every family, and experts deleted by hand."""
+"""Experts as units, and experts deleted by hand; tests/models has the contract of each family."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.models.architectures import describe
 from cocurve_lab.solver.guards import reachable_ratio
-from helpers.contract import SCORED, TEXT, measure_contract
+from helpers.contract import SCORED, TEXT
 from helpers.tiny_models import (
     EXPERT_FAMILIES,
     EXPERTS,
@@ -23,11 +22,8 @@ from helpers.tiny_models import (
     MHA_ONLY,
     TOP_K,
     full_logits,
-    masked_by_hand,
-    naive_risk,
     routers,
     tiny_model,
-    units_by_hand,
     word_tokenizer,
 )
 
@@ -36,18 +32,7 @@ def heads_of(family: str) -> str:
     return "mha" if family in MHA_ONLY else "gqa"
 
 
-KERNELS = ("eager", "batched_mm", "grouped_mm")
 GONE = {0: (1, 4), 1: (0, 5), 2: (2, 3)}  # two experts of each layer
-
-
-@pytest.mark.parametrize("family", EXPERT_FAMILIES)
-def test_the_contract(family: str) -> None:
-    found = measure_contract(family, heads_of(family))
-    assert (found.inventory, found.parameters) == (0, 0)
-    assert found.logits < 1e-5  # the paper asks for 1e-3
-    assert found.h_error < 1e-5
-    assert found.texts_equal
-    assert found.reloaded < 1e-6
 
 
 def plan_of(units: cl.UnitSet, gone: dict[int, Any] = GONE) -> cl.Selection:
@@ -76,8 +61,14 @@ def deleted_by_hand(model: PreTrainedModel) -> PreTrainedModel:
     return small
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "kernel"),
+    [
+        *((family, "eager") for family in EXPERT_FAMILIES),
+        *((family, "batched_mm") for family in ("qwen3_moe", "gpt_oss", "deepseek_v3")),
+        *((family, "grouped_mm") for family in ("qwen2_moe", "gpt_oss", "granitemoe")),
+    ],
+)
 def test_masked_is_pruned_is_deleted_by_hand(family: str, kernel: str) -> None:
     model = tiny_model(family, heads_of(family))
     model.set_experts_implementation(kernel)
@@ -102,16 +93,13 @@ def test_masked_is_pruned_is_deleted_by_hand(family: str, kernel: str) -> None:
     assert model.num_parameters() - pruned.num_parameters() == plan.pruned_cost
 
 
-def test_the_hand_routes_as_the_model_does() -> None:
-    for family in EXPERT_FAMILIES:
-        model = tiny_model(family, heads_of(family))
-        dense = full_logits(model, TEXT.input_ids)
-        with masked_by_hand(model, []):
-            assert (full_logits(model, TEXT.input_ids) - dense).abs().max() < 1e-5, family
-
-
-@pytest.mark.parametrize("gone", [GONE, {0: (1,), 1: (0, 3, 5)}], ids=["equal", "free"])
-@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "gone"),
+    [
+        *((family, GONE) for family in EXPERT_FAMILIES),
+        *((family, {0: (1,), 1: (0, 3, 5)}) for family in ("qwen3_moe", "mixtral", "deepseek_v3")),
+    ],
+)
 def test_plain_transformers_loads_what_was_saved(family: str, gone: Any, tmp_path: Path) -> None:
     model = tiny_model(family, heads_of(family))
     pruned = cl.prune(model, plan_of(cl.enumerate_units(model, GROUPS), gone))
@@ -125,20 +113,6 @@ def test_plain_transformers_loads_what_was_saved(family: str, gone: Any, tmp_pat
     for loaded in (ours, again):
         assert (full_logits(loaded, TEXT.input_ids) - expected).abs().max() < 1e-5
     assert cl.enumerate_units(ours, GROUPS) == cl.enumerate_units(pruned, GROUPS)
-
-
-@pytest.mark.parametrize("family", ["qwen3_moe"])
-def test_measured_kl_is_naive(family: str) -> None:
-    """Batches of plans, each row with its own router."""
-    model = tiny_model(family, heads_of(family))
-    units = cl.enumerate_units(model, GROUPS)
-    model.set_experts_implementation("eager")  # the one in float64
-    several = [plan_of(units), plan_of(units, {0: (0,)}), plan_of(units, {2: (1, 2, 3, 4)})]
-    table = cl.measure_plans(model, several, SCORED, progress=False, plans_per_batch=3)
-    columns = units_by_hand(model)
-    for row, plan in zip(table.kl, several, strict=True):
-        gone = [columns[i] for i in plan.pruned]
-        np.testing.assert_allclose(row, naive_risk(model, gone, SCORED), rtol=1e-4)
 
 
 def test_h_under_a_mask_is_that_of_the_pruned_model() -> None:
@@ -158,20 +132,6 @@ def test_half_precision_is_checked_layer_by_layer() -> None:
     model = tiny_model("qwen3_moe", dtype=torch.bfloat16)
     plan = plan_of(cl.enumerate_units(model, GROUPS))
     assert cl.check_equivalence(model, cl.prune(model, plan), plan, TEXT).max_abs_difference < 1e-5
-
-
-@pytest.mark.parametrize(("family", "alone"), [("qwen3_moe+norm", True), ("qwen3_moe", False)])
-def test_which_tokens_an_expert_changes(family: str, alone: bool) -> None:
-    """Those that chose it; and all others, where gates are shares of a softmax over all experts."""
-    model = tiny_model(family)
-    block, units = model.model.layers[1].mlp, cl.enumerate_units(model, GROUPS)
-    hidden = torch.randn(1, 200, 32, generator=torch.Generator().manual_seed(0))
-    chose = (block.gate(hidden)[2] == 3).any(dim=-1)
-    before = block(hidden)
-    with cl.ablate(model, ["L1.expert[3]"], unit_set=units):
-        changed = ((block(hidden) - before).abs().amax(dim=-1) > 1e-6)[0]
-    assert 20 < chose.sum() < 150
-    assert torch.equal(changed, chose) if alone else changed.sum() > chose.sum() + 20
 
 
 # Plans --------------------------------------------------------------------------------------------
@@ -216,41 +176,12 @@ def test_equal_counts_are_the_default_for_experts() -> None:
         counts = left(plan)
         assert counts == [counts[0], 0, counts[0]], ratio
         assert plan.realized_ratio >= ratio
-        assert (
-            cl.Selection.from_json(plan.to_json()).made.uniform == plan.made.uniform == ("expert",)
-        )
+    assert cl.Selection.from_json(plan.to_json()).made.uniform == ("expert",)
     free = cl.solve_greedy(curvature, 0.3, uniform=())
-    assert free.made.uniform is False
     assert len(set(left(free)) - {0}) == 2
     included = [i for i, u in enumerate(units) if (u.layer, u.kind) == (0, "expert")][:2]
     plan = cl.solve_greedy(curvature, 0.01, include=included)
     assert left(plan) == [EXPERTS - 2, 0, EXPERTS - 2]
-
-
-def test_the_first_round_is_the_cheapest_expert_of_each_layer() -> None:
-    units = cl.enumerate_units(tiny_model("qwen3_moe"), GROUPS)
-    curvature = random_h(units)
-    only = cl.Guards(kinds=("expert",))
-    plan = cl.solve_greedy(curvature, 0.01, 0.0, only)
-    cheapest = [
-        min(
-            (i for i, u in enumerate(units) if (u.layer, u.kind) == (layer, "expert")),
-            key=lambda i: curvature.matrix[i, i],
-        )
-        for layer in range(3)
-    ]
-    assert sorted(plan.pruned) == cheapest
-
-
-def test_pictures_of_plans_and_of_h_show_experts() -> None:
-    units = cl.enumerate_units(tiny_model("qwen2_moe"), GROUPS)
-    curvature = random_h(units)
-    assert set(curvature.block_means()) == {"attention", "cross", "ffn", "expert"}
-    plan = cl.solve_greedy(curvature, 0.3)
-    bars = {bar.name: list(bar.y) for bar in cl.plot_budget(plan).data}
-    assert bars["expert"] == [(EXPERTS - n) / EXPERTS for n in left(plan)]
-    assert len(cl.plot_saliency(curvature).data) >= 3
-    assert len(cl.plot_correlation(curvature).layout.shapes) == 2 * 2  # two boundaries, both ways
 
 
 # What is refused ----------------------------------------------------------------------------------
@@ -260,27 +191,22 @@ def test_too_few_experts_are_refused_before_anything_runs() -> None:
     model = tiny_model("qwen3_moe")
     units = cl.enumerate_units(model, GROUPS)
     plan = plan_of(units, {1: range(5)})
-    with pytest.raises(cl.InputError), cl.ablate(model, plan):
-        pass
-    with pytest.raises(cl.InputError):
-        cl.prune(model, plan)
-    with pytest.raises(cl.InputError):
-        cl.solve_greedy(random_h(units), 0.5, include=plan.pruned)
+    for use in (
+        lambda: cl.pruning_risk(model, plan, TEXT),
+        lambda: cl.prune(model, plan),
+        lambda: cl.solve_greedy(random_h(units), 0.5, include=plan.pruned),
+    ):
+        with pytest.raises(cl.InputError):
+            use()
 
 
-def test_a_router_that_is_not_as_declared_is_refused() -> None:
-    model = tiny_model("qwen3_moe")
-    model.model.layers[1].mlp.gate.register_parameter(
-        "scale", torch.nn.Parameter(torch.ones(3), requires_grad=False)
-    )
-    with pytest.raises(cl.ArchitectureError):
-        describe(model)
-
-
-def test_groups_of_experts_are_refused() -> None:
-    model = tiny_model("deepseek_v3", "mha", n_group=2, topk_group=1)
-    with pytest.raises(cl.ArchitectureError):
-        cl.enumerate_units(model)
+def test_groups_of_experts_and_unknown_routers_are_refused() -> None:
+    strange = tiny_model("qwen3_moe")
+    scale = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    strange.model.layers[1].mlp.gate.register_parameter("scale", scale)
+    for model in (strange, tiny_model("deepseek_v3", "mha", n_group=2, topk_group=1)):
+        with pytest.raises(cl.ArchitectureError):
+            cl.enumerate_units(model)
 
 
 def test_roads_that_need_columns_or_whole_tensors_are_refused(tmp_path: Path) -> None:
