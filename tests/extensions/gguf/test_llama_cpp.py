@@ -29,7 +29,7 @@ from helpers.tiny_models import LLAMA_3, tiny_model
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 THIRD_PARTY = ROOT.parent / "shared" / "assets" / "tinystories_260k"
 STORIES = THIRD_PARTY.parent / "text" / "tinystories.txt"
 GREEDY = 32

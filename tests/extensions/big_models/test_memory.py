@@ -31,7 +31,7 @@ SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 1024, "vocab_s
 
 def in_a_process(script: str, folder: Path, *more: str) -> str:
     """What a script prints on the model of a folder."""
-    command = [sys.executable, "-c", script, str(Path(__file__).parents[1]), str(folder), *more]
+    command = [sys.executable, "-c", script, str(Path(__file__).parents[2]), str(folder), *more]
     # glibc keeps freed blocks below a size that grows to 32 MB: much here, nothing of a real model
     place = {"PYTHONPATH": os.pathsep.join(sys.path), "MALLOC_ARENA_MAX": "1"}
     place["MALLOC_MMAP_THRESHOLD_"] = str(1 << 18)

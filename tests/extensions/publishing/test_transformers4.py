@@ -18,7 +18,7 @@ import torch
 import cocurve_lab as cl
 from helpers.tiny_models import full_logits, tiny_model, tiny_text, word_tokenizer
 
-OLDER = Path(__file__).resolve().parents[2] / ".venv-transformers4"
+OLDER = Path(__file__).resolve().parents[3] / ".venv-transformers4"
 needs_older = pytest.mark.skipif(
     not OLDER.is_dir(), reason=f"{OLDER.name} with transformers 4 is not there: run `make newest`"
 )
