@@ -14,15 +14,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.base.errors import InputError, MismatchError, NumericalError
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.llm_pruner import LlmPruner
-from cocurve_lab.methods.registry import get_method
 from cocurve_lab.methods.slimgpt import SlimGpt, incremental_weights, refit
 from cocurve_lab.methods.slimllm import SlimLlm
 from cocurve_lab.methods.two_ssp import TwoSsp, num_attention_blocks
-from cocurve_lab.models.units import UnitSet
-from cocurve_lab.solver.guards import Guards
 from helpers.activations import TEXT, model_of, output_weight, seen
 from helpers.problems import llama_8b_units, make_units
 from helpers.tiny_models import (
@@ -44,7 +40,7 @@ def measure(method: Method, model: PreTrainedModel, text: cl.CalibrationSet = TE
     return method.measure(model, cl.enumerate_units(model, GROUPS), text, progress=False)
 
 
-def planted(units: UnitSet, method: Method, **arrays: Any) -> Evidence:
+def planted(units: cl.UnitSet, method: Method, **arrays: Any) -> Evidence:
     return Evidence(method.name, units, {k: np.asarray(v) for k, v in arrays.items()})
 
 
@@ -241,7 +237,7 @@ def test_refit_is_the_obs_update_of_the_paper() -> None:
 
 def test_only_reconstruct_repairs_and_the_plan_is_the_same() -> None:
     model = model_of("mistral", "gqa")
-    plain, whole = get_method("slimgpt"), get_method("slimgpt", reconstruct=True)
+    plain, whole = cl.get_method("slimgpt"), cl.get_method("slimgpt", reconstruct=True)
     assert (plain.repairs, whole.repairs) == (False, True)
     without, with_moments = measure(plain, model), measure(whole, model)
     assert set(without.arrays) == {"scores"}
@@ -249,16 +245,16 @@ def test_only_reconstruct_repairs_and_the_plan_is_the_same() -> None:
     plan = plain.select(without, units, 0.3)
     assert whole.select(with_moments, units, 0.3).pruned == plan.pruned
     cl.check_equivalence(model, plain.repair(model, plan, without), plan, TEXT)
-    with pytest.raises(MismatchError):
+    with pytest.raises(cl.MismatchError):
         whole.repair(model, plan, without)
     kept_ffn = next(i for i in plan.kept if units.kinds[i] == "ffn")
-    with pytest.raises(InputError):
+    with pytest.raises(cl.InputError):
         whole.repair(model, plan.with_gains({kept_ffn: 1.1}), with_moments)
 
 
 def test_fewer_tokens_than_columns_need_damping() -> None:
     text = tiny_text(rows=1, length=12)
-    with pytest.raises(NumericalError):
+    with pytest.raises(cl.NumericalError):
         measure(SlimGpt(damping=0), model_of("llama", "gqa"), text)
     assert np.isfinite(measure(SlimGpt(), model_of("llama", "gqa"), text).scores).all()
 
@@ -438,12 +434,12 @@ LLAMA_3B = make_units(28, 8, 16, attention_cost=3_145_728, ffn_cost=4_718_592)
 @pytest.mark.parametrize(
     ("units", "counts"), [(LLAMA_8B, [0, 0, 1, 2, 5]), (LLAMA_3B, [0, 1, 3, 4, 7])]
 )
-def test_2ssp_attention_blocks_at_each_ratio(units: UnitSet, counts: list[int]) -> None:
+def test_2ssp_attention_blocks_at_each_ratio(units: cl.UnitSet, counts: list[int]) -> None:
     ratios = [0.1, 0.2, 0.3, 0.4, 0.5]
-    assert [num_attention_blocks(units, r, Guards(), 1.5) for r in ratios] == counts
+    assert [num_attention_blocks(units, r, cl.Guards(), 1.5) for r in ratios] == counts
 
 
-def two_ssp_evidence(units: UnitSet) -> Evidence:
+def two_ssp_evidence(units: cl.UnitSet) -> Evidence:
     layers = units.num_layers
     order = np.arange(layers)[::-1].copy()  # the last layer's attention goes first
     scores = np.tile(np.arange(24.0), layers)
@@ -464,7 +460,7 @@ def test_2ssp_never_overshoots_with_attention_and_obeys_kinds() -> None:
     method = TwoSsp()
     scores = np.tile([0.0, 0, 1, 2, 3, 4], 4)
     evidence = planted(units, method, scores=scores, removal_order=[2, 0, 1, 3], nll=np.zeros(4))
-    assert num_attention_blocks(units, 0.2, Guards(), 1.5) == 3  # 240 of 400, asked for 80
+    assert num_attention_blocks(units, 0.2, cl.Guards(), 1.5) == 3  # 240 of 400, asked for 80
     plan = method.select(evidence, units, 0.2)
     assert [units.units[i].name for i in sorted(plan.pruned)] == [
         "L2.attention[0]",
@@ -473,7 +469,7 @@ def test_2ssp_never_overshoots_with_attention_and_obeys_kinds() -> None:
     plan = method.select(evidence, units, 0.25)  # a second block is too dear: FFN makes up 20
     names = {units.units[i].name for i in plan.pruned}
     assert names == {"L2.attention[0]", "L2.attention[1]", *(f"L{i}.ffn[0]" for i in range(4))}
-    plan = method.select(evidence, units, 0.15, Guards(kinds=("ffn",)))
+    plan = method.select(evidence, units, 0.15, cl.Guards(kinds=("ffn",)))
     assert set(units.kinds[list(plan.pruned)]) == {"ffn"}
-    plan = method.select(evidence, units, 0.5, Guards(kinds=("attention",)))
+    plan = method.select(evidence, units, 0.5, cl.Guards(kinds=("attention",)))
     np.testing.assert_array_equal(plan.layer_budget()["attention"], [1, 0.5, 1, 0])

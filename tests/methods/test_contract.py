@@ -15,12 +15,10 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.base.errors import InfeasibleError, InputError, MismatchError
 from cocurve_lab.extensions.repairing import projection_inputs as inputs
 from cocurve_lab.methods.base import Evidence, Method
-from cocurve_lab.methods.registry import get_method, method_names
+from cocurve_lab.methods.registry import method_names
 from cocurve_lab.models.identity import fingerprint_model, known_record
-from cocurve_lab.solver.guards import Guards
 from helpers.tiny_models import FAMILIES, GROUPS, VOCAB, tiny_model, tiny_text, word_tokenizer
 
 RATIO = 0.25
@@ -42,7 +40,7 @@ def dense(family: str, heads: str) -> PreTrainedModel:
 @lru_cache
 def measured(name: str, family: str, heads: str) -> Evidence:
     """Each method once per model; tests that need a second measurement make it themselves."""
-    return measure(get_method(name), dense(family, heads))
+    return measure(cl.get_method(name), dense(family, heads))
 
 
 def measure(
@@ -77,7 +75,7 @@ def test_budget_is_met_within_one_unit(name: str, family: str, heads: str) -> No
     evidence = measured(name, family, heads)
     costs = evidence.units.costs
     for ratio in (0.1, RATIO):
-        plan = get_method(name).select(evidence, evidence.units, ratio)
+        plan = cl.get_method(name).select(evidence, evidence.units, ratio)
         assert plan.requested_ratio == ratio
         assert ratio * costs.sum() <= plan.pruned_cost < ratio * costs.sum() + costs.max()
 
@@ -85,14 +83,14 @@ def test_budget_is_met_within_one_unit(name: str, family: str, heads: str) -> No
 @every_method
 def test_ratio_zero_is_the_empty_plan(name: str) -> None:
     evidence = measured(name, "llama", "gqa")
-    assert get_method(name).select(evidence, evidence.units, 0.0).pruned == ()
+    assert cl.get_method(name).select(evidence, evidence.units, 0.0).pruned == ()
 
 
 @every_method
 @every_model
 def test_guards_bind_where_they_are_honoured(name: str, family: str, heads: str) -> None:
-    evidence, method = measured(name, family, heads), get_method(name)
-    guards = Guards(layer_cap=0.6, protect_first=1)
+    evidence, method = measured(name, family, heads), cl.get_method(name)
+    guards = cl.Guards(layer_cap=0.6, protect_first=1)
     plan = method.select(evidence, evidence.units, 0.2, guards)
     units = evidence.units
     assert plan.realized_ratio >= 0.2 * (1 - 1e-9)
@@ -107,8 +105,8 @@ def test_guards_bind_where_they_are_honoured(name: str, family: str, heads: str)
 def test_kinds_always_bind(name: str, kind: Any) -> None:
     evidence = measured(name, "llama", "gqa")
     try:
-        plan = get_method(name).select(evidence, evidence.units, 0.1, Guards(kinds=(kind,)))
-    except InfeasibleError:  # a method of the other kind, or one that prunes both by design
+        plan = cl.get_method(name).select(evidence, evidence.units, 0.1, cl.Guards(kinds=(kind,)))
+    except cl.InfeasibleError:  # a method of the other kind, or one that prunes both by design
         assert name in ("head-only", "ffn-only", "2ssp")
     else:
         assert plan.pruned
@@ -117,12 +115,12 @@ def test_kinds_always_bind(name: str, kind: Any) -> None:
 
 @every_method
 def test_what_the_guards_make_impossible_is_said(name: str) -> None:
-    evidence, method = measured(name, "llama", "gqa"), get_method(name)
+    evidence, method = measured(name, "llama", "gqa"), cl.get_method(name)
     if not method.honours_guards:
-        assert method.select(evidence, evidence.units, RATIO, Guards(protect_first=3)).pruned
+        assert method.select(evidence, evidence.units, RATIO, cl.Guards(protect_first=3)).pruned
         return
-    with pytest.raises(InfeasibleError) as caught:
-        method.select(evidence, evidence.units, RATIO, Guards(protect_first=3))
+    with pytest.raises(cl.InfeasibleError) as caught:
+        method.select(evidence, evidence.units, RATIO, cl.Guards(protect_first=3))
     assert caught.value.requested_ratio == RATIO
     assert caught.value.reachable_ratio == 0
 
@@ -130,7 +128,7 @@ def test_what_the_guards_make_impossible_is_said(name: str) -> None:
 @every_method
 @every_model
 def test_the_pruned_model_lacks_what_the_plan_says(name: str, family: str, heads: str) -> None:
-    model, method = dense(family, heads), get_method(name)
+    model, method = dense(family, heads), cl.get_method(name)
     evidence = measured(name, family, heads)
     plan = method.select(evidence, evidence.units, RATIO)
     before = model.num_parameters()
@@ -149,7 +147,7 @@ def test_the_pruned_model_lacks_what_the_plan_says(name: str, family: str, heads
 def test_a_saved_evidence_selects_the_same(
     name: str, family: str, heads: str, tmp_path: Path
 ) -> None:
-    evidence, method = measured(name, family, heads), get_method(name)
+    evidence, method = measured(name, family, heads), cl.get_method(name)
     again = Evidence.load(evidence.save(tmp_path / "evidence.pkl"))
     assert again.provenance == evidence.provenance
     assert set(again.arrays) == set(evidence.arrays)
@@ -165,7 +163,7 @@ def test_provenance_names_what_was_measured(name: str) -> None:
     model = dense("llama", "gqa")
     assert evidence.method == name
     assert evidence.provenance["model_fingerprint"] == fingerprint_model(model)
-    plan = get_method(name).select(evidence, evidence.units, RATIO)
+    plan = cl.get_method(name).select(evidence, evidence.units, RATIO)
     assert plan.origin["checkpoint"] == known_record(model)["checkpoint"]
     if name in NO_TEXT:
         assert plan.text_windows == ""
@@ -180,7 +178,7 @@ def test_measuring_twice_gives_the_same_bits(name: str, family: str, heads: str)
     # on a model that nothing has measured before
     first, again = (
         measured(name, family, heads),
-        measure(get_method(name), tiny_model(family, heads)),
+        measure(cl.get_method(name), tiny_model(family, heads)),
     )
     for key, array in first.arrays.items():
         np.testing.assert_array_equal(again.arrays[key], array)
@@ -191,7 +189,7 @@ def test_measuring_twice_gives_the_same_bits(name: str, family: str, heads: str)
 def test_batch_size_and_row_order_do_not_matter(
     name: str, family: str, heads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, method = measured(name, family, heads), get_method(name)
+    first, method = measured(name, family, heads), cl.get_method(name)
     monkeypatch.setattr(inputs, "TOKENS_PER_BATCH", 1)  # one row per forward
     text = tiny_text()
     order = torch.arange(len(text)) if name in FIRST_ROW else torch.tensor([2, 0, 3, 1])
@@ -209,26 +207,26 @@ def test_batch_size_and_row_order_do_not_matter(
 
 @every_method
 def test_foreign_evidence_is_refused(name: str) -> None:
-    evidence, method = measured(name, "llama", "gqa"), get_method(name)
+    evidence, method = measured(name, "llama", "gqa"), cl.get_method(name)
     other = Evidence("another", evidence.units, evidence.arrays, evidence.provenance)
-    with pytest.raises(MismatchError):
+    with pytest.raises(cl.MismatchError):
         method.select(other, evidence.units, RATIO)
     finer = cl.enumerate_units(dense("llama", "gqa"), GROUPS + 1)
-    with pytest.raises(MismatchError):
+    with pytest.raises(cl.MismatchError):
         method.select(evidence, finer, RATIO)
 
 
 @every_method
 def test_units_of_another_model_are_refused(name: str) -> None:
     units = cl.enumerate_units(dense("llama", "mha"), GROUPS)
-    with pytest.raises(MismatchError):
-        get_method(name).measure(dense("llama", "gqa"), units, tiny_text(), progress=False)
+    with pytest.raises(cl.MismatchError):
+        cl.get_method(name).measure(dense("llama", "gqa"), units, tiny_text(), progress=False)
 
 
 @every_reader
 def test_text_of_another_tokenizer_is_refused(name: str) -> None:
-    with pytest.raises(InputError):
-        measure(get_method(name), dense("llama", "gqa"), tiny_text(vocab=3 * VOCAB))
+    with pytest.raises(cl.InputError):
+        measure(cl.get_method(name), dense("llama", "gqa"), tiny_text(vocab=3 * VOCAB))
 
 
 @every_method
@@ -238,9 +236,9 @@ def test_a_pruned_model_can_be_measured_again(name: str) -> None:
     units = cl.enumerate_units(model, GROUPS)
     gone = [i for i, u in enumerate(units) if (u.layer, u.kind) in ((1, "attention"), (2, "ffn"))]
     pruned = cl.prune(model, cl.Selection.from_pruned(units, [*gone, 0]))
-    evidence = measure(get_method(name), pruned)
+    evidence = measure(cl.get_method(name), pruned)
     assert len(evidence.units) == len(units) - len(gone) - 1
-    plan = get_method(name).select(evidence, evidence.units, 0.1)
+    plan = cl.get_method(name).select(evidence, evidence.units, 0.1)
     assert plan.realized_ratio >= 0.1
 
 
@@ -249,11 +247,11 @@ def test_a_pruned_model_can_be_measured_again(name: str) -> None:
 
 @every_method
 def test_a_streamed_model_is_scored_alike_or_refused(name: str, streamed: PreTrainedModel) -> None:
-    if get_method(name).needs_gradients:
-        with pytest.raises(InputError):
-            measure(get_method(name), streamed)
+    if cl.get_method(name).needs_gradients:
+        with pytest.raises(cl.InputError):
+            measure(cl.get_method(name), streamed)
         return
-    found, expected = measure(get_method(name), streamed), measured(name, "phi3", "mha")
+    found, expected = measure(cl.get_method(name), streamed), measured(name, "phi3", "mha")
     for array in expected.arrays:
         assert np.array_equal(found.arrays[array], expected.arrays[array]), array
     own = "model_fingerprint"
@@ -265,7 +263,7 @@ def test_a_streamed_model_is_scored_alike_or_refused(name: str, streamed: PreTra
 def test_the_model_is_left_as_it_was(name: str, family: str, heads: str) -> None:
     model = unusual(family, heads)
     with unchanged(model):
-        measure(get_method(name), model)
+        measure(cl.get_method(name), model)
 
 
 @every_reader
@@ -277,7 +275,7 @@ def test_the_model_is_left_as_it_was_after_an_error(name: str) -> None:
 
     model.model.layers[-1].mlp.register_forward_hook(fail)
     with unchanged(model), pytest.raises(RuntimeError):
-        measure(get_method(name), model)
+        measure(cl.get_method(name), model)
 
 
 def unusual(family: str, heads: str) -> PreTrainedModel:
@@ -333,10 +331,10 @@ def snapshot(model: PreTrainedModel) -> dict[str, Any]:
 @every_method
 @pytest.mark.parametrize("spell", [str.upper, lambda name: f" {name.replace('-', '_')} "])
 def test_names_are_found_whatever_their_spelling(name: str, spell: Callable[[str], str]) -> None:
-    method = get_method(spell(name))
+    method = cl.get_method(spell(name))
     assert method.name == name
     assert method.title
-    assert method == get_method(name)  # frozen dataclasses compare by their options
+    assert method == cl.get_method(name)  # frozen dataclasses compare by their options
 
 
 # Bad input ----------------------------------------------------------------------------------------
@@ -364,13 +362,13 @@ BAD_OPTIONS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "options"), BAD_OPTIONS, ids=str)
 def test_what_makes_no_method_is_refused(name: str, options: dict[str, Any]) -> None:
-    with pytest.raises(InputError):
-        get_method(name, **options)
+    with pytest.raises(cl.InputError):
+        cl.get_method(name, **options)
 
 
 @every_method
 @pytest.mark.parametrize("ratio", [-0.1, 1.0, float("nan")])
 def test_a_ratio_out_of_range_is_refused(name: str, ratio: float) -> None:
     evidence = measured(name, "llama", "gqa")
-    with pytest.raises(InputError):
-        get_method(name).select(evidence, evidence.units, ratio)
+    with pytest.raises(cl.InputError):
+        cl.get_method(name).select(evidence, evidence.units, ratio)

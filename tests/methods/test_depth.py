@@ -15,7 +15,6 @@ from cocurve_lab.methods.base import Evidence
 from cocurve_lab.methods.cbo import gated
 from cocurve_lab.methods.filling import blocks
 from cocurve_lab.models.architectures import describe
-from cocurve_lab.solver.guards import Guards
 from helpers.problems import make_units
 from helpers.tiny_models import (
     GROUPS,
@@ -180,7 +179,7 @@ def test_the_quadratic_is_the_kl_of_gates_near_one(family: str) -> None:
 
 
 def test_cbo_takes_a_set_that_no_exchange_improves_and_the_last_in_part() -> None:
-    units, guards, optimal = make_units(layers=6), Guards(kinds=("ffn",)), 0
+    units, guards, optimal = make_units(layers=6), cl.Guards(kinds=("ffn",)), 0
     for seed in range(20):
         factor = np.random.default_rng(seed).normal(size=(12, 8))
         fisher = factor @ factor.T

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.methods.registry import get_method, method_names
+from cocurve_lab.methods.registry import method_names
 from helpers.tiny_models import (
     EXPERTS,
     GROUPS,
@@ -48,7 +48,7 @@ def by_hand() -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", NAMES)
 def test_scores_are_the_definition(name: str) -> None:
     model = tiny_model("qwen3_moe")
-    units, method = cl.enumerate_units(model, GROUPS), get_method(name)
+    units, method = cl.enumerate_units(model, GROUPS), cl.get_method(name)
     evidence = method.measure(model, units, TEXT, progress=False)
     mine = units.kinds == "expert"
     expected = by_hand()[name].flatten()
@@ -72,11 +72,11 @@ def test_scores_are_the_definition(name: str) -> None:
 def test_a_model_without_experts_is_refused(name: str) -> None:
     model = tiny_model()
     with pytest.raises(cl.InputError):
-        get_method(name).measure(model, cl.enumerate_units(model, GROUPS), TEXT, progress=False)
+        cl.get_method(name).measure(model, cl.enumerate_units(model, GROUPS), TEXT, progress=False)
 
 
 def test_methods_that_read_columns_are_refused() -> None:
     model = tiny_model("qwen3_moe")
     units = cl.enumerate_units(model, GROUPS)
     with pytest.raises(cl.ArchitectureError):
-        get_method("wanda-sp").measure(model, units, TEXT, progress=False)
+        cl.get_method("wanda-sp").measure(model, units, TEXT, progress=False)

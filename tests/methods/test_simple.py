@@ -11,14 +11,10 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.base.errors import FileFormatError, NumericalError
 from cocurve_lab.extensions.repairing import projection_inputs as inputs
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.cocurve import CoCurve, curvature_of
 from cocurve_lab.methods.inputs import collect_statistics
-from cocurve_lab.methods.registry import get_method
-from cocurve_lab.solver.guards import Guards
-from cocurve_lab.solver.selection import Selection
 from helpers.activations import model_of, output_weight, seen
 from helpers.problems import make_units, naive_greedy, random_curvature
 from helpers.tiny_models import (
@@ -57,7 +53,7 @@ def naive_scores(
 @every_model
 def test_magnitude_sums_column_norms(family: str, heads: str) -> None:
     expected = naive_scores(family, heads, lambda _, w: float(np.sqrt((w**2).sum())))
-    found = scores_of(get_method("magnitude"), model_of(family, heads))
+    found = scores_of(cl.get_method("magnitude"), model_of(family, heads))
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
@@ -67,7 +63,7 @@ def test_wanda_weights_magnitude_by_input_norm(family: str, heads: str) -> None:
         energy = np.mean([(row**2).sum() for row in x])
         return float(np.abs(w).mean() * np.sqrt(energy))
 
-    found = scores_of(get_method("wanda-sp"), model_of(family, heads))
+    found = scores_of(cl.get_method("wanda-sp"), model_of(family, heads))
     np.testing.assert_allclose(found, naive_scores(family, heads, column), rtol=1e-4)
 
 
@@ -90,7 +86,7 @@ def test_flap_standardizes_fluctuation_by_block(family: str, heads: str, metric:
             columns.append(m**2 if unit.kind == "attention" else m)
         z = (np.array(columns) - np.mean(columns)) / np.std(columns)
         expected.append(z[unit.start : unit.stop].mean())
-    found = scores_of(get_method("flap", metric=metric), model)
+    found = scores_of(cl.get_method("flap", metric=metric), model)
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
     if heads == "mqa":  # one unit per block: ties must not be broken by rounding
         assert [found[i] for i, u in enumerate(units) if u.kind == "attention"] == [0.0] * 3
@@ -111,11 +107,11 @@ def test_amp_sums_head_outputs_and_activations(family: str, heads: str) -> None:
         else:
             total = sum(np.abs(tokens[:, j]).mean() for j in range(unit.start, unit.stop))
         expected.append(total)
-    np.testing.assert_allclose(scores_of(get_method("amp"), model), expected, rtol=1e-4)
+    np.testing.assert_allclose(scores_of(cl.get_method("amp"), model), expected, rtol=1e-4)
 
 
 def test_random_draws_by_its_seed_alone() -> None:
-    model, method = tiny_model(layers=1), get_method("random")
+    model, method = tiny_model(layers=1), cl.get_method("random")
     draws = np.array([scores_of(method, model, seed=seed) for seed in range(100)])
     np.testing.assert_array_equal(draws[3], scores_of(method, model, seed=3))
     assert len(np.unique(draws)) == draws.size
@@ -129,8 +125,8 @@ def test_broken_weights_are_named(name: str) -> None:
     model = tiny_model()
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
-    with pytest.raises(NumericalError):
-        scores_of(get_method(name), model)
+    with pytest.raises(cl.NumericalError):
+        scores_of(cl.get_method(name), model)
 
 
 # Statistics ---------------------------------------------------------------------------------------
@@ -179,11 +175,11 @@ SCORES = [2.0, 1.0, 9.0, 8.0, 7.0, 4.0, 3.0, 0.4, 0.5, 0.6]  # A0 A1 F0 F1 F2 of
 def test_uniform_methods_empty_all_blocks_evenly(name: str) -> None:
     """Turns are 1/6 (first FFN), 1/4 (first attention), 1/2 (second FFN): 11 + 11 + 5 >= 25.8."""
     evidence = planted(name, TWO, SCORES)
-    plan = get_method(name).select(evidence, TWO, 0.3)
+    plan = cl.get_method(name).select(evidence, TWO, 0.3)
     assert plan.pruned == (7, 4, 1)
     assert plan.ordered
     # the last attention units have turn 3/4, the last FFN groups 5/6
-    assert get_method(name).select(evidence, TWO, 0.7).pruned[-2:] == (5, 0)
+    assert cl.get_method(name).select(evidence, TWO, 0.7).pruned[-2:] == (5, 0)
 
 
 # CoCurve ------------------------------------------------------------------------------------------
@@ -203,9 +199,9 @@ def test_cocurve_and_its_controls_read_one_matrix(
     name: str, options: dict[str, Any], strength: float, kinds: Any
 ) -> None:
     units = make_units(layers=4, attention=6, ffn=4)
-    curvature, method = random_curvature(units, seed=3, shared=0.8), get_method(name, **options)
+    curvature, method = random_curvature(units, seed=3, shared=0.8), cl.get_method(name, **options)
     plan = method.select(method.adopt(curvature), units, 0.2)
-    assert list(plan.pruned) == naive_greedy(curvature, 0.2, strength, Guards(kinds=kinds))
+    assert list(plan.pruned) == naive_greedy(curvature, 0.2, strength, cl.Guards(kinds=kinds))
     assert plan.interaction_strength == strength
     assert plan.predicted_risk == pytest.approx(curvature.risk(plan.pruned))
 
@@ -213,7 +209,7 @@ def test_cocurve_and_its_controls_read_one_matrix(
 def test_measured_matrix_is_that_of_single_unit_ablations() -> None:
     model, text = tiny_model(layers=2), tiny_text(rows=2, length=12, scored=4)
     units = cl.enumerate_units(model, GROUPS)
-    evidence = get_method("cocurve", top_r=20).measure(model, units, text, progress=False)
+    evidence = cl.get_method("cocurve", top_r=20).measure(model, units, text, progress=False)
     expected, _ = naive_build(model, text, 20)
     assert relative_error(evidence.arrays["matrix"], expected) < 1e-4
     assert evidence.provenance["top_r"] == 20
@@ -223,12 +219,12 @@ def test_the_curvature_comes_back_bit_for_bit() -> None:
     model, text = tiny_model(layers=2), tiny_text()
     units = cl.enumerate_units(model, GROUPS)
     built = cl.estimate_curvature(model, units, text, 97, progress=False)
-    again = curvature_of(get_method("ffn-only").adopt(built))
+    again = curvature_of(cl.get_method("ffn-only").adopt(built))
     assert again.fingerprint == built.fingerprint
     assert again.provenance == built.provenance
     np.testing.assert_array_equal(again.group_grams, built.group_grams)
     np.testing.assert_array_equal(again.single_unit_risk, built.single_unit_risk)
-    with pytest.raises(FileFormatError):
+    with pytest.raises(cl.FileFormatError):
         curvature_of(planted("magnitude", TWO, SCORES))
 
 
@@ -236,7 +232,7 @@ def test_the_curvature_comes_back_bit_for_bit() -> None:
 def test_the_gate_sets_lambda(shared: float, strength: float) -> None:
     units = make_units()
     curvature = random_curvature(units, shared=shared, positions=4000)
-    method = get_method("cocurve", interaction_strength="gate")
+    method = cl.get_method("cocurve", interaction_strength="gate")
     plan = method.select(method.adopt(curvature), units, 0.3)
     assert plan.interaction_strength == strength
     assert plan.pruned == cl.solve_greedy(curvature, 0.3, strength).pruned
@@ -244,7 +240,7 @@ def test_the_gate_sets_lambda(shared: float, strength: float) -> None:
 
 def test_compensation_carries_gains_into_the_weights() -> None:
     model, text = tiny_model(), tiny_text()
-    units, method = cl.enumerate_units(model, GROUPS), get_method("cocurve", compensate=True)
+    units, method = cl.enumerate_units(model, GROUPS), cl.get_method("cocurve", compensate=True)
     assert (method.repairs, CoCurve().repairs, CoCurve.repairs) == (True, False, False)
     evidence = method.measure(model, units, text, progress=False)
     plan = method.select(evidence, units, 0.3)
@@ -255,6 +251,6 @@ def test_compensation_carries_gains_into_the_weights() -> None:
     assert any(gain != 1 for gain in plan.gains.values())
     repaired = method.repair(model, plan, evidence)
     cl.check_equivalence(model, repaired, plan, tiny_text(2, seed=5))
-    bare = Selection.from_pruned(units, plan.pruned)
+    bare = cl.Selection.from_pruned(units, plan.pruned)
     with pytest.raises(cl.EquivalenceError):
         cl.check_equivalence(model, repaired, bare, tiny_text(2, seed=5))

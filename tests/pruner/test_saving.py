@@ -23,7 +23,6 @@ from cocurve_lab.extensions.publishing.card import model_card
 from cocurve_lab.extensions.publishing.configuration import MODELING_FILE
 from cocurve_lab.models.identity import MANIFEST, fingerprint_model
 from cocurve_lab.pruner.folder import CardFacts
-from cocurve_lab.pruner.saving import load_pruned, save_pruned
 from helpers.bare_process import run_bare, save_expected
 from helpers.seals import reseal
 from helpers.tiny_models import (
@@ -85,7 +84,7 @@ def saved_case(folder: Path, name: str) -> None:
     model = tiny_model(family, heads, **changes)
     gains = {unit: gain for unit, gain in GAINS.items() if unit not in names and names != []}
     plan = plan_of(model, names, gains)
-    save_pruned(cl.prune(model, plan), folder, tokenizer=word_tokenizer())
+    cl.save_pruned(cl.prune(model, plan), folder, tokenizer=word_tokenizer())
     ids = tiny_text(2, 14).input_ids
     mask = torch.ones_like(ids)
     mask[0, :3] = 0  # padding on the left
@@ -162,13 +161,13 @@ def test_our_loader_reads_the_same_folder(seen: dict[str, Any], name: str) -> No
 
     folder = seen[name]["folder"]
     expected = load_file(f"{folder}.expected.safetensors")
-    loaded = load_pruned(folder)
+    loaded = cl.load_pruned(folder)
     assert not loaded.config.is_heterogeneous
     assert not hasattr(loaded.config, "auto_map")
     logits = loaded(expected["input_ids"], attention_mask=expected["attention_mask"]).logits
     scored = expected["attention_mask"] > 0
     assert (logits - expected["logits"])[scored].abs().max() < 1e-5
-    again = load_pruned(save_pruned(loaded, folder.parent / f"{name} ours again"))
+    again = cl.load_pruned(cl.save_pruned(loaded, folder.parent / f"{name} ours again"))
     assert torch.equal(full_logits(again, expected["input_ids"]),
                        full_logits(loaded, expected["input_ids"]))  # fmt: skip
 
@@ -183,7 +182,7 @@ def test_without_trust_nothing_is_loaded_wrongly(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = tiny_model()
-    folder = save_pruned(cl.prune(model, plan_of(model, UNEVEN)), tmp_path / "small")
+    folder = cl.save_pruned(cl.prune(model, plan_of(model, UNEVEN)), tmp_path / "small")
     with pytest.raises(RuntimeError, match="mismatched"):
         AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
 
@@ -192,7 +191,7 @@ def test_without_trust_nothing_is_loaded_wrongly(tmp_path: Path) -> None:
 def test_other_families_say_that_they_need_us(tmp_path: Path, family: str) -> None:
     model = tiny_model(family, "mha")
     plan = plan_of(model, ["L0.ffn[0]", "L1.ffn[2]"])
-    folder = save_pruned(cl.prune(model, plan), tmp_path / "small")
+    folder = cl.save_pruned(cl.prune(model, plan), tmp_path / "small")
     assert json.loads((folder / MANIFEST).read_text())["loads_with"] == "cocurve_lab"
     assert "auto_map" not in json.loads((folder / "config.json").read_text())
     card = (folder / "README.md").read_text()
@@ -201,7 +200,7 @@ def test_other_families_say_that_they_need_us(tmp_path: Path, family: str) -> No
     ids = tiny_text(1).input_ids
     with masked_by_hand(model, [plan.units.units[i] for i in plan.pruned]):
         masked = full_logits(model, ids)
-    assert (full_logits(load_pruned(folder), ids) - masked).abs().max() < 1e-5
+    assert (full_logits(cl.load_pruned(folder), ids) - masked).abs().max() < 1e-5
 
 
 @pytest.mark.slow
@@ -234,7 +233,7 @@ def card_of(
 ) -> tuple[dict[str, Any], str]:
     model = tiny_model(**changes)
     plan = plan_of(model, UNEVEN, GAINS)
-    save_pruned(cl.prune(model, plan), folder, evaluation=facts, overwrite=True)
+    cl.save_pruned(cl.prune(model, plan), folder, evaluation=facts, overwrite=True)
     card = (folder / "README.md").read_text(encoding="utf-8")
     _, front, text = card.split("---\n", 2)
     return yaml.safe_load(front), text
@@ -311,7 +310,7 @@ def test_the_card_repeats_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     units = cl.enumerate_units(model)
     plan = cl.Selection.from_pruned(units, range(0, len(units), 3)).with_gains({5: 1.5})
     pruned = cl.prune(model, plan)
-    folder = save_pruned(pruned, tmp_path / "small", tokenizer=tokenizer)
+    folder = cl.save_pruned(pruned, tmp_path / "small", tokenizer=tokenizer)
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert 'load_model("demo")' in card
     code = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[-1]
@@ -327,7 +326,7 @@ def test_the_card_repeats_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def saved_as(pruned: Any, folder: Path) -> tuple[dict[str, Any], str]:
-    save_pruned(pruned, folder)
+    cl.save_pruned(pruned, folder)
     return json.loads((folder / MANIFEST).read_text()), (folder / "README.md").read_text()
 
 
@@ -343,7 +342,7 @@ def test_the_manifest_names_the_weights_before_and_after(tmp_path: Path, inplace
     assert "nothing was trained after pruning" in card
     assert "## How to repeat it\n" in card
     # read back, its configuration is another, its weights are not
-    loaded = load_pruned(tmp_path / "small")
+    loaded = cl.load_pruned(tmp_path / "small")
     assert saved_as(loaded, tmp_path / "again")[0]["weights_since_pruning"] == "unchanged"
 
 
@@ -354,7 +353,7 @@ def test_changed_weights_are_not_passed_off_as_those_of_the_plan(
     model = tiny_model()
     pruned: Any = cl.prune(model, plan_of(model, UNEVEN))
     if read_back:
-        pruned = load_pruned(save_pruned(pruned, tmp_path / "first"))
+        pruned = cl.load_pruned(cl.save_pruned(pruned, tmp_path / "first"))
     with torch.no_grad():
         pruned.model.layers[1].mlp.down_proj.weight[0, 0] += 1e-3
     manifest, card = saved_as(pruned, tmp_path / "trained")
@@ -365,7 +364,7 @@ def test_changed_weights_are_not_passed_off_as_those_of_the_plan(
     assert "pruning_risk" not in card
     assert "## How to repeat the pruning\n" in card
     assert "does not repeat what came after" in card
-    again = load_pruned(tmp_path / "trained")
+    again = cl.load_pruned(tmp_path / "trained")
     assert saved_as(again, tmp_path / "later")[0]["weights_since_pruning"] == "changed"
     half = again.to(torch.bfloat16)
     assert saved_as(half, tmp_path / "half")[0]["weights_since_pruning"] == "changed"
@@ -378,7 +377,7 @@ def test_a_conversion_says_what_it_hides(tmp_path: Path) -> None:
     assert manifest["weights_since_pruning"] == "converted"
     assert "converted to bfloat16" in card
     assert "nothing was trained" not in card
-    loaded: Any = load_pruned(tmp_path / "half")
+    loaded: Any = cl.load_pruned(tmp_path / "half")
     assert saved_as(loaded, tmp_path / "same")[0]["weights_since_pruning"] == "converted"
     with torch.no_grad():
         loaded.lm_head.weight[0, 0] += 1
@@ -400,7 +399,7 @@ def test_a_model_is_saved_as_its_checkpoint_stores_it(
     assert pruned.dtype == torch.float32
     assert (manifest["dtype"], manifest["weights_since_pruning"]) == (dtype, "unchanged")
     assert "nothing was trained" in card
-    loaded: Any = load_pruned(tmp_path / "small")
+    loaded: Any = cl.load_pruned(tmp_path / "small")
     weights = loaded.state_dict()
     for name, weight in pruned.state_dict().items():
         assert weights[name].dtype == getattr(torch, dtype)
@@ -408,7 +407,7 @@ def test_a_model_is_saved_as_its_checkpoint_stores_it(
     again = cl.prune(dense, plan_of(dense, UNEVEN), out=tmp_path / "on disk")
     assert (again / WEIGHTS).read_bytes() == (tmp_path / "small" / WEIGHTS).read_bytes()
     assert saved_as(loaded, tmp_path / "again")[0]["weights_since_pruning"] == "unchanged"
-    wide: Any = load_pruned(tmp_path / "small", dtype="float32")
+    wide: Any = cl.load_pruned(tmp_path / "small", dtype="float32")
     assert saved_as(wide, tmp_path / "wide")[0]["dtype"] == dtype
     # gains, and whatever else a narrow dtype cannot hold
     scaled = cl.prune(model, plan_of(model, UNEVEN, GAINS))
@@ -420,7 +419,9 @@ def test_a_model_is_saved_as_its_checkpoint_stores_it(
 @pytest.mark.parametrize("trained", [True, False])
 def test_a_second_round_is_told(tmp_path: Path, trained: bool) -> None:
     model = tiny_model()
-    once: Any = load_pruned(save_pruned(cl.prune(model, plan_of(model, UNEVEN)), tmp_path / "once"))
+    once: Any = cl.load_pruned(
+        cl.save_pruned(cl.prune(model, plan_of(model, UNEVEN)), tmp_path / "once")
+    )
     if trained:
         with torch.no_grad():
             once.lm_head.weight[0, 0] += 1
@@ -444,7 +445,7 @@ def test_a_second_round_is_told(tmp_path: Path, trained: bool) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     model = tiny_model()
-    return save_pruned(cl.prune(model, plan_of(model, UNEVEN)), tmp_path / "small")
+    return cl.save_pruned(cl.prune(model, plan_of(model, UNEVEN)), tmp_path / "small")
 
 
 def test_our_loader_runs_nothing_of_the_folder(folder: Path) -> None:
@@ -453,7 +454,7 @@ def test_our_loader_runs_nothing_of_the_folder(folder: Path) -> None:
     config["auto_map"]["AutoConfig"] = "modeling_cocurve.Config"
     (folder / "config.json").write_text(json.dumps(config))
     reseal(folder)
-    assert load_pruned(folder).num_parameters() > 0
+    assert cl.load_pruned(folder).num_parameters() > 0
 
 
 def edited(name: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
@@ -529,13 +530,13 @@ def test_hostile_folders_are_refused(folder: Path, case: int) -> None:
     spoil(folder)
     reseal(folder)
     with pytest.raises(cl.FileFormatError, match=named):
-        load_pruned(folder)
+        cl.load_pruned(folder)
 
 
 @pytest.mark.parametrize("dtype", ["float31", "nn", "int8", torch.int64, "float8_e4m3fn"])
 def test_other_dtypes_are_refused(folder: Path, dtype: Any) -> None:
     with pytest.raises(cl.InputError):
-        load_pruned(folder, dtype=dtype)
+        cl.load_pruned(folder, dtype=dtype)
 
 
 @pytest.mark.parametrize("stage", ["card", "tokenizer", "configuration"])
@@ -558,7 +559,7 @@ def test_an_interrupted_save_leaves_what_was_there(
         monkeypatch.setattr(f"cocurve_lab.{place}", interrupt)
     for target in (folder, folder.parent / "new"):
         with pytest.raises(KeyboardInterrupt):
-            save_pruned(other, target, tokenizer=tokenizer, overwrite=True)
+            cl.save_pruned(other, target, tokenizer=tokenizer, overwrite=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
@@ -580,7 +581,7 @@ def test_a_failed_rename_brings_the_old_model_back(
     monkeypatch.setattr(atomic, "_exchange", lambda one, other: False)
     monkeypatch.setattr(Path, "rename", fail)
     with pytest.raises(OSError, match="no"):
-        save_pruned(other, folder, overwrite=True)
+        cl.save_pruned(other, folder, overwrite=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
@@ -588,12 +589,12 @@ def test_a_failed_rename_brings_the_old_model_back(
 def test_overwriting_deletes_nothing_a_save_did_not_write(folder: Path) -> None:
     model = tiny_model()
     other = cl.prune(model, plan_of(model, EVEN))
-    save_pruned(other, folder, tokenizer=word_tokenizer(), overwrite=True)
-    save_pruned(other, folder, overwrite=True)  # a tokenizer's files are a save's own
+    cl.save_pruned(other, folder, tokenizer=word_tokenizer(), overwrite=True)
+    cl.save_pruned(other, folder, overwrite=True)  # a tokenizer's files are a save's own
     (folder / "my_adapter").mkdir()
     (folder / "notes.txt").write_text("keep")
     with pytest.raises(cl.InputError):
-        save_pruned(other, folder, overwrite=True)
+        cl.save_pruned(other, folder, overwrite=True)
     assert (folder / "notes.txt").read_text() == "keep"
     assert (folder / "my_adapter").is_dir()
 
@@ -606,10 +607,12 @@ def test_the_working_directory_is_not_replaced(
     monkeypatch.chdir(folder)
     for place in (".", folder):
         with pytest.raises(cl.InputError):
-            save_pruned(other, place, overwrite=True)
-    assert load_pruned(folder).num_parameters() > 0
+            cl.save_pruned(other, place, overwrite=True)
+    assert cl.load_pruned(folder).num_parameters() > 0
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
-    assert load_pruned(save_pruned(other, "inside")).num_parameters() == other.num_parameters()
+    assert (
+        cl.load_pruned(cl.save_pruned(other, "inside")).num_parameters() == other.num_parameters()
+    )
 
 
 def test_a_link_stays_and_its_folder_is_replaced(folder: Path) -> None:
@@ -617,9 +620,9 @@ def test_a_link_stays_and_its_folder_is_replaced(folder: Path) -> None:
     other = cl.prune(model, plan_of(model, EVEN))
     link = folder.parent / "link"
     link.symlink_to(folder)
-    assert save_pruned(other, link, overwrite=True) == link
+    assert cl.save_pruned(other, link, overwrite=True) == link
     assert link.is_symlink()
-    assert load_pruned(folder).num_parameters() == other.num_parameters()
+    assert cl.load_pruned(folder).num_parameters() == other.num_parameters()
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o027])
@@ -628,7 +631,7 @@ def test_files_have_the_permissions_of_the_umask(tmp_path: Path, mask: int) -> N
     pruned = cl.prune(model, plan_of(model, UNEVEN))
     earlier = os.umask(mask)
     try:
-        folder = save_pruned(pruned, tmp_path / "small", tokenizer=word_tokenizer())
+        folder = cl.save_pruned(pruned, tmp_path / "small", tokenizer=word_tokenizer())
     finally:
         os.umask(earlier)
     assert folder.stat().st_mode & 0o777 == 0o777 & ~mask

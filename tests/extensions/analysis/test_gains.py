@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cocurve_lab.base.errors import NumericalError
-from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.extensions.analysis.gains import compensated_risk, solve_gains
-from cocurve_lab.solver.selection import Selection
-from cocurve_lab.solver.solve import solve_greedy
+import cocurve_lab as cl
+from cocurve_lab.extensions.analysis.gains import compensated_risk
 from helpers.problems import gram_curvature, make_units, random_curvature
 
 UNITS = make_units()  # 3 layers of 2 attention and 3 FFN units
 
 
-def plan_of(curvature: Curvature, pruned: list[int]) -> Selection:
-    return Selection.from_pruned(curvature.units, pruned, curvature)
+def plan_of(curvature: cl.Curvature, pruned: list[int]) -> cl.Selection:
+    return cl.Selection.from_pruned(curvature.units, pruned, curvature)
 
 
-def kept_ffn(plan: Selection) -> list[int]:
+def kept_ffn(plan: cl.Selection) -> list[int]:
     return [u for u in range(len(plan.units)) if plan.units[u].kind == "ffn" and u in plan.kept]
 
 
@@ -48,7 +47,7 @@ def test_equals_least_squares_on_the_features(
     design = np.vstack([scaled[kept].T, np.sqrt(gamma) * np.eye(len(kept))])
     wanted = np.concatenate([scaled[sorted(pruned)].sum(axis=0), np.zeros(len(kept))])
     alpha = np.linalg.lstsq(design, wanted, rcond=None)[0]
-    gains = solve_gains(curvature, plan, ridge, clip)
+    gains = cl.solve_gains(curvature, plan, ridge, clip)
     assert list(gains) == kept
     expected = np.clip(1 + alpha, 1 - clip, 1 + clip)
     np.testing.assert_allclose(list(gains.values()), expected, rtol=1e-9, atol=1e-12)
@@ -56,18 +55,16 @@ def test_equals_least_squares_on_the_features(
 
 def test_the_full_signed_matrix_is_used_whatever_lambda_made_the_plan() -> None:
     curvature = random_curvature(UNITS, 2)
-    plan = solve_greedy(curvature, 0.3, 0.0)
-    same = plan.with_made(interaction_strength=1.0)
-    assert solve_gains(curvature, plan) == solve_gains(curvature, same)
-    diagonal = Curvature(np.diag(curvature.saliency), UNITS)
-    assert set(solve_gains(diagonal, plan).values()) == {1.0}
+    plan = cl.solve_greedy(curvature, 0.3, 0.0)
+    again = plan.with_made(interaction_strength=1.0)
+    assert cl.solve_gains(curvature, plan) == cl.solve_gains(curvature, again)
 
 
 def test_a_singular_system_without_ridge_takes_the_least_norm() -> None:
     features = np.random.default_rng(0).normal(size=(15, 60))
     features[4] = features[13] = features[8]  # two twins of the pruned unit share its part
     curvature = gram_curvature(UNITS, features)
-    gains = solve_gains(curvature, plan_of(curvature, [8]), 0.0)
+    gains = cl.solve_gains(curvature, plan_of(curvature, [8]), 0.0)
     assert gains[4] == pytest.approx(1.5)
     assert gains[13] == pytest.approx(1.5)
 
@@ -80,8 +77,22 @@ def test_predicted_risk_with_gains_by_hand() -> None:
         curvature.matrix[u, v] * a * b for u, a in shares.items() for v, b in shares.items()
     )
     assert compensated_risk(curvature, plan) == pytest.approx(by_hand)
-    plain = plan.with_gains({})
-    assert compensated_risk(curvature, plain) == pytest.approx(plain.predicted_risk)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        *(({"ridge": ridge}, cl.InputError) for ridge in (-0.1, np.nan, np.inf)),
+        *(({"clip": clip}, cl.InputError) for clip in (0.0, -1.0, np.nan)),
+        ({"curvature": random_curvature(make_units(2))}, cl.MismatchError),
+    ],
+    ids=str,
+)
+def test_bad_input_is_refused(options: dict[str, Any], error: type[Exception]) -> None:
+    curvature = random_curvature(UNITS)
+    plan = plan_of(curvature, [3])
+    with pytest.raises(error):
+        cl.solve_gains(**{"curvature": curvature, "selection": plan} | options)
 
 
 def test_an_indefinite_matrix_is_refused_and_rounding_is_not() -> None:
@@ -89,9 +100,9 @@ def test_an_indefinite_matrix_is_refused_and_rounding_is_not() -> None:
     matrix = curvature.matrix.copy()
     plan = plan_of(curvature, [0])
     matrix[2, 3] = matrix[3, 2] = 3 * np.sqrt(matrix[2, 2] * matrix[3, 3])
-    with pytest.raises(NumericalError):
-        solve_gains(Curvature(matrix, UNITS), plan, 0.0)
+    with pytest.raises(cl.NumericalError):
+        cl.solve_gains(cl.Curvature(matrix, UNITS), plan, 0.0)
     twins = np.random.default_rng(0).normal(size=(15, 4)).astype(np.float32)  # rank 4 of 15
-    rounded = Curvature((twins @ twins.T).astype(np.float64), UNITS)
+    rounded = cl.Curvature((twins @ twins.T).astype(np.float64), UNITS)
     assert np.linalg.eigvalsh(rounded.matrix).min() < 0
-    assert np.isfinite(list(solve_gains(rounded, plan, 0.0, np.inf).values())).all()
+    assert np.isfinite(list(cl.solve_gains(rounded, plan, 0.0, np.inf).values())).all()

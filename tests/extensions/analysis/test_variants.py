@@ -11,36 +11,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cocurve_lab.base.errors import InputError
-from cocurve_lab.curvature.matrix import Curvature
+import cocurve_lab as cl
 from cocurve_lab.extensions.analysis.variants import (
     Reach,
     Sign,
     Structure,
-    edge_variant,
     measured_diagonal,
     solve_variant,
 )
-from cocurve_lab.models.units import UnitSet
-from cocurve_lab.solver.guards import Guards
-from cocurve_lab.solver.selection import Selection
-from cocurve_lab.solver.solve import solve_greedy
 from helpers.problems import make_units, random_curvature
 
 UNITS = make_units(4, 2, 3)  # 20 units in 4 layers
+
+
+CURVATURE = random_curvature(UNITS)
 SETTINGS = list(product(get_args(Structure), get_args(Reach), get_args(Sign), (True, False)))
 
 
-def wild_curvature(units: UnitSet, seed: int) -> Curvature:
+def wild_curvature(units: cl.UnitSet, seed: int) -> cl.Curvature:
     """A symmetric matrix that is no Gram matrix: some correlations lie beyond 1."""
     rng = np.random.default_rng(seed)
     matrix = rng.normal(size=(len(units), len(units)))
     matrix += matrix.T
     np.fill_diagonal(matrix, rng.uniform(0.1, 3.0, len(units)))
-    return Curvature(matrix, units)
+    return cl.Curvature(matrix, units)
 
 
-def naive_entry(curvature: Curvature, u: int, v: int, settings: tuple[Any, ...]) -> float:
+def naive_entry(curvature: cl.Curvature, u: int, v: int, settings: tuple[Any, ...]) -> float:
     """Entry u, v of a variant, from the words of the paper alone."""
     structure, reach, sign, keep_diagonal = settings
     h, a, b = curvature.matrix, curvature.units[u], curvature.units[v]
@@ -72,7 +69,7 @@ def test_every_variant_is_what_loops_over_pairs_give(make: Any) -> None:
     curvature = make(UNITS, 3)
     size = len(UNITS)
     for choice in SETTINGS:
-        variant = edge_variant(curvature, *choice)
+        variant = cl.edge_variant(curvature, *choice)
         expected = [
             [naive_entry(curvature, u, v, choice) for v in range(size)] for u in range(size)
         ]
@@ -82,26 +79,33 @@ def test_every_variant_is_what_loops_over_pairs_give(make: Any) -> None:
 
 def test_provenance_tells_every_step_and_group_grams_are_gone() -> None:
     curvature = random_curvature(UNITS, groups=4)
-    assert curvature.group_grams is not None
-    once = edge_variant(curvature, "ffn")
-    twice = edge_variant(once, reach="adjacent", keep_diagonal=False)
+    once = cl.edge_variant(curvature, "ffn")
+    twice = cl.edge_variant(once, reach="adjacent", keep_diagonal=False)
     assert once.group_grams is once.group_positions is once.group_risks is None
     assert twice.provenance["variant_of"] == curvature.fingerprint
     first = {"structure": "ffn", "reach": "all", "sign": "signed", "keep_diagonal": True}
     second = {"structure": "full", "reach": "adjacent", "sign": "signed", "keep_diagonal": False}
     assert twice.provenance["edge_variants"] == [first, second]
     assert twice.provenance["row_fingerprints"] == curvature.provenance["row_fingerprints"]
-    assert "edge_variants" not in curvature.provenance
-    with pytest.raises(InputError):
-        Curvature.merge([once])
+    with pytest.raises(cl.InputError):
+        cl.Curvature.merge([once])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: cl.edge_variant(CURVATURE, "diagnal"),
+        lambda: cl.edge_variant(CURVATURE, reach="near"),
+        lambda: cl.edge_variant(CURVATURE, sign="positive"),
+        lambda: measured_diagonal(CURVATURE),  # without measured risks
+    ],
+)
+def test_bad_input_is_refused(call: Any) -> None:
+    with pytest.raises(cl.InputError):
+        call()
 
 
 # Plans --------------------------------------------------------------------------------------------
-
-
-def half_quadratic(curvature: Curvature, plan: Selection) -> float:
-    s = plan.indicator.astype(float)
-    return float(0.5 * s @ curvature.matrix @ s)
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
@@ -114,17 +118,15 @@ def half_quadratic(curvature: Curvature, plan: Selection) -> float:
 def test_a_variant_changes_the_plan_never_its_predicted_risk(
     seed: int, choice: tuple[Any, ...], ratio: float, strength: float
 ) -> None:
-    curvature, guards = random_curvature(UNITS, seed, shared=1.0), Guards(protect_last=1)
-    variant = edge_variant(curvature, *choice)
+    curvature, guards = random_curvature(UNITS, seed, shared=1.0), cl.Guards(protect_last=1)
+    variant = cl.edge_variant(curvature, *choice)
     plan = solve_variant(curvature, variant, ratio, strength, guards)
-    direct = solve_greedy(variant, ratio, strength, guards)
-    assert plan.pruned == direct.pruned
+    assert plan.pruned == cl.solve_greedy(variant, ratio, strength, guards).pruned
     assert (plan.guards, plan.interaction_strength) == (guards, strength)
-    assert plan.predicted_risk == pytest.approx(half_quadratic(curvature, plan), abs=1e-15)
+    assert plan.predicted_risk == pytest.approx(curvature.risk(plan.pruned), abs=1e-15)
     assert plan.curvature_fingerprint == curvature.fingerprint
     node = [curvature.matrix[u, u] / 2 for u in plan.pruned]
     edge = [sum(curvature.matrix[u, v] for v in plan.pruned[:k]) for k, u in enumerate(plan.pruned)]
-    assert plan.terms is not None
     assert plan.terms.node == pytest.approx(node)
     assert plan.terms.edge == pytest.approx(edge, abs=1e-15)
 
@@ -132,9 +134,9 @@ def test_a_variant_changes_the_plan_never_its_predicted_risk(
 def test_without_its_diagonal_a_block_prunes_by_index() -> None:
     """The paper's collapse: whatever has no edge in the block looks free, the dearest unit too."""
     units = make_units(1, 2, 2, attention_cost=4, ffn_cost=4)
-    curvature = Curvature(np.diag([9.0, 8.0, 0.1, 0.1]) + 0.05 * (1 - np.eye(4)), units)
-    kept = solve_variant(curvature, edge_variant(curvature, "ffn"), 0.5)
-    zeroed = solve_variant(curvature, edge_variant(curvature, "ffn", keep_diagonal=False), 0.5)
+    curvature = cl.Curvature(np.diag([9.0, 8.0, 0.1, 0.1]) + 0.05 * (1 - np.eye(4)), units)
+    kept = solve_variant(curvature, cl.edge_variant(curvature, "ffn"), 0.5)
+    zeroed = solve_variant(curvature, cl.edge_variant(curvature, "ffn", keep_diagonal=False), 0.5)
     assert set(kept.pruned) == {2, 3}
     assert zeroed.pruned == (0, 1)
     assert zeroed.predicted_risk == pytest.approx((9 + 8) / 2 + 0.05)

@@ -12,8 +12,6 @@ import torch
 
 import cocurve_lab as cl
 from cocurve_lab.cli import DONE, FAILED, main
-from cocurve_lab.extensions.choosing import best_plan
-from cocurve_lab.extensions.texts.documents import default_calibration
 from cocurve_lab.measuring.risk import compare_models
 from cocurve_lab.models.identity import model_name
 from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
@@ -47,7 +45,7 @@ def test_the_report_is_measured_on_rows_that_nothing_else_has_seen(text: Path) -
     assert best.selection.realized_ratio >= 0.3
     assert best.model.num_parameters() < model.num_parameters()
     assert not best.repaired
-    _, others = default_calibration(
+    _, others = cl.default_calibration(
         model_name(model), tokenizer, SEQUENCES, 32, text, positions_per_sequence="all",
         seq_len=LENGTH,
     )  # fmt: skip
@@ -139,14 +137,14 @@ def test_whole_layers_are_measured_where_time_allows() -> None:
     model = tiny_model(layers=3)
     units, rows = cl.enumerate_units(model, 4), tiny_text(2)
     inputs = (model, units, rows)
-    layers = best_plan._layers(*inputs, best_plan._Clock(60.0), None, False)
+    layers = cl.best_plan._layers(*inputs, cl.best_plan._Clock(60.0), None, False)
     assert layers is not None
     assert (len(layers.parts), layers.pool) == (3, (0, 1, 2))
-    assert best_plan._layers(*inputs, best_plan._Clock(1e-9), None, False) is None
+    assert cl.best_plan._layers(*inputs, cl.best_plan._Clock(1e-9), None, False) is None
     curvature = cl.estimate_curvature(model, units, rows, 16, progress=False)
-    plans = best_plan._candidates(curvature, layers, 0.3, cl.Guards())
+    plans = cl.best_plan._candidates(curvature, layers, 0.3, cl.Guards())
     assert {"KL of each unit alone", "measured layers, lambda 0.5"} <= plans.keys()
     whole = plans["measured layers, lambda 0.5"]
     assert {units.layers[u] for u in whole.pruned} == {whole.units.layers[whole.pruned[0]]}
-    capped = best_plan._candidates(curvature, layers, 0.3, cl.Guards(protect_first=1))
+    capped = cl.best_plan._candidates(curvature, layers, 0.3, cl.Guards(protect_first=1))
     assert not any(name.startswith("measured") for name in capped)

@@ -15,38 +15,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from cocurve_lab.base.errors import InfeasibleError, InputError, MismatchError
-from cocurve_lab.calibration import CalibrationSet
-from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.estimator.estimate import estimate_curvature
-from cocurve_lab.extensions.analysis.gate import redundancy_gate
+import cocurve_lab as cl
 from cocurve_lab.extensions.choosing import racing
 from cocurve_lab.extensions.choosing import settings as choosing
-from cocurve_lab.extensions.choosing.racing import ChoiceOptions, Fit
-from cocurve_lab.extensions.choosing.settings import choose_guards, choose_interaction_strength
+from cocurve_lab.extensions.choosing.racing import Fit
+from cocurve_lab.extensions.choosing.settings import choose_guards
 from cocurve_lab.measuring import risk
-from cocurve_lab.measuring.risk import PlanTable, pruning_risk
-from cocurve_lab.models.units import Unit, UnitSet, enumerate_units
-from cocurve_lab.solver.guards import Guards
-from cocurve_lab.solver.path import LambdaPath, Segment, lambda_path
-from cocurve_lab.solver.selection import Selection
-from cocurve_lab.solver.solve import solve_greedy
+from cocurve_lab.measuring.risk import PlanTable
+from cocurve_lab.solver.path import LambdaPath, Segment
 from helpers.problems import gram_curvature, make_units, random_curvature
 from helpers.tiny_models import GROUPS, naive_risk, tiny_model, tiny_text
 
-QUIET = ChoiceOptions(progress=False)
-EVERYTHING = ChoiceOptions(progress=False, stop_beyond=math.inf, max_candidates=10**6)
+QUIET = cl.ChoiceOptions(progress=False)
+EVERYTHING = cl.ChoiceOptions(progress=False, stop_beyond=math.inf, max_candidates=10**6)
 TEXT, TEST = tiny_text(32, seed=7), tiny_text(6, seed=8)
 UNITS = make_units(8, 2, 8)
 CURVATURE = random_curvature(UNITS, seed=1, shared=1.0)  # at 0.3: 16 segments, 12 sets
 
 
 @cache
-def real() -> tuple[PreTrainedModel, Curvature]:
+def real() -> tuple[PreTrainedModel, cl.Curvature]:
     """A tiny model and the H of four rows of it."""
     model = tiny_model()
-    units = enumerate_units(model, GROUPS)
-    return model, estimate_curvature(model, units, tiny_text(4), 16, progress=False)
+    units = cl.enumerate_units(model, GROUPS)
+    return model, cl.estimate_curvature(model, units, tiny_text(4), 16, progress=False)
 
 
 class Planted:
@@ -55,13 +47,15 @@ class Planted:
     The loss on the text is 10 - KL, so that judging by it turns every order around.
     """
 
-    def __init__(self, kl: Callable[[Selection], np.ndarray], text: CalibrationSet = TEXT) -> None:
+    def __init__(
+        self, kl: Callable[[cl.Selection], np.ndarray], text: cl.CalibrationSet = TEXT
+    ) -> None:
         self.kl = kl
         self.places = {mark: place for place, mark in enumerate(text.row_fingerprints)}
         self.asked: list[tuple[str, int]] = []
 
     def __call__(
-        self, model: object, plans: Sequence[Selection], text: CalibrationSet, **_: Any
+        self, model: object, plans: Sequence[cl.Selection], text: cl.CalibrationSet, **_: Any
     ) -> PlanTable:
         rows = [self.places[mark] for mark in text.row_fingerprints]
         self.asked += [(plan.fingerprint, row) for plan in plans for row in rows]
@@ -71,27 +65,27 @@ class Planted:
 
 def planted(
     monkeypatch: pytest.MonkeyPatch,
-    kl: Callable[[Selection], np.ndarray],
-    text: CalibrationSet = TEXT,
+    kl: Callable[[cl.Selection], np.ndarray],
+    text: cl.CalibrationSet = TEXT,
 ) -> Planted:
     fake = Planted(kl, text)
     monkeypatch.setattr(racing, "measure_plans", fake)
     return fake
 
 
-def table_by_strength(means: dict[float, np.ndarray]) -> Callable[[Selection], np.ndarray]:
+def table_by_strength(means: dict[float, np.ndarray]) -> Callable[[cl.Selection], np.ndarray]:
     """KL [rows] by the lambda whose plan of CURVATURE it is; those plans must differ."""
     rows = {
-        solve_greedy(CURVATURE, 0.3, strength).fingerprint: values
+        cl.solve_greedy(CURVATURE, 0.3, strength).fingerprint: values
         for strength, values in means.items()
     }
     assert len(rows) == len(means)
     return lambda plan: rows[plan.fingerprint]
 
 
-def choose(candidates: Any = "path", options: ChoiceOptions = QUIET, **more: Any) -> Any:
+def choose(candidates: Any = "path", options: cl.ChoiceOptions = QUIET, **more: Any) -> Any:
     """On CURVATURE and TEXT, where `measure_plans` is planted and no model is needed."""
-    return choose_interaction_strength(
+    return cl.choose_interaction_strength(
         None, CURVATURE, 0.3, TEXT, candidates=candidates, options=options, **more
     )
 
@@ -111,14 +105,14 @@ def test_the_curve_is_the_measured_risk_of_each_plan(candidates: Any) -> None:
     model, curvature = real()
     options = replace(EVERYTHING, first_rows=2)
     text = tiny_text(7, 20, 5, seed=7)
-    choice = choose_interaction_strength(
+    choice = cl.choose_interaction_strength(
         model, curvature, 0.3, text, candidates=candidates, options=options
     )
     assert len(choice.candidates) > 1
     chosen = {}
     for candidate in choice.candidates:
         plan = candidate.selection
-        assert candidate.kl == pytest.approx(pruning_risk(model, plan, text), rel=1e-5)
+        assert candidate.kl == pytest.approx(cl.pruning_risk(model, plan, text), rel=1e-5)
         per_row = naive_risk(model, [plan.units[u] for u in plan.pruned], text)
         chosen[plan.fingerprint] = per_row
         assert candidate.standard_error == pytest.approx(
@@ -141,7 +135,7 @@ def test_the_curve_is_the_measured_risk_of_each_plan(candidates: Any) -> None:
 def test_the_path_is_measured_whole_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = planted(monkeypatch, lambda plan: np.ones(32) + 0.01 * len(plan) + wave(1))
     choice = choose(options=EVERYTHING)
-    path = lambda_path(CURVATURE, 0.3)
+    path = cl.lambda_path(CURVATURE, 0.3)
     assert len(choice.candidates) == path.distinct_sets > 5
     assert len(fake.asked) == len(set(fake.asked)) == 32 * path.distinct_sets
     assert choice.left_out == 0
@@ -150,9 +144,9 @@ def test_the_path_is_measured_whole_and_once(monkeypatch: pytest.MonkeyPatch) ->
     assert [stop for _, stop in pieces] == [segment.stop for segment in path]
     for candidate in choice.candidates:
         for start, stop in candidate.intervals:
-            middle = solve_greedy(CURVATURE, 0.3, (start + stop) / 2)
+            middle = cl.solve_greedy(CURVATURE, 0.3, (start + stop) / 2)
             assert set(middle.pruned) == set(candidate.selection.pruned)
-        made = solve_greedy(CURVATURE, 0.3, candidate.selection.interaction_strength)
+        made = cl.solve_greedy(CURVATURE, 0.3, candidate.selection.interaction_strength)
         assert made.pruned == candidate.selection.pruned
     starts = [candidate.intervals[0][0] for candidate in choice.candidates]
     assert starts == sorted(starts)
@@ -163,8 +157,8 @@ def test_the_path_is_measured_whole_and_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_set_that_comes_back_is_one_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
-    zero, one = (solve_greedy(CURVATURE, 0.3, strength) for strength in (0.0, 1.0))
-    other = solve_greedy(CURVATURE, 0.3, 0.2)
+    zero, one = (cl.solve_greedy(CURVATURE, 0.3, strength) for strength in (0.0, 1.0))
+    other = cl.solve_greedy(CURVATURE, 0.3, 0.2)
     assert len({plan.fingerprint for plan in (zero, one, other)}) == 3
     parts = [
         Segment(0.0, 0.1, zero),
@@ -194,7 +188,7 @@ def test_a_truncated_path_keeps_its_ends_and_is_spread(
     assert len(set(places)) == limit
     assert choice.left_out == len(whole) - limit
     for strength in (0.0, 1.0):
-        assert whole.index(solve_greedy(CURVATURE, 0.3, strength).fingerprint) in places
+        assert whole.index(cl.solve_greedy(CURVATURE, 0.3, strength).fingerprint) in places
     assert np.diff([*sorted(places), len(whole)]).max() <= 2 * len(whole) / (limit - 1) + 1
 
 
@@ -227,7 +221,7 @@ def test_stopping_early_loses_no_plan_that_is_close(
     kl = 1e4 + 1e3 * rng.normal(size=32) + rng.uniform(-1, 1, (len(gaps), 32))
     kl += np.array(gaps)[:, None]
     plans = [
-        racing.Contender(Selection.from_pruned(UNITS, [number]), ((0.0, 0.0),), (Guards(),))
+        racing.Contender(cl.Selection.from_pruned(UNITS, [number]), ((0.0, 0.0),), (cl.Guards(),))
         for number in range(len(gaps))
     ]
     by_plan = {plan.selection.fingerprint: row for plan, row in zip(plans, kl, strict=True)}
@@ -335,7 +329,7 @@ def test_ties_go_to_the_smallest_lambda(
     planted(monkeypatch, lambda plan: np.ones(32))
     equal = choose()
     assert equal.interaction_strength == 0
-    assert equal.gate == redundancy_gate(CURVATURE, 0.3)
+    assert equal.gate == cl.redundancy_gate(CURVATURE, 0.3)
 
 
 # The lambda that fits -----------------------------------------------------------------------------
@@ -346,9 +340,9 @@ def test_ties_go_to_the_smallest_lambda(
 def test_the_fitting_lambda_closes_the_gap(seed: int, strength: float, measured: float) -> None:
     """R_lambda(s) = 1/2 sum of H_uu + lambda E, summed here pair by pair, meets R(s) at 1 + b/E."""
     curvature = random_curvature(UNITS, seed)
-    plan = solve_greedy(curvature, 0.3, strength)
+    plan = cl.solve_greedy(curvature, 0.3, strength)
     numbers = (measured, 0.0, measured, 2, "kl", 0.0, 0.0, False)
-    fit = racing.Candidate(plan, ((strength, strength),), (Guards(),), *numbers).fit  # type: ignore[arg-type]
+    fit = racing.Candidate(plan, ((strength, strength),), (cl.Guards(),), *numbers).fit  # type: ignore[arg-type]
     matrix = curvature.matrix
     node = sum(matrix[u, u] / 2 for u in plan.pruned)
     edges = sum(matrix[u, v] for u in plan.pruned for v in plan.pruned if u < v)
@@ -381,7 +375,7 @@ def test_the_fit_of_planted_numbers() -> None:
 def test_the_fit_of_a_choice_is_that_of_its_best_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch, table_by_strength({0.0: 9 + wave(1), 1.0: 4 + wave(2, 0.5)}))
     choice = choose([0.0, 1.0])
-    best = solve_greedy(CURVATURE, 0.3, 1.0)
+    best = cl.solve_greedy(CURVATURE, 0.3, 1.0)
     assert choice.fit.measured_risk == pytest.approx(4)
     assert choice.fit.standard_error == pytest.approx(0.5)
     assert choice.fit.remainder == pytest.approx(4 - CURVATURE.risk(best.pruned))
@@ -400,10 +394,12 @@ def test_the_fit_of_a_choice_is_that_of_its_best_plan(monkeypatch: pytest.Monkey
 def test_the_report_is_measured_on_its_own_rows() -> None:
     model, curvature = real()
     text = tiny_text(4, seed=9)
-    choice = choose_interaction_strength(model, curvature, 0.4, text, report_on=TEST, options=QUIET)
+    choice = cl.choose_interaction_strength(
+        model, curvature, 0.4, text, report_on=TEST, options=QUIET
+    )
     assert list(choice.report) == ["best", "lambda 0", "lambda 1"]
     plans = {"best": choice.best} | {
-        f"lambda {s:g}": solve_greedy(curvature, 0.4, s) for s in (0.0, 1.0)
+        f"lambda {s:g}": cl.solve_greedy(curvature, 0.4, s) for s in (0.0, 1.0)
     }
     rows = {
         name: naive_risk(model, [plan.units[u] for u in plan.pruned], TEST)
@@ -415,7 +411,7 @@ def test_the_report_is_measured_on_its_own_rows() -> None:
         assert entry.kl == pytest.approx(rows[name].mean(), rel=1e-5)
         assert entry.difference == pytest.approx(gap.mean(), abs=1e-6)
         assert entry.difference_error == pytest.approx(gap.std(ddof=1) / 6**0.5, abs=1e-6)
-    silent = choose_interaction_strength(model, curvature, 0.4, text, options=QUIET)
+    silent = cl.choose_interaction_strength(model, curvature, 0.4, text, options=QUIET)
     assert silent.report == {}
 
 
@@ -426,7 +422,7 @@ def test_a_finished_choice_is_read_from_its_checkpoint(
     text = tiny_text(6, seed=9)
     options = replace(EVERYTHING, first_rows=2, checkpoint=tmp_path / "kl")
     arguments: dict[str, Any] = {"report_on": TEST, "options": options}
-    first = choose_interaction_strength(model, curvature, 0.4, text, **arguments)
+    first = cl.choose_interaction_strength(model, curvature, 0.4, text, **arguments)
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == ["kl.report", "kl.rows0-2", "kl.rows2-4", "kl.rows4-6"]
 
@@ -434,14 +430,14 @@ def test_a_finished_choice_is_read_from_its_checkpoint(
         raise AssertionError("a masked pass was made")
 
     monkeypatch.setattr(risk._Engine, "measure", fail)
-    again = choose_interaction_strength(model, curvature, 0.4, text, **arguments)
+    again = cl.choose_interaction_strength(model, curvature, 0.4, text, **arguments)
     assert again.curve.equals(first.curve)
     reports = [
         {name: entry.kl for name, entry in choice.report.items()} for choice in (again, first)
     ]
     assert reports[0] == reports[1]
     with pytest.raises(AssertionError, match="masked pass"):
-        choose_interaction_strength(model, curvature, 0.5, text, **arguments)
+        cl.choose_interaction_strength(model, curvature, 0.5, text, **arguments)
 
 
 # Guards -------------------------------------------------------------------------------------------
@@ -465,12 +461,14 @@ def test_guards_of_any_maker_of_plans_are_chosen_by_the_same_rule() -> None:
     model, curvature = real()
     text = tiny_text(4, seed=9)
 
-    def last(guards: Guards) -> Selection:
+    def last(guards: cl.Guards) -> cl.Selection:
         if guards.protect_last:
             short = {"requested_ratio": 0.3, "reachable_ratio": 0.2}
-            raise InfeasibleError("it takes the last units", **short)
+            raise cl.InfeasibleError("it takes the last units", **short)
         free = [u for u, unit in enumerate(curvature.units) if unit.layer >= guards.protect_first]
-        return Selection.from_pruned(curvature.units, free[-4:] if guards.layer_cap else free[:4])
+        return cl.Selection.from_pruned(
+            curvature.units, free[-4:] if guards.layer_cap else free[:4]
+        )
 
     choice = choose_guards(
         *(model, curvature, 0.3, text),
@@ -480,7 +478,7 @@ def test_guards_of_any_maker_of_plans_are_chosen_by_the_same_rule() -> None:
         options=EVERYTHING,
     )
     assert [entry.guards.protect_last for entry in choice.infeasible] == [1, 1]
-    kl = [pruning_risk(model, candidate.selection, text) for candidate in choice.candidates]
+    kl = [cl.pruning_risk(model, candidate.selection, text) for candidate in choice.candidates]
     assert len(kl) == 3  # both capped plans remove the same units
     assert [candidate.kl for candidate in choice.candidates] == pytest.approx(kl, 1e-5)
     assert set(choice.winner.selection.pruned) == set(
@@ -505,20 +503,24 @@ def test_the_curve_of_guards_is_the_measured_risk_of_each_plan() -> None:
     )
     assert len(choice.candidates) > 1
     for candidate in choice.candidates:
-        assert candidate.kl == pytest.approx(pruning_risk(model, candidate.selection, text), 1e-5)
+        assert candidate.kl == pytest.approx(
+            cl.pruning_risk(model, candidate.selection, text), 1e-5
+        )
         assert candidate.selection.interaction_strength == 0.5
         for guards in candidate.guards:
-            made = solve_greedy(curvature, 0.3, 0.5, guards)
+            made = cl.solve_greedy(curvature, 0.3, 0.5, guards)
             assert set(made.pruned) == set(candidate.selection.pruned)
     tried = [guards for candidate in choice.candidates for guards in candidate.guards]
     tried += [entry.guards for entry in choice.infeasible]
     assert sorted(map(repr, tried)) == sorted(
-        repr(Guards(**cap, protect_first=first))
+        repr(cl.Guards(**cap, protect_first=first))
         for cap in ({}, {"layer_cap_factor": 1.5}, {"layer_cap": 0.8})
         for first in (0, 1)
     )
-    assert choice.report["best"].kl == pytest.approx(pruning_risk(model, choice.best, TEST), 1e-5)
-    assert choice.report["no guards"].selection.guards == Guards()
+    assert choice.report["best"].kl == pytest.approx(
+        cl.pruning_risk(model, choice.best, TEST), 1e-5
+    )
+    assert choice.report["no guards"].selection.guards == cl.Guards()
     assert "release's guards" not in choice.report  # protects four of three layers: no plan
 
 
@@ -533,10 +535,10 @@ def test_guards_that_give_no_plan_are_listed_with_the_reason(
     assert "under cap 0.3" in refused[0.3, 0].reason
     assert "the most that any plan reaches" in refused[0.3, 2].reason
     assert all("ratio 0.3 is out of reach" in entry.reason for entry in choice.infeasible)
-    with pytest.raises(InfeasibleError, match="out of reach") as caught:
+    with pytest.raises(cl.InfeasibleError, match="out of reach") as caught:
         choose_from((0.1, 0.2), ((0, 0), (1, 1)))
-    with pytest.raises(InfeasibleError) as loosest:
-        solve_greedy(CURVATURE, 0.3, 1.0, Guards(layer_cap=0.2))
+    with pytest.raises(cl.InfeasibleError) as loosest:
+        cl.solve_greedy(CURVATURE, 0.3, 1.0, cl.Guards(layer_cap=0.2))
     assert str(caught.value) == str(loosest.value)
 
 
@@ -544,7 +546,9 @@ def test_guards_that_give_no_plan_are_listed_with_the_reason(
 def test_ties_go_to_the_loosest_guards(
     monkeypatch: pytest.MonkeyPatch, gap: float, protected: int
 ) -> None:
-    loose, tight = (solve_greedy(CURVATURE, 0.3, 1.0, Guards(protect_first=p)) for p in (0, 1))
+    loose, tight = (
+        cl.solve_greedy(CURVATURE, 0.3, 1.0, cl.Guards(protect_first=p)) for p in (0, 1)
+    )
     rows = {loose.fingerprint: 9 + gap + wave(1), tight.fingerprint: np.full(32, 9.0)}
     assert len(rows) == 2
     planted(monkeypatch, lambda plan: rows[plan.fingerprint])
@@ -555,7 +559,9 @@ def test_ties_go_to_the_loosest_guards(
 
 
 def test_guards_can_be_chosen_by_perplexity(monkeypatch: pytest.MonkeyPatch) -> None:
-    loose, tight = (solve_greedy(CURVATURE, 0.3, 1.0, Guards(protect_first=p)) for p in (0, 1))
+    loose, tight = (
+        cl.solve_greedy(CURVATURE, 0.3, 1.0, cl.Guards(protect_first=p)) for p in (0, 1)
+    )
     rows = {loose.fingerprint: 6 + wave(1), tight.fingerprint: 9 + wave(2)}
     planted(monkeypatch, lambda plan: rows[plan.fingerprint])
     by_kl = choose_from((None,), ((0, 0), (1, 0)))
@@ -577,7 +583,7 @@ def test_guards_that_do_not_bind_share_a_plan(monkeypatch: pytest.MonkeyPatch) -
 # Bad input ----------------------------------------------------------------------------------------
 
 
-def on_real(chooser: Any, held_out: CalibrationSet, report_on: Any = None) -> Any:
+def on_real(chooser: Any, held_out: cl.CalibrationSet, report_on: Any = None) -> Any:
     return chooser(*real(), 0.3, held_out, report_on=report_on)
 
 
@@ -598,25 +604,25 @@ BAD_OPTIONS: list[dict[str, Any]] = [
     ("call", "error"),
     [
         *(
-            (lambda c=candidates: choose(c), InputError)
+            (lambda c=candidates: choose(c), cl.InputError)
             for candidates in ("grid", [], [0.5, -0.1], [math.nan], [math.inf], ["a"])
         ),
-        *((lambda g=guards: choose_from(*g), InputError) for guards in BAD_GUARDS),
-        *((lambda o=options: ChoiceOptions(**o), InputError) for options in BAD_OPTIONS),
+        *((lambda g=guards: choose_from(*g), cl.InputError) for guards in BAD_GUARDS),
+        *((lambda o=options: cl.ChoiceOptions(**o), cl.InputError) for options in BAD_OPTIONS),
         (
-            lambda: choose_interaction_strength(None, CURVATURE, 0.3, TEXT.rows(0, 1)),  # type: ignore[arg-type]
-            InputError,
+            lambda: cl.choose_interaction_strength(None, CURVATURE, 0.3, TEXT.rows(0, 1)),  # type: ignore[arg-type]
+            cl.InputError,
         ),
         (
-            lambda: choose_interaction_strength(None, CURVATURE, 1.0, TEXT),  # type: ignore[arg-type]
-            InputError,
+            lambda: cl.choose_interaction_strength(None, CURVATURE, 1.0, TEXT),  # type: ignore[arg-type]
+            cl.InputError,
         ),
-        (lambda: choose_from((None,), ((0, 0),), interaction_strength=-1.0), InputError),
+        (lambda: choose_from((None,), ((0, 0),), interaction_strength=-1.0), cl.InputError),
         # a curvature of other units than the model's
-        (lambda: choose_interaction_strength(real()[0], CURVATURE, 0.3, TEXT), MismatchError),
+        (lambda: cl.choose_interaction_strength(real()[0], CURVATURE, 0.3, TEXT), cl.MismatchError),
         *(
-            (lambda c=chooser, rows=rows: on_real(c, *rows), MismatchError)
-            for chooser in (choose_interaction_strength, choose_guards)
+            (lambda c=chooser, rows=rows: on_real(c, *rows), cl.MismatchError)
+            for chooser in (cl.choose_interaction_strength, choose_guards)
             for rows in SHARED
         ),
     ],
@@ -626,20 +632,20 @@ def test_bad_input_is_refused(call: Any, error: type[Exception]) -> None:
         call()
 
 
-def stalling() -> tuple[Curvature, Guards]:
+def stalling() -> tuple[cl.Curvature, cl.Guards]:
     """Room for 4 of 7 per layer: at lambda 0 cheap attention (3) blocks the FFN pair (2 + 2)."""
-    units = UnitSet(
+    units = cl.UnitSet(
         (
-            Unit("attention", 0, 0, 0, 3, 3),
-            Unit("ffn", 0, 0, 0, 2, 2),
-            Unit("ffn", 0, 1, 2, 4, 2),
-            Unit("ffn", 1, 0, 0, 4, 4),
-            Unit("ffn", 1, 1, 4, 7, 3),
+            cl.Unit("attention", 0, 0, 0, 3, 3),
+            cl.Unit("ffn", 0, 0, 0, 2, 2),
+            cl.Unit("ffn", 0, 1, 2, 4, 2),
+            cl.Unit("ffn", 1, 0, 0, 4, 4),
+            cl.Unit("ffn", 1, 1, 4, 7, 3),
         )
     )
     # layer 1 goes first; it is correlated with the attention unit
     features = np.array([[1.0, 0, 0], [0, 1.2, 0], [0, 0, 1.2], [0.9, 0, 0], [0, 9.0, 9.0]])
-    return gram_curvature(units, features), Guards(layer_cap=4 / 7)
+    return gram_curvature(units, features), cl.Guards(layer_cap=4 / 7)
 
 
 def test_lambdas_at_which_greedy_stalls_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -647,7 +653,7 @@ def test_lambdas_at_which_greedy_stalls_are_listed(monkeypatch: pytest.MonkeyPat
     planted(monkeypatch, lambda plan: np.ones(32))
 
     def chosen(candidates: Any) -> Any:
-        return choose_interaction_strength(
+        return cl.choose_interaction_strength(
             None,  # type: ignore[arg-type]
             *(curvature, 0.55, TEXT, guards),
             candidates=candidates,
@@ -660,5 +666,5 @@ def test_lambdas_at_which_greedy_stalls_are_listed(monkeypatch: pytest.MonkeyPat
         assert "stalls at 50" in stall.reason
         assert stall.interval[0] == 0
         assert set(choice.best.pruned) == {1, 2, 3}
-    with pytest.raises(InfeasibleError):
+    with pytest.raises(cl.InfeasibleError):
         chosen([0.0, 0.01])

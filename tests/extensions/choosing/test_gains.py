@@ -10,23 +10,17 @@ import pytest
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.base.errors import InputError, MismatchError
-from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.extensions.analysis.gains import solve_gains
 from cocurve_lab.extensions.choosing.gains import GainsChoice, choose_gains
-from cocurve_lab.extensions.choosing.racing import ChoiceOptions
 from cocurve_lab.measuring.risk import PlanTable
-from cocurve_lab.solver.selection import Selection
-from cocurve_lab.solver.solve import solve_greedy
 from helpers.problems import make_units
 from helpers.tiny_models import naive_build, naive_risk, tiny_model, tiny_text
 
 UNITS = make_units()  # 3 layers of 2 attention and 3 FFN units
-QUIET = ChoiceOptions(progress=False)
+QUIET = cl.ChoiceOptions(progress=False)
 
 
-def plan_of(curvature: Curvature, pruned: list[int]) -> Selection:
-    return Selection.from_pruned(curvature.units, pruned, curvature)
+def plan_of(curvature: cl.Curvature, pruned: list[int]) -> cl.Selection:
+    return cl.Selection.from_pruned(curvature.units, pruned, curvature)
 
 
 # On models ----------------------------------------------------------------------------------------
@@ -43,11 +37,11 @@ def twin_model(factor: float = 1.0) -> Any:
     return model
 
 
-def built(model: Any, text: cl.CalibrationSet) -> Curvature:
+def built(model: Any, text: cl.CalibrationSet) -> cl.Curvature:
     """H by the slow definition, with the rows it was built on."""
     matrix, _ = naive_build(model, text, 97)
     units = cl.enumerate_units(model, 4)
-    return Curvature(matrix, units, {"row_fingerprints": text.row_fingerprints})
+    return cl.Curvature(matrix, units, {"row_fingerprints": text.row_fingerprints})
 
 
 def texts() -> tuple[cl.CalibrationSet, ...]:
@@ -59,7 +53,7 @@ def test_a_twin_on_a_real_model_takes_over_exactly() -> None:
     model, (calibration, held_out, test) = twin_model(), texts()
     curvature = built(model, calibration)
     plan = plan_of(curvature, [curvature.units.index("L1.ffn[0]")])
-    gains = solve_gains(curvature, plan, 1e-7)
+    gains = cl.solve_gains(curvature, plan, 1e-7)
     assert gains[curvature.units.index("L1.ffn[1]")] == pytest.approx(2, abs=1e-4)
     assert all(abs(value - 1) < 1e-4 for u, value in gains.items() if u != 9)
     choice = choose_gains(
@@ -93,10 +87,10 @@ def test_gains_that_hurt_are_not_applied() -> None:
 def test_the_table_is_what_the_plans_really_cost() -> None:
     model, (calibration, held_out, _) = tiny_model(), texts()
     curvature = built(model, calibration)
-    plan = solve_greedy(curvature, 0.3).with_gains({})
+    plan = cl.solve_greedy(curvature, 0.3).with_gains({})
     choice = choose_gains(model, curvature, plan, held_out, (0.2,), (1.0,), options=QUIET)
     units = curvature.units
-    gains = solve_gains(curvature, plan, 0.2, 1.0)
+    gains = cl.solve_gains(curvature, plan, 0.2, 1.0)
     by_hand = naive_risk(
         model,
         [units[u] for u in plan.pruned],
@@ -113,7 +107,7 @@ def test_the_table_is_what_the_plans_really_cost() -> None:
 
 def choice_of(*kl: list[float]) -> GainsChoice:
     """The rule on given KL rows: plain first, then settings named (n, 1)."""
-    plan = Selection.from_pruned(UNITS, [0])
+    plan = cl.Selection.from_pruned(UNITS, [0])
     table = PlanTable((plan,) * len(kl), np.array(kl))
     return GainsChoice(tuple((float(n), 1.0) for n in range(1, len(kl))), table, np.zeros(len(kl)))
 
@@ -148,11 +142,11 @@ def test_shared_rows_too_few_rows_and_empty_grids_are_refused() -> None:
     curvature = built(model, calibration)
     plan = plan_of(curvature, [3])
     for rows, shared in ((calibration, None), (held_out, held_out), (held_out, calibration)):
-        with pytest.raises(MismatchError):
+        with pytest.raises(cl.MismatchError):
             choose_gains(model, curvature, plan, rows, report_on=shared)
-    with pytest.raises(InputError):
+    with pytest.raises(cl.InputError):
         choose_gains(model, curvature, plan, held_out.rows(0, 1), report_on=test)
-    with pytest.raises(InputError):
+    with pytest.raises(cl.InputError):
         choose_gains(model, curvature, plan, held_out, ridges=())
 
 

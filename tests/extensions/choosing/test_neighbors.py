@@ -10,23 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cocurve_lab.base.errors import InfeasibleError, InputError, MismatchError
+import cocurve_lab as cl
 from cocurve_lab.extensions.choosing.neighbors import Neighbors
 from cocurve_lab.extensions.interactions.measured import Interactions
-from cocurve_lab.solver.guards import Guards
-from cocurve_lab.solver.selection import Selection
-from cocurve_lab.solver.solve import solve_greedy
-from cocurve_lab.solver.targets import Target
 from helpers.problems import gram_curvature, make_units, random_curvature
 
 UNITS = make_units(6, 2, 4)
 CURVATURE = random_curvature(UNITS, seed=2, shared=1.0)
 GUARDS = [
-    Guards(),
-    Guards(layer_cap=0.5),
-    Guards(layer_cap_factor=1.5),
-    Guards(protect_first=1, protect_last=2),
-    Guards(layer_cap=0.6, kinds=("ffn",)),
+    cl.Guards(),
+    cl.Guards(layer_cap=0.5),
+    cl.Guards(layer_cap_factor=1.5),
+    cl.Guards(protect_first=1, protect_last=2),
+    cl.Guards(layer_cap=0.6, kinds=("ffn",)),
 ]
 LAYERS = [tuple(np.flatnonzero(UNITS.layers == layer).tolist()) for layer in range(6)]
 CUSTOM = tuple(np.random.default_rng(5).integers(0, 9, len(UNITS)).tolist())
@@ -39,7 +35,7 @@ def of_layers(alone: Any, pool: Sequence[int] = range(6)) -> Interactions:
     return Interactions(UNITS, tuple(LAYERS), tuple(pool), alone, own[:, :, None] + own[:, None])
 
 
-def broken(plan: Selection, start: Selection, costs: np.ndarray, share: float) -> str:
+def broken(plan: cl.Selection, start: cl.Selection, costs: np.ndarray, share: float) -> str:
     """The rule that a plan breaks, from the definitions; empty if none."""
     guards, layers, chosen = start.guards, UNITS.layers, list(plan.pruned)
     forced = start.pruned[: start.forced]
@@ -79,19 +75,19 @@ def broken(plan: Selection, start: Selection, costs: np.ndarray, share: float) -
 )
 def test_drawn_plans_keep_every_rule(
     seed: int,
-    guards: Guards,
+    guards: cl.Guards,
     ratio: float,
     guided: bool,
     custom: bool,
     included: bool,
     scales: bool,
 ) -> None:
-    goal: Any = Target(ratio=ratio, costs=CUSTOM) if custom else ratio
+    goal: Any = cl.Target(ratio=ratio, costs=CUSTOM) if custom else ratio
     costs = np.array(CUSTOM) if custom else UNITS.costs
     include = [u for u in (14, 16) if included and costs[u]]
     try:
-        start = solve_greedy(CURVATURE, goal, guards=guards, include=include, exclude=[15])
-    except (InfeasibleError, InputError):  # no such plan
+        start = cl.solve_greedy(CURVATURE, goal, guards=guards, include=include, exclude=[15])
+    except (cl.InfeasibleError, cl.InputError):  # no such plan
         return
     parts = [of_layers([1, 2, 3, 4, 5, 6])] if scales else []
     surrogate = CURVATURE if guided else None
@@ -109,12 +105,12 @@ def test_drawn_plans_keep_every_rule(
             start.made.target,
             len(include),
         )
-        assert Selection.from_json(plan.to_json()).fingerprint == plan.fingerprint
+        assert cl.Selection.from_json(plan.to_json()).fingerprint == plan.fingerprint
 
 
 @pytest.mark.parametrize("surrogate", [None, CURVATURE])
 def test_a_uniform_plan_stays_uniform(surrogate: Any) -> None:
-    start = solve_greedy(CURVATURE, 0.3, uniform=True)
+    start = cl.solve_greedy(CURVATURE, 0.3, uniform=True)
     around = Neighbors(start, surrogate=surrogate)
     rng, seen = np.random.default_rng(0), set()
     for _ in range(30):
@@ -122,12 +118,12 @@ def test_a_uniform_plan_stays_uniform(surrogate: Any) -> None:
         seen.add(plan.fingerprint)
         assert plan.made.uniform
         assert plan.pruned_cost == start.pruned_cost
-        Selection.from_json(plan.to_json())  # refuses counts that differ between layers
+        cl.Selection.from_json(plan.to_json())  # refuses counts that differ between layers
     assert len(seen) > 10
 
 
 def test_whole_layers_move_towards_those_that_cost_least() -> None:
-    start = Selection.from_pruned(UNITS, LAYERS[0] + LAYERS[1])
+    start = cl.Selection.from_pruned(UNITS, LAYERS[0] + LAYERS[1])
     around = Neighbors(start, random_share=0.0, scales=[of_layers([9, 8, 1, 2, 3, 4])])
     rng, counts = np.random.default_rng(0), np.zeros(6)
     for _ in range(200):
@@ -140,7 +136,7 @@ def test_whole_layers_move_towards_those_that_cost_least() -> None:
 
 
 def test_only_parts_of_the_pool_move_as_a_whole() -> None:
-    start = Selection.from_pruned(UNITS, LAYERS[0])
+    start = cl.Selection.from_pruned(UNITS, LAYERS[0])
     around = Neighbors(start, scales=[of_layers([1, 1, 1, 1, 1, 1], [0, 3])])
     rng = np.random.default_rng(0)
     draws = [around.draw(start.pruned, rng) for _ in range(200)]
@@ -156,7 +152,7 @@ def test_the_marginals_of_guided_draws_are_those_of_the_surrogate() -> None:
     features[[2, 8, 14, 21]] = 0.0
     features[2, :2], features[14, :2], features[8, 2], features[21, 3] = (-9, 2), (8, 0), 5, 1
     curvature = gram_curvature(units, features)
-    start = Selection.from_pruned(units, [2, 8, 14, 21], interaction_strength=0.7)
+    start = cl.Selection.from_pruned(units, [2, 8, 14, 21], interaction_strength=0.7)
     around = Neighbors(start, surrogate=curvature, most=1, random_share=0.0)
 
     class Still:
@@ -182,7 +178,10 @@ def test_the_marginals_of_guided_draws_are_those_of_the_surrogate() -> None:
 @pytest.mark.parametrize(
     ("start", "exclude"),
     [
-        *(({"guards": guards}, ()) for guards in (Guards(layer_cap=0.1), Guards(protect_first=1))),
+        *(
+            ({"guards": guards}, ())
+            for guards in (cl.Guards(layer_cap=0.1), cl.Guards(protect_first=1))
+        ),
         ({"requested_ratio": 0.9}, ()),
         ({"gains": {9: 1.2}}, ()),
         ({}, (2,)),
@@ -191,9 +190,9 @@ def test_the_marginals_of_guided_draws_are_those_of_the_surrogate() -> None:
 def test_a_start_that_breaks_its_own_rules_is_refused(start: Any, exclude: Any) -> None:
     gains = start.get("gains", {})
     made = {name: value for name, value in start.items() if name != "gains"}
-    with pytest.raises(InputError):
-        Neighbors(Selection.from_pruned(UNITS, [2, 3, 4], **made).with_gains(gains), exclude)
-    with pytest.raises(MismatchError):
+    with pytest.raises(cl.InputError):
+        Neighbors(cl.Selection.from_pruned(UNITS, [2, 3, 4], **made).with_gains(gains), exclude)
+    with pytest.raises(cl.MismatchError):
         Neighbors(
-            Selection.from_pruned(UNITS, [2]), surrogate=random_curvature(make_units(5, 2, 4))
+            cl.Selection.from_pruned(UNITS, [2]), surrogate=random_curvature(make_units(5, 2, 4))
         )

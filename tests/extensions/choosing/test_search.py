@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.choosing import search
-from cocurve_lab.extensions.choosing.search import PlanSearch, SearchOptions, search_plan
+from cocurve_lab.extensions.choosing.search import PlanSearch, SearchOptions
 from cocurve_lab.measuring import risk
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
@@ -38,7 +38,7 @@ def small() -> tuple[PreTrainedModel, cl.Curvature]:
 def found(plan: cl.Selection, evaluations: int = 600, **settings: Any) -> PlanSearch:
     model = settings.pop("model", None) or small()[0]
     given = {"held_out": HELD_OUT, "progress": False, **settings}
-    return search_plan(model, plan, given.pop("rows", ROWS), evaluations=evaluations, **given)
+    return cl.search_plan(model, plan, given.pop("rows", ROWS), evaluations=evaluations, **given)
 
 
 class Planted:

@@ -15,10 +15,8 @@ from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.base.errors import ArchitectureError, InputError, NumericalError
 from cocurve_lab.extensions.big_models.on_disk import open_model
 from cocurve_lab.extensions.gguf import tensors as gguf_tensors
-from cocurve_lab.extensions.gguf.gguf import export_gguf
 from cocurve_lab.pruner.saving import open_pruned
 from helpers.bpe import SIZE, byte_level, like_phi3, sentencepiece
 from helpers.tiny_models import (
@@ -51,7 +49,7 @@ def pruned_tiny(
 
 def written(model: PreTrainedModel, path: Path, **options: Any) -> tuple[Any, Any]:
     """(fields by key, tensors by name as arrays) of an export without a tokenizer."""
-    export_gguf(model, options.pop("tokenizer", None), path, **options)
+    cl.export_gguf(model, options.pop("tokenizer", None), path, **options)
     reader = GGUFReader(path)
     fields = {key: field.contents() for key, field in reader.fields.items()}
     return fields, {tensor.name: tensor for tensor in reader.tensors}
@@ -200,7 +198,7 @@ def test_layers_that_lost_a_block(tmp_path: Path) -> None:
     gone = {(0, "attention", i) for i in range(2)} | {(2, "attention", i) for i in range(2)}
     gone |= {(1, "ffn", i) for i in range(4)}
     model = pruned_tiny(gone=gone)
-    result = export_gguf(model, None, tmp_path / "m.gguf", dtype="q8_0")
+    result = cl.export_gguf(model, None, tmp_path / "m.gguf", dtype="q8_0")
     assert [note[:30] for note in result.notes[:2]] == [
         "Layer 0 has no attention: writ",
         "Layer 1 has no FFN: written as",
@@ -219,7 +217,7 @@ def test_types_of_storage(tmp_path: Path) -> None:
     model = pruned_tiny("qwen2")  # hidden 32: rows of one block; FFN widths of 31, 21 and 42
     _, plain = written(model, tmp_path / "a.gguf", dtype="f32")
     _, halves = written(model, tmp_path / "b.gguf", dtype="f16")
-    result = export_gguf(model, None, tmp_path / "c.gguf", dtype="q8_0")
+    result = cl.export_gguf(model, None, tmp_path / "c.gguf", dtype="q8_0")
     blocks = {tensor.name: tensor for tensor in GGUFReader(tmp_path / "c.gguf").tensors}
     assert result.tensors["F16"] == 3 + 1  # ffn_down, and the attention output of 16 columns
     assert f"{result.tensors['F16']} matrices stay in F16" in result.notes[0]
@@ -250,8 +248,8 @@ EXPORTED = ("ministral", "seed_oss", "ernie4_5", "helium", "cwm", "internlm3", "
 def test_other_families_are_refused(family: str, tmp_path: Path) -> None:
     model = tiny_model(family, "mha" if family in MHA_ONLY else "gqa", layers=2)
     reason = "not its input embedding" if family == "qwen3" else "cannot compute"
-    with pytest.raises(ArchitectureError, match=reason):
-        export_gguf(model, None, tmp_path / "m.gguf")
+    with pytest.raises(cl.ArchitectureError, match=reason):
+        cl.export_gguf(model, None, tmp_path / "m.gguf")
     assert not list(tmp_path.iterdir())
 
 
@@ -311,23 +309,23 @@ LONGROPE = {
 def test_what_the_block_cannot_do_is_refused(
     family: str, changes: dict[str, Any], match: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ArchitectureError, match=match):
-        export_gguf(tiny_model(family, **changes), None, tmp_path / "m.gguf")
+    with pytest.raises(cl.ArchitectureError, match=match):
+        cl.export_gguf(tiny_model(family, **changes), None, tmp_path / "m.gguf")
     assert not list(tmp_path.iterdir())
 
 
 def test_another_scale_of_attention_or_weights_elsewhere_are_refused(tmp_path: Path) -> None:
     model = tiny_model()
     model.model.layers[1].self_attn.scaling = 0.5
-    with pytest.raises(ArchitectureError):
-        export_gguf(model, None, tmp_path / "m.gguf")
-    with pytest.raises(ArchitectureError):
-        export_gguf(tiny_model().to("meta"), None, tmp_path / "m.gguf")
+    with pytest.raises(cl.ArchitectureError):
+        cl.export_gguf(model, None, tmp_path / "m.gguf")
+    with pytest.raises(cl.ArchitectureError):
+        cl.export_gguf(tiny_model().to("meta"), None, tmp_path / "m.gguf")
 
 
 def test_a_short_window_becomes_the_context(tmp_path: Path) -> None:
     model = tiny_model("mistral", sliding_window=16)
-    assert "last 16 tokens" in export_gguf(model, None, tmp_path / "a.gguf").notes[0]
+    assert "last 16 tokens" in cl.export_gguf(model, None, tmp_path / "a.gguf").notes[0]
     fields, _ = written(model, tmp_path / "m.gguf")
     assert fields["deci.context_length"] == 16
 
@@ -337,29 +335,29 @@ def test_numbers_that_cannot_be_stored(value: float, dtype: Any, tmp_path: Path)
     model = tiny_model()
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3, 4] = value
-    with pytest.raises(NumericalError):
-        export_gguf(model, None, tmp_path / "m.gguf", dtype=dtype)
+    with pytest.raises(cl.NumericalError):
+        cl.export_gguf(model, None, tmp_path / "m.gguf", dtype=dtype)
     assert not list(tmp_path.iterdir())
 
 
 def test_an_existing_file_is_kept(tmp_path: Path) -> None:
     path, model = tmp_path / "m.gguf", tiny_model()
     path.write_bytes(b"precious")
-    with pytest.raises(InputError):
-        export_gguf(model, None, path)
-    with pytest.raises(InputError):
-        export_gguf(model, None, tmp_path)
-    with pytest.raises(InputError):
-        export_gguf(model, None, tmp_path / "n.gguf", dtype="q4_0")  # type: ignore[arg-type]
+    with pytest.raises(cl.InputError):
+        cl.export_gguf(model, None, path)
+    with pytest.raises(cl.InputError):
+        cl.export_gguf(model, None, tmp_path)
+    with pytest.raises(cl.InputError):
+        cl.export_gguf(model, None, tmp_path / "n.gguf", dtype="q4_0")  # type: ignore[arg-type]
     assert path.read_bytes() == b"precious"
-    assert export_gguf(model, None, path, overwrite=True).bytes > 1000
+    assert cl.export_gguf(model, None, path, overwrite=True).bytes > 1000
     assert GGUFReader(path).fields
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(InputError):
-        export_gguf(tiny_model(), None, tmp_path / "m.gguf")
+    with pytest.raises(cl.InputError):
+        cl.export_gguf(tiny_model(), None, tmp_path / "m.gguf")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
@@ -378,7 +376,7 @@ def test_an_interrupted_write_leaves_the_old_file(
 
     monkeypatch.setattr(gguf_tensors.FileTensor, "values", stops)
     with pytest.raises(error, match="stop"):
-        export_gguf(tiny_model(), None, path, overwrite=True)
+        cl.export_gguf(tiny_model(), None, path, overwrite=True)
     assert [file.name for file in tmp_path.iterdir()] == ["m.gguf"]
     assert path.read_bytes() == b"precious"
 
@@ -393,18 +391,18 @@ def test_a_folder_is_exported_without_loading_it(
     folder = cl.save_pruned(
         pruned_tiny(family, heads, gone, dtype=torch.bfloat16, **wide), tmp_path / "small"
     )
-    export_gguf(cl.load_pruned(folder), None, tmp_path / "memory.gguf", dtype=dtype)
+    cl.export_gguf(cl.load_pruned(folder), None, tmp_path / "memory.gguf", dtype=dtype)
     monkeypatch.setattr(gguf_tensors, "_AT_ONCE", 300)  # a few rows at a time
     stored = open_pruned(folder)
     assert all(weight.is_meta for weight in stored.parameters())
-    export_gguf(stored, None, tmp_path / "disk.gguf", dtype=dtype)
+    cl.export_gguf(stored, None, tmp_path / "disk.gguf", dtype=dtype)
     assert (tmp_path / "disk.gguf").read_bytes() == (tmp_path / "memory.gguf").read_bytes()
 
 
 def test_a_dense_folder_is_exported_without_loading_it(tmp_path: Path) -> None:
     model = tiny_model("llama", "gqa", tie_word_embeddings=True)
     model.save_pretrained(tmp_path / "model")
-    export_gguf(open_model(tmp_path / "model"), None, tmp_path / "disk.gguf", dtype="f32")
+    cl.export_gguf(open_model(tmp_path / "model"), None, tmp_path / "disk.gguf", dtype="f32")
     tensors = {tensor.name: tensor.data for tensor in GGUFReader(tmp_path / "disk.gguf").tensors}
     assert "output.weight" not in tensors
     assert np.array_equal(tensors["token_embd.weight"], model.lm_head.weight)
@@ -420,7 +418,7 @@ def test_a_streamed_model_is_exported(tmp_path: Path) -> None:
     streamed, _ = cl.load_model(tmp_path / "model", stream=True, device="cpu")
     for source, name in ((model, "memory"), (streamed, "stream")):
         source.config._name_or_path = "one"
-        export_gguf(source, None, tmp_path / name)
+        cl.export_gguf(source, None, tmp_path / name)
     assert (tmp_path / "stream").read_bytes() == (tmp_path / "memory").read_bytes()
 
 
@@ -432,15 +430,15 @@ def test_a_full_disk_is_told_before_and_while_writing(
 
     model, free = tiny_model(), [1000]
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=1 << 60, free=free[0]))
-    with pytest.raises(InputError):
-        export_gguf(model, None, tmp_path / "m.gguf")
+    with pytest.raises(cl.InputError):
+        cl.export_gguf(model, None, tmp_path / "m.gguf")
     free[0] = 2**20
     monkeypatch.setattr(gguf_tensors.FileTensor, "values", full)
-    with pytest.raises(InputError):
-        export_gguf(model, None, tmp_path / "m.gguf")
+    with pytest.raises(cl.InputError):
+        cl.export_gguf(model, None, tmp_path / "m.gguf")
     free[0] = 2**40
     with pytest.raises(OSError, match="requested"):
-        export_gguf(model, None, tmp_path / "m.gguf")
+        cl.export_gguf(model, None, tmp_path / "m.gguf")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -503,32 +501,32 @@ def with_rules(*rules: Any) -> Any:
 def test_unknown_rules_are_left_out_with_a_note_or_refused(tmp_path: Path) -> None:
     model = tiny_model(vocab_size=SIZE)
     odd = with_rules(pre_tokenizers.Split(Regex("[aeiou]"), "isolated"))
-    with pytest.raises(InputError, match="cannot split text"):
-        export_gguf(model, odd, tmp_path / "m.gguf")
+    with pytest.raises(cl.InputError, match="cannot split text"):
+        cl.export_gguf(model, odd, tmp_path / "m.gguf")
     near = with_rules(
         pre_tokenizers.Split(Regex("[aeiou]"), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False),
     )
     with pytest.warns(UserWarning, match=r"lacks \['\[aeiou\]'\]"):
-        result = export_gguf(model, near, tmp_path / "n.gguf")
+        result = cl.export_gguf(model, near, tmp_path / "n.gguf")
     assert "gpt-2" in result.notes[-1]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        own = export_gguf(model, byte_level("gpt-2"), tmp_path / "o.gguf")
+        own = cl.export_gguf(model, byte_level("gpt-2"), tmp_path / "o.gguf")
     assert own.notes == ()
 
 
 def test_tokenizers_llama_cpp_does_not_have(tmp_path: Path) -> None:
     path, spaced = tmp_path / "m.gguf", with_rules(pre_tokenizers.ByteLevel(add_prefix_space=True))
-    with pytest.raises(InputError):
-        export_gguf(tiny_model(), word_tokenizer(), path)
+    with pytest.raises(cl.InputError):
+        cl.export_gguf(tiny_model(), word_tokenizer(), path)
     for size in (97, 2 * SIZE + 2):  # too few rows for its tokens; or far too many
-        with pytest.raises(InputError):
-            export_gguf(tiny_model(vocab_size=size), byte_level("gpt-2"), path)
-    with pytest.raises(InputError):
-        export_gguf(tiny_model(vocab_size=SIZE), spaced, path)
+        with pytest.raises(cl.InputError):
+            cl.export_gguf(tiny_model(vocab_size=size), byte_level("gpt-2"), path)
+    with pytest.raises(cl.InputError):
+        cl.export_gguf(tiny_model(vocab_size=SIZE), spaced, path)
     nameless = with_rules(pre_tokenizers.ByteLevel(add_prefix_space=False))
     nameless.eos_token = None
-    with pytest.raises(InputError):
-        export_gguf(tiny_model(vocab_size=SIZE), nameless, path)
+    with pytest.raises(cl.InputError):
+        cl.export_gguf(tiny_model(vocab_size=SIZE), nameless, path)
     assert not list(tmp_path.iterdir())

@@ -14,7 +14,6 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import cocurve_lab as cl
-from cocurve_lab.extensions.gguf.gguf import export_gguf
 from helpers.bpe import (
     BYTE_LEVEL,
     HARD,
@@ -123,7 +122,7 @@ def assert_same(model: PreTrainedModel, path: Path, prompts: list[list[int]], co
 def test_families(name: str, tmp_path: Path) -> None:
     family, heads, changes = TINY[name]
     pruned = pruned_unevenly(tiny_model(family, heads, **changes), [])
-    export_gguf(pruned, None, tmp_path / "tiny.gguf", dtype="f32")
+    cl.export_gguf(pruned, None, tmp_path / "tiny.gguf", dtype="f32")
     assert_same(pruned, tmp_path / "tiny.gguf", random_prompts(97), 64)
 
 
@@ -138,14 +137,14 @@ def test_layers_that_lost_a_block(family: str, name: str, tmp_path: Path) -> Non
     empty, changes = EMPTY[name]
     changes = changes if family == "llama" else TIED
     pruned = pruned_unevenly(tiny_model(family, **changes), empty)
-    export_gguf(pruned, None, tmp_path / "tiny.gguf", dtype="f32")
+    cl.export_gguf(pruned, None, tmp_path / "tiny.gguf", dtype="f32")
     assert_same(pruned, tmp_path / "tiny.gguf", random_prompts(97), 64)
 
 
 def test_a_window_is_exact_up_to_the_context_written(tmp_path: Path) -> None:
     model = tiny_model("mistral", sliding_window=40)
     prompts = [torch.randint(97, (40,), generator=torch.Generator().manual_seed(0)).tolist()]
-    written = export_gguf(model, None, tmp_path / "window.gguf", dtype="f32")
+    written = cl.export_gguf(model, None, tmp_path / "window.gguf", dtype="f32")
     assert "the last 40 tokens" in written.notes[0]
     with torch.no_grad():
         logits = model(torch.tensor(prompts)).logits[0].double()
@@ -182,7 +181,7 @@ def exported(trained: Trained, folder: Path, dtype: Any) -> Path:
     model, tokenizer, _ = trained
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Text is split by llama.cpp's 'smollm'", UserWarning)
-        return export_gguf(model, tokenizer, folder / "model.gguf", dtype=dtype).path
+        return cl.export_gguf(model, tokenizer, folder / "model.gguf", dtype=dtype).path
 
 
 def test_a_quarter_removed_gives_the_same_text(trained: Trained, tmp_path: Path) -> None:
@@ -237,7 +236,7 @@ def test_tokenizers_split_text_alike(name: str, tmp_path: Path) -> None:
     make = byte_level if name in BYTE_LEVEL else sentencepiece
     tokenizer = make(name, bos=True) if name == "llama-bpe" else make(name)
     model = tiny_model("llama", vocab_size=SIZE + 13)  # rows beyond the tokenizer
-    written = export_gguf(model, tokenizer, tmp_path / "tiny.gguf", dtype="f32")
+    written = cl.export_gguf(model, tokenizer, tmp_path / "tiny.gguf", dtype="f32")
     lines = (ROOT / "data" / "texts" / "test.jsonl").read_text(encoding="utf-8").splitlines()
     texts = [*HARD, *(json.loads(line)["text"] for line in lines[:100])]
     answer = run_llama_cpp(written.path, Job(texts=texts))
@@ -258,7 +257,7 @@ def test_the_name_of_a_model_does_not_change_its_tokens(
     tokenizer = makers[kind](kind) if kind in makers else None
     model = tiny_model("phi3", vocab_size=SIZE + 13)
     model.config._name_or_path = f"somewhere/{name}"
-    written = export_gguf(model, tokenizer, tmp_path / "tiny.gguf", dtype="f32")
+    written = cl.export_gguf(model, tokenizer, tmp_path / "tiny.gguf", dtype="f32")
     if tokenizer is None:
         assert_same(model, written.path, random_prompts(SIZE), 64)
         return

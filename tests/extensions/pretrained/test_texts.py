@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.base.errors import InputError
 from cocurve_lab.extensions.judging.generation import own_questions
 from cocurve_lab.extensions.pretrained.smollm2 import smollm2_folder
 from cocurve_lab.extensions.texts.documents import default_rows, own_text
@@ -78,5 +77,5 @@ def test_the_dense_model_answers_each_of_its_questions(smollm2: Any) -> None:
 
 def test_a_python_without_the_manual_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    with pytest.raises(InputError, match=r"pydoc_data\.topics.*--text"):
+    with pytest.raises(cl.InputError, match=r"pydoc_data\.topics.*--text"):
         cl.default_calibration("smollm2", byte_level("smollm"))

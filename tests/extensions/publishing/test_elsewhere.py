@@ -13,7 +13,6 @@ from transformers import AutoModelForSequenceClassification
 import cocurve_lab as cl
 from cocurve_lab.extensions.publishing import modeling_cocurve
 from cocurve_lab.models.identity import MANIFEST, weight_marks
-from cocurve_lab.pruner.saving import load_pruned, save_pruned
 from helpers.tiny_models import GROUPS, full_logits, tiny_model, tiny_text, word_tokenizer
 
 UNEVEN = ["L0.attention[0]", "L0.attention[1]", "L1.ffn[1]", "L2.ffn[0]", "L2.ffn[3]"]
@@ -43,7 +42,7 @@ def trained(folder: Path) -> Any:
 @pytest.fixture
 def tuned(tmp_path: Path) -> Path:
     """A folder that a trainer saved, with a tokenizer."""
-    trained(save_pruned(pruned(), tmp_path / "small")).save_pretrained(tmp_path / "tuned")
+    trained(cl.save_pruned(pruned(), tmp_path / "small")).save_pretrained(tmp_path / "tuned")
     word_tokenizer().save_pretrained(tmp_path / "tuned")
     return tmp_path / "tuned"
 
@@ -52,43 +51,43 @@ def tuned(tmp_path: Path) -> Path:
 def test_what_a_trainer_saved_is_read_and_pruned_again(tmp_path: Path, name: str) -> None:
     family, names, changes = FAMILIES[name]
     small = pruned(family, names, **changes)
-    model = trained(save_pruned(small, tmp_path / "small"))
+    model = trained(cl.save_pruned(small, tmp_path / "small"))
     model.save_pretrained(tmp_path / "tuned")
     assert not (tmp_path / "tuned" / MANIFEST).exists()
-    loaded: Any = load_pruned(tmp_path / "tuned")
+    loaded: Any = cl.load_pruned(tmp_path / "tuned")
     ids = tiny_text(2).input_ids
     assert (full_logits(loaded, ids) - full_logits(model, ids)).abs().max() < 1e-5
     assert loaded.cocurve_manifest["layers"] == small.cocurve_manifest["layers"]
-    again = save_pruned(loaded, tmp_path / "again")
+    again = cl.save_pruned(loaded, tmp_path / "again")
     manifest = json.loads((again / MANIFEST).read_text())
     assert manifest["weights_since_pruning"] == "trained elsewhere"
     assert "the model was trained elsewhere" in (again / "README.md").read_text()
-    assert weight_marks(load_pruned(again)) == weight_marks(loaded)
+    assert weight_marks(cl.load_pruned(again)) == weight_marks(loaded)
     plan = cl.Selection.from_pruned(cl.enumerate_units(loaded, GROUPS), ["L2.ffn[1]"])
-    twice: Any = cl.prune(load_pruned(again), plan, verify=tiny_text(1))
+    twice: Any = cl.prune(cl.load_pruned(again), plan, verify=tiny_text(1))
     (first,) = twice.cocurve_manifest["earlier_rounds"]
     assert (first["weights_since_pruning"], first["pruned_units"]) == ("trained elsewhere", [])
     assert twice.cocurve_manifest["base_model"] is None
 
 
 def test_the_object_that_was_trained_is_saved_and_pruned(tmp_path: Path) -> None:
-    model = trained(save_pruned(pruned(), tmp_path / "small"))
-    again = save_pruned(model, tmp_path / "again")
+    model = trained(cl.save_pruned(pruned(), tmp_path / "small"))
+    again = cl.save_pruned(model, tmp_path / "again")
     manifest = json.loads((again / MANIFEST).read_text())
     assert manifest["weights_since_pruning"] == "trained elsewhere"
-    assert weight_marks(load_pruned(again)) == weight_marks(model)
+    assert weight_marks(cl.load_pruned(again)) == weight_marks(model)
     plan = cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), ["L2.ffn[1]"])
     (first,) = cl.prune(model, plan).cocurve_manifest["earlier_rounds"]
     assert first["weights_since_pruning"] == "trained elsewhere"
     with pytest.raises(cl.InputError, match="no manifest"):
-        save_pruned(tiny_model(), tmp_path / "dense")
+        cl.save_pruned(tiny_model(), tmp_path / "dense")
 
 
 def test_verbs_read_it(tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("gguf")
     from cocurve_lab.cli import main
 
-    units = cl.enumerate_units(load_pruned(tuned))
+    units = cl.enumerate_units(cl.load_pruned(tuned))
     plan = cl.Selection.from_pruned(units, ["L2.ffn[1]"])
     (tmp_path / "plan.json").write_text(plan.to_json())
     (tmp_path / "text.txt").write_text("\n\n".join(["w1 w2 w3 w4 w5 w6 w7"] * 40))
@@ -100,23 +99,23 @@ def test_verbs_read_it(tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["export", str(tuned), "--gguf", str(tmp_path / "a.gguf"), "--no-tokenizer"]) == 0
     prune = ("prune", str(tuned), str(tmp_path / "plan.json"))
     assert main([*prune, "--out", str(tmp_path / "twice"), "--dtype", "bfloat16"]) == 0
-    memory = cl.prune(load_pruned(tuned, dtype="bfloat16"), plan)
-    assert weight_marks(load_pruned(tmp_path / "twice")) == weight_marks(memory)
+    memory = cl.prune(cl.load_pruned(tuned, dtype="bfloat16"), plan)
+    assert weight_marks(cl.load_pruned(tmp_path / "twice")) == weight_marks(memory)
     with pytest.raises(cl.InputError, match="load_pruned"):
         cl.load_model(tuned)
 
 
 def test_a_separate_head_survives_a_configuration_that_ties_it(tuned: Path) -> None:
-    before = load_pruned(tuned)
+    before = cl.load_pruned(tuned)
     content = json.loads((tuned / "config.json").read_text()) | {"tie_word_embeddings": True}
     (tuned / "config.json").write_text(json.dumps(content))
-    assert weight_marks(load_pruned(tuned)) == weight_marks(before)
+    assert weight_marks(cl.load_pruned(tuned)) == weight_marks(before)
 
 
 def test_a_folder_with_an_adapter_is_refused(tuned: Path) -> None:
     (tuned / "adapter_config.json").write_text("{}")
     with pytest.raises(cl.InputError, match="merge_and_unload"):
-        load_pruned(tuned)
+        cl.load_pruned(tuned)
 
 
 SPOILED: dict[str, Any] = {
@@ -133,13 +132,13 @@ def test_widths_that_cannot_be_are_refused(tuned: Path, name: str) -> None:
     content = json.loads((tuned / "config.json").read_text()) | {"per_layer_config": own}
     (tuned / "config.json").write_text(json.dumps(content))
     with pytest.raises(cl.FileFormatError, match=named):
-        load_pruned(tuned)
+        cl.load_pruned(tuned)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_a_classifier_is_made_of_it(tmp_path: Path, family: str) -> None:
     small = pruned(family, UNEVEN[1:])
-    folder = save_pruned(small, tmp_path / "small")
+    folder = cl.save_pruned(small, tmp_path / "small")
     model = AutoModelForSequenceClassification.from_pretrained(
         folder, trust_remote_code=True, num_labels=3
     ).eval()
@@ -154,8 +153,8 @@ def test_it_drafts_for_its_dense_model(tmp_path: Path, own: bool) -> None:
     """Speculative decoding: the words are the dense model's, which is called less often."""
     dense, tokenizer = cl.load_model("demo", device="cpu")
     plan = cl.Selection.from_pruned(cl.enumerate_units(dense), ["L0.ffn[1]", "L3.attention[0]"])
-    folder = save_pruned(cl.prune(dense, plan), tmp_path / "small")
-    draft = load_pruned(folder, device="cpu")
+    folder = cl.save_pruned(cl.prune(dense, plan), tmp_path / "small")
+    draft = cl.load_pruned(folder, device="cpu")
     if not own:
         draft = modeling_cocurve.CocurveLlamaForCausalLM.from_pretrained(folder).eval()
     ids = tokenizer("The cat sat on", return_tensors="pt").input_ids

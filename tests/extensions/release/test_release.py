@@ -13,8 +13,6 @@ import pytest
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.base.errors import FileFormatError, InputError, MismatchError
-from cocurve_lab.solver.selection import Selection
 from cocurve_widgets import BridgeExplorer, LambdaExplorer, Session
 from cocurve_widgets.packing import pack_problem
 from helpers.problems import llama_8b_units, random_curvature
@@ -95,7 +93,7 @@ def test_the_release_is_read_into_our_units(tmp_path: Path, shape: Shape) -> Non
 @pytest.mark.parametrize("percent", [10, 20, 30, 40, 50])
 def test_a_published_mask_is_a_plan_without_an_order(released: Path, percent: int) -> None:
     mask = json.loads(mask_path(released, percent).read_text())
-    plan = Selection.from_release(released, percent / 100)
+    plan = cl.Selection.from_release(released, percent / 100)
     assert list(plan.pruned) == mask["pruned_units"]
     assert list(plan.kept) == mask["selected_units"]
     assert plan.pruned_cost == mask["pruned_cost"]
@@ -107,7 +105,7 @@ def test_a_published_mask_is_a_plan_without_an_order(released: Path, percent: in
     curvature = cl.Curvature.from_release(released)
     assert plan.predicted_risk == pytest.approx(s @ curvature.matrix @ s / 2)
     assert plan.curvature_fingerprint == curvature.fingerprint
-    with pytest.raises(InputError):
+    with pytest.raises(cl.InputError):
         plan.prefix(0.05)
 
 
@@ -117,7 +115,7 @@ def test_a_mask_needs_no_matrix(tiny: Path, state: str) -> None:
     matrix.unlink()
     if state == "pointer":
         matrix.write_bytes(POINTER)
-    plan = Selection.from_release(tiny, 0.2)
+    plan = cl.Selection.from_release(tiny, 0.2)
     assert plan.predicted_risk is None
     assert plan.curvature_fingerprint is None
     assert len(plan) > 0
@@ -208,7 +206,7 @@ BAD = [
 
 def read(folder: Path) -> None:
     cl.Curvature.from_release(folder)
-    Selection.from_release(folder, 0.2)
+    cl.Selection.from_release(folder, 0.2)
 
 
 @pytest.mark.parametrize("case", range(len(BAD)))
@@ -216,21 +214,21 @@ def test_a_release_that_is_damaged_or_contradicts_itself_is_refused(tiny: Path, 
     change, named = BAD[case]
     read(tiny)
     change(tiny)
-    with pytest.raises(FileFormatError, match=re.escape(named)):
+    with pytest.raises(cl.FileFormatError, match=re.escape(named)):
         read(tiny)
 
 
 def test_files_that_are_missing_or_of_another_model(tiny: Path) -> None:
     np.save(tiny / "matrices" / "H.npy", np.eye(3))
-    with pytest.raises(InputError, match=r"\(3, 3\)"):
+    with pytest.raises(cl.InputError, match=r"\(3, 3\)"):
         cl.Curvature.from_release(tiny)
     with pytest.raises(FileNotFoundError):
         cl.Curvature.from_release(tiny / "none")
     for ratio in (0.3, 0.205, 20):
         with pytest.raises(FileNotFoundError, match=r"0\.2, 0\.4"):
-            Selection.from_release(tiny, ratio)
+            cl.Selection.from_release(tiny, ratio)
     with pytest.raises(FileNotFoundError):
-        Selection.from_release(tiny / "matrices", 0.2)
+        cl.Selection.from_release(tiny / "matrices", 0.2)
 
 
 # On a model ---------------------------------------------------------------------------------------
@@ -238,7 +236,7 @@ def test_files_that_are_missing_or_of_another_model(tiny: Path) -> None:
 
 def test_a_mask_is_applied_to_its_model(tiny: Path) -> None:
     model, text = tiny_model(), tiny_text(2)
-    plan = Selection.from_release(tiny, 0.4)
+    plan = cl.Selection.from_release(tiny, 0.4)
     pruned = cl.prune(model, plan)
     with masked_by_hand(model, [plan.units.units[i] for i in plan.pruned]):
         expected = full_logits(model, text.input_ids)
@@ -250,9 +248,9 @@ def test_a_mask_is_applied_to_its_model(tiny: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{"heads": "mha"}, {"intermediate_size": 44}, {"layers": 4}])
 def test_another_model_is_refused(tiny: Path, changes: dict[str, Any]) -> None:
-    model, plan = tiny_model(**changes), Selection.from_release(tiny, 0.2)
+    model, plan = tiny_model(**changes), cl.Selection.from_release(tiny, 0.2)
     for apply in (cl.prune, lambda m, s: cl.ablate(m, s).__enter__()):
-        with pytest.raises(MismatchError):
+        with pytest.raises(cl.MismatchError):
             apply(model, plan)
 
 
@@ -274,7 +272,7 @@ def test_the_lambda_explorer_opens_on_it(released: Path) -> None:
         )
         assert explorer.selection.pruned == expected.pruned
     solved = explorer.selection
-    explorer.session.selection = Selection.from_release(released, 0.2)
+    explorer.session.selection = cl.Selection.from_release(released, 0.2)
     assert explorer.selection is solved  # a mask whose guards are not known
     explorer.close()
 
