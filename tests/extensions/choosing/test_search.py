@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -99,9 +100,9 @@ def test_it_finds_the_best_of_all_plans_of_a_small_problem(guided: bool) -> None
     def is_allowed(units: tuple[int, ...]) -> bool:
         chosen = list(units)
         gone = np.bincount(layers[chosen], costs[chosen], minlength=2)
-        whole = np.bincount(layers, costs)
         over = costs[chosen].sum() - 0.2 * costs.sum() * (1 - 1e-12)
-        return bool((gone <= whole / 2).all() and over >= 0 and (costs[chosen] > over).all())
+        fits = (gone <= np.bincount(layers, costs) / 2).all()
+        return bool(fits and over >= 0 and (costs[chosen] > over).all())
 
     sets = [s for size in (1, 2, 3, 4) for s in combinations(range(12), size) if is_allowed(s)]
     plans = [cl.Selection.from_pruned(curvature.units, units) for units in sets]
@@ -114,34 +115,27 @@ def test_it_finds_the_best_of_all_plans_of_a_small_problem(guided: bool) -> None
     assert result.evaluations < len(plans) * len(ROWS)
     held_out = cl.measure_plans(model, result.held_out.selections, HELD_OUT, progress=False)
     np.testing.assert_allclose(result.held_out.kl, held_out.kl, rtol=1e-5, atol=1e-9)
-    assert result.kl == pytest.approx(held_out.mean.min(), rel=1e-5)
 
 
 def test_what_it_reports_is_of_the_chosen_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch, by_quality)
-    result = found(START, 2000)
-    table = result.held_out
+    result, again = found(START, 2000), found(START, 2000)
+    assert result.history == again.history  # the seed decides
     kl = by_quality(result.selection, "held_out")
     difference = kl - by_quality(START, "held_out")
     assert result.chosen > 0
     assert result.kl == pytest.approx(kl.mean())
     assert result.standard_error == pytest.approx(kl.std(ddof=1) / np.sqrt(5))
-    assert result.difference[0] == pytest.approx(difference.mean())
-    assert result.difference[1] == pytest.approx(difference.std(ddof=1) / np.sqrt(5))
+    expected = (difference.mean(), difference.std(ddof=1) / np.sqrt(5))
+    assert result.difference == pytest.approx(expected)
     assert result.distance == len(set(result.selection.pruned) ^ set(START.pruned)) > 0
-    assert table.selections[0] is START
-    assert 2 <= len(table.selections) <= 4
+    assert result.held_out.selections[0] is START
     spent, means = zip(*result.history, strict=True)
     assert list(spent) == sorted(spent)
     assert list(means) == sorted(means, reverse=True)
     assert means[-1] == result.searched.mean[1]
-    rows = result.table
-    assert rows["chosen"].tolist() == [plan is result.selection for plan in table.selections]
-    chosen = rows[rows["chosen"]].iloc[0]
-    assert (chosen["kl"], chosen["kl_error"]) == (result.kl, result.standard_error)
-    assert (chosen["difference"], chosen["difference_error"]) == result.difference
-    assert chosen["distance"] == result.distance
-    assert rows["search_kl"].tolist() == result.searched.mean.tolist()
+    chosen = result.table[result.table["chosen"]].iloc[0]
+    assert (chosen["kl"], chosen["difference"]) == (result.kl, result.difference[0])
     assert result.selection.requested_ratio == START.requested_ratio
 
 
@@ -149,18 +143,11 @@ def test_plans_that_only_fit_the_rows_of_the_search_are_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Lower there, higher on held-out rows: the result is the start, and says so."""
-
-    def overfitted(plan: cl.Selection, name: str) -> np.ndarray:
-        sign = 1 if name == "rows" else -1
-        return 1 + sign * by_quality(plan, name)
-
-    planted(monkeypatch, overfitted)
+    signs = {"rows": 1, "held_out": -1}
+    planted(monkeypatch, lambda plan, name: 1 + signs[name] * by_quality(plan, name))
     result = found(START)
-    assert result.selection is START
-    assert result.chosen == 0
+    assert (result.selection, result.chosen, result.difference[0]) == (START, 0, 0)
     assert result.searched.mean[1] < result.searched.mean[0]
-    assert (result.difference[0], result.distance) == (0, 0)
-    assert result.table["chosen"].tolist()[0]
 
 
 def test_the_finalist_that_is_best_on_held_out_rows_is_taken(
@@ -176,9 +163,7 @@ def test_the_finalist_that_is_best_on_held_out_rows_is_taken(
     planted(monkeypatch, uncertain)
     results = [found(START, options=SearchOptions(seed=seed)) for seed in range(6)]
     assert {result.chosen for result in results} > {1}
-    for result in results:
-        assert result.kl == result.held_out.mean.min()
-        assert (np.diff(result.searched.mean[1:]) >= 0).all()
+    assert all(result.kl == result.held_out.mean.min() for result in results)
 
 
 @pytest.mark.parametrize("guided", [False, True])
@@ -188,18 +173,14 @@ def test_the_plan_keeps_its_rules(monkeypatch: pytest.MonkeyPatch, guided: bool)
     target = cl.Target(ratio=0.2, costs=range(1, 37))
     guards = cl.Guards(layer_cap=0.6, protect_first=1)
     start = cl.solve_greedy(curvature, target, guards=guards, include=[30, 33], exclude=[7, 8])
-    result = found(
-        start,
-        surrogate=curvature if guided else None,
-        options=SearchOptions(exclude=[7, 8]),
-    )
+    surrogate = curvature if guided else None
+    result = found(start, surrogate=surrogate, options=SearchOptions(exclude=[7, 8]))
     plan = result.selection
     assert result.chosen > 0
     assert plan.pruned[:2] == (30, 33)
     assert not {7, 8} & set(plan.pruned)
     assert UNITS.layers[list(plan.pruned)].min() >= 1
     assert target.budget(UNITS).reached(plan.pruned)
-    assert cl.Selection.from_json(plan.to_json()).made.target == target
     assert (plan.predicted_risk is not None) == guided
 
 
@@ -207,21 +188,20 @@ def test_the_plan_keeps_its_rules(monkeypatch: pytest.MonkeyPatch, guided: bool)
 
 
 @pytest.mark.parametrize(
-    ("evaluations", "beyond"),
-    [*((n, 1.0) for n in (1, 11, 12, 13, 37, 333)), *((n, 1e9) for n in (13, 25, 37, 58))],
+    ("evaluations", "beyond"), [(1, 1.0), (11, 1.0), (12, 1.0), (37, 1.0), (333, 1.0), (58, 1e9)]
 )
 def test_no_more_is_measured_than_the_budget(
     evaluations: int, beyond: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = planted(monkeypatch, by_quality)
-    # beyond 1e9 half of the plans run on
-    monkeypatch.setattr(search, "_STOP_BEYOND", beyond)
+    monkeypatch.setattr(search, "_STOP_BEYOND", beyond)  # beyond 1e9 half of the plans run on
     result = found(START, evaluations)
     assert result.evaluations == len(fake.asked) == len(set(fake.asked)) <= evaluations
     if evaluations < 12:  # the start and one plan on six rows
         assert (result.evaluations, result.selection) == (0, START)
-    elif beyond == 1.0:
-        assert evaluations - result.evaluations < 2 * len(ROWS)
+    rows = Counter(plan for plan, _ in fake.asked)
+    if evaluations == 333:  # a plan that is clearly behind is not measured on all rows
+        assert sum(count == 4 for count in rows.values()) > len(rows) / 2
 
 
 def test_evaluations_are_forward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,19 +214,8 @@ def test_evaluations_are_forward_passes(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(risk, "_scored_hidden", counted)
     result = found(cl.solve_greedy(small()[1], 0.3), 200)
-    held_out = len(result.held_out.selections) * len(HELD_OUT)
-    assert sum(passes) == result.evaluations + held_out
+    assert sum(passes) == result.evaluations + result.held_out.kl.size
     assert passes.count(0) == len(ROWS) + len(HELD_OUT)  # the dense model once per row
-
-
-def test_a_plan_that_is_clearly_behind_is_not_measured_on_all_rows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fake = planted(monkeypatch, by_quality)
-    found(START, 400)
-    rows = {mark: sum(plan == mark for plan, _ in fake.asked) for mark, _ in fake.asked}
-    assert min(rows.values()) == 4
-    assert sum(count == 4 for count in rows.values()) > len(rows) / 2
 
 
 # Resuming ---------------------------------------------------------------------------------------
@@ -258,7 +227,9 @@ def test_a_killed_search_ends_as_an_uninterrupted_one(
     _, curvature = small()
     start = cl.solve_greedy(curvature, 0.3)
     real, calls, stops = risk._Engine.measure, [0], [3, 9, 14, 21]
-    expected = found(start, 200, surrogate=curvature, checkpoint=tmp_path / "whole")
+
+    def search_at(name: str) -> PlanSearch:
+        return found(start, 200, surrogate=curvature, checkpoint=tmp_path / name)
 
     def interrupted(self: Any, number: int, plans: Any) -> np.ndarray:
         calls[0] += 1
@@ -267,14 +238,14 @@ def test_a_killed_search_ends_as_an_uninterrupted_one(
             raise KeyboardInterrupt
         return real(self, number, plans)
 
-    path = tmp_path / "search"
+    expected = search_at("whole")
     monkeypatch.setattr(risk._Engine, "measure", interrupted)
     while stops:
         with pytest.raises(KeyboardInterrupt):
-            found(start, 200, surrogate=curvature, checkpoint=path)
-    result = found(start, 200, surrogate=curvature, checkpoint=path)
+            search_at("search")
+    result = search_at("search")
     again = calls[0]
-    found(start, 200, surrogate=curvature, checkpoint=path)
+    search_at("search")
     assert calls[0] == again  # nothing is left to measure
     assert result.selection.fingerprint == expected.selection.fingerprint
     assert np.array_equal(result.held_out.kl, expected.held_out.kl)
@@ -285,44 +256,30 @@ def test_a_killed_search_ends_as_an_uninterrupted_one(
 
 
 def test_the_repaired_model_is_what_is_judged() -> None:
-    """A repair that heals one plan, and no other, makes it the best."""
+    """A repair that heals one plan, and no other, makes it the best; each plan is repaired once."""
     _, curvature = small()
     start = cl.solve_greedy(curvature, 0.2)
     worst = curvature.units.index("L0.ffn[0]")
     alike = next(u for u in start.pruned if curvature.units[u].cost == curvature.units[worst].cost)
-    healed = set(start.pruned) ^ {alike, worst}
+    healed, made = set(start.pruned) ^ {alike, worst}, []
 
     def repair(dense: PreTrainedModel, plan: cl.Selection) -> PreTrainedModel:
+        made.append(plan.fingerprint)
         return deepcopy(dense) if set(plan.pruned) == healed else cl.prune(dense, plan)
 
-    result = found(start, 800, repair=repair)
+    result = found(start, 400, repair=repair)
     assert set(result.selection.pruned) == healed
-    assert result.kl == pytest.approx(0, abs=1e-9)
-    assert result.repaired
-
-
-def test_a_repair_that_only_cuts_judges_like_the_mask() -> None:
-    _, curvature = small()
-    start = cl.solve_greedy(curvature, 0.3)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "_CHILDREN", 1)
-        masked = found(start, 150)
-    cut = found(start, 150, repair=cl.prune)
-    assert cut.evaluations == masked.evaluations
-    assert cut.selection.fingerprint == masked.selection.fingerprint
-    np.testing.assert_allclose(cut.held_out.kl, masked.held_out.kl, rtol=1e-4, atol=1e-9)
+    assert (result.kl, result.repaired) == (pytest.approx(0, abs=1e-9), True)
+    judged = len(made) - len(result.held_out.selections)
+    assert len(set(made[:judged])) == judged > 1
 
 
 def test_a_repair_may_be_a_context() -> None:
+    """Here one that changes the weights of the dense model itself, and undoes it."""
     model, curvature = small()
-    start = cl.solve_greedy(curvature, 0.3)
-
-    def with_gains(dense: PreTrainedModel, plan: cl.Selection) -> Any:
-        return cl.ablate(dense, plan.with_gains(cl.solve_gains(curvature, plan)))
 
     @contextmanager
     def in_place(dense: PreTrainedModel, plan: cl.Selection) -> Iterator[None]:
-        """Changes the weights of the dense model itself, and undoes it."""
         before = deepcopy(dense.state_dict())
         for unit in (plan.units[u] for u in plan.pruned):
             layer = dense.model.layers[unit.layer]
@@ -331,31 +288,14 @@ def test_a_repair_may_be_a_context() -> None:
         yield
         dense.load_state_dict(before)
 
-    gained = found(start, 60, repair=with_gains)
-    plan = gained.selection.with_gains(cl.solve_gains(curvature, gained.selection))
-    assert gained.kl == pytest.approx(cl.pruning_risk(model, plan, HELD_OUT), rel=1e-5)
     with torch.no_grad():
-        placed = found(start, 60, repair=in_place)
+        placed = found(cl.solve_greedy(curvature, 0.3), 60, repair=in_place)
     assert placed.kl == pytest.approx(cl.pruning_risk(model, placed.selection, HELD_OUT), rel=1e-5)
 
 
-def test_a_plan_is_repaired_once_for_all_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-
-    def repair(dense: PreTrainedModel, plan: cl.Selection) -> PreTrainedModel:
-        made.append(plan.fingerprint)
-        return cl.prune(dense, plan)
-
-    result = found(cl.solve_greedy(small()[1], 0.3), 60, repair=repair)
-    judged = len(made) - len(result.held_out.selections)
-    assert len(set(made[:judged])) == judged > 1
-
-
 def test_a_file_of_another_repair_is_refused(tmp_path: Path) -> None:
-    _, curvature = small()
-    start, path = cl.solve_greedy(curvature, 0.3), tmp_path / "search"
-    expected = found(start, 30, repair=cl.prune, checkpoint=path)
-    resumed = found(start, 30, repair=cl.prune, checkpoint=path)
+    start, path = cl.solve_greedy(small()[1], 0.3), tmp_path / "search"
+    expected, resumed = (found(start, 30, repair=cl.prune, checkpoint=path) for _ in range(2))
     assert resumed.history == expected.history
 
     def gains(dense: PreTrainedModel, plan: cl.Selection) -> Any:
@@ -368,18 +308,6 @@ def test_a_file_of_another_repair_is_refused(tmp_path: Path) -> None:
 
 
 # Progress and bad input -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("progress", [True, "lines"])
-def test_progress_says_the_best_so_far(
-    progress: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    planted(monkeypatch, by_quality)
-    result, again = (found(START, 300, progress=progress) for _ in range(2))
-    assert result.history == again.history  # the seed decides
-    said = capsys.readouterr().err
-    best, start = result.history[-1][1], result.history[0][1]
-    assert f"search: KL {best:.4g} (start {start:.4g})" in said
 
 
 SEEN = tiny_text(2, 12, seed=9)  # what `small` was built on
@@ -420,6 +348,5 @@ def test_bad_input_is_refused(call: Any, error: type[Exception]) -> None:
 def test_the_ends_of_a_search() -> None:
     _, curvature = small()
     assert near(surrogate=curvature, rows=SEEN).evaluations <= 30  # to search on, they may be seen
-    assert near(evaluations=10**6).evaluations < 10**6  # a small problem ends before its budget
     empty = found(cl.solve_greedy(curvature, 0.0))
     assert (empty.selection.pruned, empty.evaluations, empty.kl) == ((), len(ROWS), 0)

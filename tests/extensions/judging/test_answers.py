@@ -107,10 +107,9 @@ def test_the_verdict_is_that_of_a_whole_greedy_reply(
     table = ask(model, plans, questions)
     expected = [[q.is_right(reply(model, plan, q.prompt)) for q in questions] for plan in plans]
     assert table.right.tolist() == expected
-    assert 0.1 < table.right.mean() < 0.9
     # other spellings of a right answer are what decoding is for
-    assert (table.decoded & table.right).any()
-    assert (table.decoded & ~table.right).any()
+    for told in (table.decoded & table.right, table.decoded & ~table.right):
+        assert told.any()
     assert (~table.decoded & table.right).any()
 
 
@@ -130,7 +129,6 @@ def test_the_likelihood_is_the_sum_over_the_answers_tokens(
                 logs = torch.log_softmax(full_logits(wide, torch.tensor([ids])), dim=-1)[0]
             expected = sum(float(logs[t - 1, ids[t]]) for t in range(len(prompt), len(ids)))
             assert table.log_likelihood[p, q] == pytest.approx(expected, rel=1e-4)
-            assert table.answer_tokens[q] == len(ids) - len(prompt)
 
 
 def test_memory_that_runs_out_halves_the_batch(
@@ -147,43 +145,13 @@ def test_memory_that_runs_out_halves_the_batch(
         return whole(self, plans, part)
 
     monkeypatch.setattr(ReplyEngine, "_read_answers", small)
-    table = ask(model, plans, questions)
-    assert (table.right == expected.right).all()
+    assert (ask(model, plans, questions).right == expected.right).all()
     most = 0
-    with pytest.raises(cl.InputError, match="one reply"):
+    with pytest.raises(cl.InputError):
         ask(model, plans, questions)
 
 
-def test_a_checkpoint_remembers_plans_and_refuses_other_questions(
-    model: PreTrainedModel,
-    plans: list[cl.Selection],
-    questions: list[Question],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    options = AnswerOptions(LENGTH, checkpoint=tmp_path / "replies.pkl")
-    first = ask(model, plans[:3], questions, options)
-    measured, whole = [], ReplyEngine.measure
-
-    def counting(self: ReplyEngine, scales: Any, part: Any) -> np.ndarray:
-        measured.append(len(scales))
-        return whole(self, scales, part)
-
-    monkeypatch.setattr(ReplyEngine, "measure", counting)
-    again = ask(model, plans, questions, options)
-    assert set(measured) == {1}  # only the fourth plan is new
-    assert (again.right[:3] == first.right).all()
-    assert (again.log_likelihood[:3] == first.log_likelihood).all()
-    for changed in (
-        lambda: ask(model, plans, questions[1:], options),
-        lambda: ask(model, plans, questions, AnswerOptions(4, checkpoint=options.checkpoint)),
-        lambda: ask(tiny_model(vocab_size=len(TOKENIZER), seed=4), plans, questions, options),
-    ):
-        with pytest.raises(cl.MismatchError, match="made with other settings"):
-            changed()
-
-
-def test_an_interrupted_measurement_goes_on_where_it_stopped(
+def test_an_interrupted_measurement_goes_on_and_a_checkpoint_remembers_plans(
     model: PreTrainedModel,
     plans: list[cl.Selection],
     questions: list[Question],
@@ -191,62 +159,60 @@ def test_an_interrupted_measurement_goes_on_where_it_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = questions * 2  # more than one part
-    assert len(asked) > 32
     options = AnswerOptions(LENGTH, checkpoint=tmp_path / "replies.pkl")
-    whole, done = ReplyEngine.measure, []
+    whole, measured, stop = ReplyEngine.measure, [], 1
 
-    def once(self: ReplyEngine, scales: Any, part: Any) -> np.ndarray:
-        if done:
+    def counting(self: ReplyEngine, scales: Any, part: Any) -> np.ndarray:
+        if len(measured) == stop:
             raise KeyboardInterrupt
-        done.append(part)
+        measured.append(len(scales))
         return whole(self, scales, part)
 
-    monkeypatch.setattr(ReplyEngine, "measure", once)
+    expected = ask(model, plans, asked)
+    monkeypatch.setattr(ReplyEngine, "measure", counting)
     with pytest.raises(KeyboardInterrupt):
-        ask(model, plans, asked, options)
-    monkeypatch.setattr(ReplyEngine, "measure", whole)
-    table = ask(model, plans, asked, options)
-    assert (table.right == ask(model, plans, asked).right).all()
+        ask(model, plans[:3], asked, options)
+    stop = -1
+    first = ask(model, plans[:3], asked, options)
+    assert (first.right == expected.right[:3]).all()
+    measured.clear()
+    again = ask(model, plans, asked, options)
+    assert set(measured) == {1}  # only the fourth plan is new
+    assert (again.log_likelihood[:3] == first.log_likelihood).all()
+    other = tiny_model(vocab_size=len(TOKENIZER), seed=4)
+    shorter = AnswerOptions(4, checkpoint=options.checkpoint)
+    for call in ((model, asked[1:], options), (model, asked, shorter), (other, asked, options)):
+        with pytest.raises(cl.MismatchError):
+            ask(call[0], plans, *call[1:])
 
 
 @pytest.mark.parametrize(
-    ("said", "ended", "verdict"),
+    ("said", "ended", "within", "verdict"),
     [
-        ("", False, None),
-        (" tw", False, None),
-        (" two", False, None),
-        (" two ", False, None),
-        (" two.", False, True),
-        ("two\nthree", False, True),
-        (" two words.", False, False),
-        (" two w", False, False),
-        (" twe", False, False),
-        ("\n two", False, False),
-        (" two", True, True),
-        (" tw", True, False),
+        ("", False, False, None),
+        (" tw", False, False, None),
+        (" two", False, False, None),
+        (" two ", False, False, None),
+        (" two.", False, False, True),
+        ("two\nthree", False, False, True),
+        (" two words.", False, False, False),
+        (" two w", False, False, False),
+        (" twe", False, False, False),
+        ("\n two", False, False, False),
+        (" two", True, False, True),
+        (" tw", True, False, False),
+        ("it is two", False, True, None),
+        ("it is two,", False, True, True),
+        ("it is twofold", False, True, None),
+        ("it is one", False, True, None),
+        ("it is one.", False, True, False),
+        ("it is two", True, True, True),
     ],
 )
 def test_a_reply_is_judged_when_nothing_can_change_it(
-    said: str, ended: bool, verdict: bool | None
+    said: str, ended: bool, within: bool, verdict: bool | None
 ) -> None:
-    assert judge(Question("words", "one", "two"), said, ended) is verdict
-
-
-@pytest.mark.parametrize(
-    ("said", "ended", "verdict"),
-    [
-        ("it is two", False, None),
-        ("it is two,", False, True),
-        ("it is twofold", False, None),
-        ("it is one", False, None),
-        ("it is one.", False, False),
-        ("it is two", True, True),
-    ],
-)
-def test_an_answer_among_other_words_is_known_once_its_word_has_ended(
-    said: str, ended: bool, verdict: bool | None
-) -> None:
-    assert judge(Question("words", "one", "two", within=True), said, ended) is verdict
+    assert judge(Question("words", "one", "two", within=within), said, ended) is verdict
 
 
 def hand_made() -> AnswerTable:
@@ -267,15 +233,19 @@ def hand_made() -> AnswerTable:
 
 def test_differences_are_paired_and_flips_are_counted() -> None:
     sums, words, every = hand_made().paired(1, 0).to_dict("records")
-    assert (sums["lost"], sums["gained"], sums["questions"]) == (2, 1, 4)
-    assert sums["accuracy"] == -0.25
     difference = np.array([-1, -1, 0, 1])
-    assert sums["accuracy_error"] == pytest.approx(difference.std(ddof=1) / 2)
-    assert sums["p_value"] == 1.0  # 2 of 3: P(at least 2 or at most 1) = 1
-    assert sums["log_likelihood"] == -0.75
-    assert sums["log_likelihood_error"] == pytest.approx(np.std([-1, -2, 0, 0], ddof=1) / 2)
-    assert (words["lost"], words["gained"], words["accuracy_error"]) == (0, 0, 0)
-    assert words["p_value"] == 1.0
+    expected = {
+        "lost": 2,
+        "gained": 1,
+        "questions": 4,
+        "accuracy": -0.25,
+        "accuracy_error": pytest.approx(difference.std(ddof=1) / 2),
+        "p_value": 1.0,  # 2 of 3: P(at least 2 or at most 1) = 1
+        "log_likelihood": -0.75,
+        "log_likelihood_error": pytest.approx(np.std([-1, -2, 0, 0], ddof=1) / 2),
+    }
+    assert expected == {name: sums[name] for name in expected}
+    assert (words["lost"], words["accuracy_error"], words["p_value"]) == (0, 0, 1.0)
     assert (every["capability"], every["questions"], every["lost"]) == (ALL, 6, 2)
 
 
@@ -284,12 +254,10 @@ def test_rows_by_capability() -> None:
     assert [(row["plan"], row["capability"]) for row in rows] == [
         (plan, name) for plan in (0, 1) for name in ("sums", "words", ALL)
     ]
-    assert rows[0]["accuracy"] == 0.75
-    assert rows[0]["accuracy_error"] == pytest.approx(0.25)
-    assert rows[3]["accuracy"] == 0.5
-    assert rows[1]["accuracy_error"] == 0
-    assert rows[1]["accuracy_low"] == pytest.approx(2 / (2 + 1.96**2))
-    assert rows[1]["accuracy_high"] == pytest.approx(1)
+    found = rows[0]["accuracy"], rows[0]["accuracy_error"], rows[3]["accuracy"]
+    assert found == pytest.approx((0.75, 0.25, 0.5))
+    bounds = rows[1]["accuracy_low"], rows[1]["accuracy_high"]
+    assert bounds == pytest.approx((2 / (2 + 1.96**2), 1))
     assert rows[4]["log_likelihood"] == -2
 
 
@@ -301,36 +269,30 @@ def test_wilsons_interval_solves_its_equation() -> None:
             assert abs(successes / count - end) == pytest.approx(1.96 * deviation)
 
 
-def test_bad_input_is_refused(model: PreTrainedModel, plans: list[cl.Selection]) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "answer"),
+    [
+        ("ab", None),
+        ("ab", "a.b"),  # a full stop ends an answer
+        ("ab", ""),
+        (" ", "cd"),
+        ("ab", "c" * 80),  # more than the context
+    ],
+)
+def test_bad_input_is_refused(
+    model: PreTrainedModel, plans: list[cl.Selection], prompt: str, answer: str | None
+) -> None:
+    with pytest.raises(cl.InputError):
+        ask(model, plans, [Question("words", prompt, answer)])
+
+
+def test_plans_and_questions_that_do_not_fit(
+    model: PreTrainedModel, plans: list[cl.Selection]
+) -> None:
     good = Question("words", "ab", "cd")
-    for chosen, asked in (
-        ([], good),
-        (plans, Question("words", "ab")),  # no answer
-        (plans, Question("words", "ab", "a.b")),  # a full stop ends an answer
-        (plans, Question("words", "ab", "")),
-        (plans, Question("words", " ", "cd")),
-        (plans, Question("words", "ab", "c" * 80)),  # more than the context
-    ):
-        with pytest.raises(cl.InputError):
-            ask(model, chosen, [asked])
+    with pytest.raises(cl.InputError):
+        ask(model, [], [good])
     with pytest.raises(cl.MismatchError):
         ask(model, [cl.Selection.from_pruned(make_units(), [0])], [good])
     table = ask(model, plans, [Question("words", "ab"), good])
     assert (table.left_out, table.right.shape) == (1, (len(plans), 1))
-
-
-@pytest.mark.slow
-def test_the_demo_model_agrees_with_generating() -> None:
-    model, tokenizer = cl.load_model("demo")
-    units = cl.enumerate_units(model)
-    chosen = np.random.default_rng(0).permutation(len(units))[:48]
-    plans = [cl.Selection.from_pruned(units, part) for part in ([], chosen.tolist())]
-    questions = cl.demo_questions(1)
-    table = cl.answer_accuracy(model, tokenizer, plans, questions, progress=False)
-    for p, plan in enumerate(plans):
-        with cl.ablate(model, plan):
-            said = [cl.continue_text(model, tokenizer, q.prompt, 32) for q in questions]
-        assert table.right[p].tolist() == [
-            q.is_right(one) for q, one in zip(questions, said, strict=True)
-        ]
-    assert table.right[0].mean() > table.right[1].mean()
