@@ -111,17 +111,6 @@ def test_the_order_that_holds_longest_stands_for_the_set(seed: int) -> None:
     assert segment.selection.pruned == longest
 
 
-def test_orders_of_one_set_are_one_segment() -> None:
-    """Two units that swap places in the order but are both pruned throughout."""
-    units = make_units(1, 0, 4)
-    features = np.array([[1.0, 0, 0], [1.0, 1.0, 0], [-1.0, 0, 1.1], [9.0, 9.0, 9.0]])
-    curvature = gram_curvature(units, features)
-    assert cl.solve_greedy(curvature, 0.7, 0.0).pruned == (0, 1, 2)
-    assert cl.solve_greedy(curvature, 0.7, 1.0).pruned == (0, 2, 1)
-    path = cl.lambda_path(curvature, 0.7)
-    assert (path.orders, len(path), path.distinct_sets) == (2, 1, 1)
-
-
 def test_a_stall_on_part_of_the_path_is_a_segment() -> None:
     """Room for 4 per layer of cost 7: cheap attention (3) blocks the FFN pair (2 + 2)."""
     units = cl.UnitSet(

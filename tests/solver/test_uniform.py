@@ -132,14 +132,6 @@ def test_include_exclude_and_kinds_bind() -> None:
     assert len(cl.solve_greedy(curvature, 0, uniform=True)) == 0
 
 
-def test_a_kv_target_takes_heads_evenly() -> None:
-    units = cl.enumerate_units(tiny_model("llama", "mha"), GROUPS)
-    target = cl.Target(kv_cache="0.6 KiB", dtype="float32")  # of 768 bytes: 64 per head
-    plan = cl.solve_greedy(random_curvature(units), target, uniform=True)
-    assert plan.realized_target == 576
-    assert [len(list(c.elements())) for c in widths(units, plan.pruned).values()] == [1, 1, 1]
-
-
 # What cannot be uniform ---------------------------------------------------------------------------
 
 

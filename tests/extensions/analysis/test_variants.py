@@ -131,17 +131,6 @@ def test_a_variant_changes_the_plan_never_its_predicted_risk(
     assert plan.terms.edge == pytest.approx(edge, abs=1e-15)
 
 
-def test_without_its_diagonal_a_block_prunes_by_index() -> None:
-    """The paper's collapse: whatever has no edge in the block looks free, the dearest unit too."""
-    units = make_units(1, 2, 2, attention_cost=4, ffn_cost=4)
-    curvature = cl.Curvature(np.diag([9.0, 8.0, 0.1, 0.1]) + 0.05 * (1 - np.eye(4)), units)
-    kept = solve_variant(curvature, cl.edge_variant(curvature, "ffn"), 0.5)
-    zeroed = solve_variant(curvature, cl.edge_variant(curvature, "ffn", keep_diagonal=False), 0.5)
-    assert set(kept.pruned) == {2, 3}
-    assert zeroed.pruned == (0, 1)
-    assert zeroed.predicted_risk == pytest.approx((9 + 8) / 2 + 0.05)
-
-
 # The measured diagonal ---------------------------------------------------------------------------
 
 

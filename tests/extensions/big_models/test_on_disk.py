@@ -221,20 +221,6 @@ def test_a_second_round_is_recorded(tmp_path: Path) -> None:
     assert len(json.loads((expected / "cocurve_manifest.json").read_text())["earlier_rounds"]) == 1
 
 
-def test_a_head_in_the_files_is_kept_where_it_differs_from_the_embedding(tmp_path: Path) -> None:
-    folder, file = tmp_path / "model", "model.safetensors"
-    dense(folder, tie_word_embeddings=True)
-    weights = load_file(folder / file)
-    head = weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
-    for added, kept in ((0, False), (1, True)):
-        head[0, 0] += added
-        save_file(weights, folder / file)
-        small = cl.prune(open_model(folder), ragged(tiny_model()), out=tmp_path / f"small {added}")
-        found = load_file(small / file)
-        assert ("lm_head.weight" in found) is kept
-    assert torch.equal(found["lm_head.weight"], head)
-
-
 # What must leave nothing behind ------------------------------------------------------------------
 
 

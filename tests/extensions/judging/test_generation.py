@@ -145,16 +145,6 @@ def test_strings_of_the_checkpoint_end_a_text(demo: Any, monkeypatch: pytest.Mon
     assert len(cl.continue_text(model, tokenizer, prompt, 8)) < len(whole)
 
 
-def test_half_precision(tokenizer: Any) -> None:
-    model = tiny_model(dtype=torch.bfloat16)
-    plan = plan_of(model)
-    pair = cl.compare_text(model, tokenizer, PROMPT, plan, Sampling(8))
-    assert pair.dense_ids[0] == ids_alone(model, tokenizer, PROMPT, 1)[0]
-    row = torch.tensor([*pair.prompt_ids, *pair.dense_ids])
-    risk = cl.pruning_risk(model, plan, cl.CalibrationSet(row[None]))
-    assert forced_kl(model, plan, row).mean() == pytest.approx(risk, rel=0.02)
-
-
 def test_a_row_ends_while_the_other_goes_on(tokenizer: Any) -> None:
     model = tiny_model()
     plan = plan_of(model)

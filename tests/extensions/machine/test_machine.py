@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import chain, combinations
 from typing import Any
 
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 import cocurve_lab as cl
 from cocurve_lab.extensions.choosing.neighbors import Neighbors
 from cocurve_lab.extensions.machine.portions import MachineRules
-from cocurve_lab.solver.guards import FREE
 from helpers.problems import make_units, random_curvature
 
 SETTINGS = settings(max_examples=60, derandomize=True, deadline=None)
@@ -39,17 +37,61 @@ def keeps(units: cl.UnitSet, pruned: tuple[int, ...], machine: cl.Machine) -> bo
             mine = [i for i, unit in enumerate(units) if (unit.layer, unit.kind) == (layer, kind)]
             kept = [i for i in mine if i not in pruned]
             whole[kind] = len(kept) in (0, len(mine))
-            size = len(kept) if kind == "attention" else sum(units.costs[kept].tolist())
-            left[kind] = size
-        if left["attention"] % machine.tensor_parallel or left["ffn"] % machine.tensor_parallel:
-            return False
-        if left["ffn"] % machine.align:
+            left[kind] = len(kept) if kind == "attention" else sum(units.costs[kept].tolist())
+        ways = machine.tensor_parallel
+        if left["attention"] % ways or left["ffn"] % ways or left["ffn"] % machine.align:
             return False
         if machine.depth is not None and not all(whole.values()):
             return False
         if machine.depth == "layer" and (left["attention"] > 0) != (left["ffn"] > 0):
             return False
     return True
+
+
+def test_included_units_are_completed_and_uniform_plans_and_draws_keep_them() -> None:
+    curvature, machine = random_curvature(SMALL, 2), cl.Machine(tensor_parallel=2, align=16)
+    chosen = ["L0.attention[3]", "L1.ffn[0]"]
+    completed = cl.solve_aligned(curvature, 0.0, machine=machine, include=chosen)
+    assert len(completed) == 4
+    uniform = cl.solve_aligned(curvature, 0.4, machine=machine, uniform=True)
+    assert uniform.made.uniform
+    plan = cl.solve_aligned(curvature, 0.4, machine=machine)
+    draws, rng = Neighbors(plan, surrogate=curvature), np.random.default_rng(0)
+    found = {tuple(draws.draw(plan.pruned, rng)) for _ in range(40)}
+    assert len(found) > 3
+    for pruned in (completed.pruned, uniform.pruned, *found):
+        assert keeps(SMALL, pruned, machine)
+
+
+PLAN = cl.solve_aligned(random_curvature(SMALL), 0.4, machine=cl.Machine(depth="layer"))
+
+
+def of_three_heads(**machine: int) -> Any:
+    curvature = random_curvature(make_units(2, 3, 4, ffn_cost=8))
+    return cl.solve_aligned(curvature, 0.2, machine=cl.Machine(**machine))
+
+
+def forced(**fields: Any) -> Any:
+    machine = cl.Machine(tensor_parallel=2)
+    return cl.solve_aligned(random_curvature(SMALL), 0.0, machine=machine, **fields)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: PLAN.prefix(0.2),
+        *(
+            lambda fields=fields: cl.Machine(**fields)
+            for fields in ({"depth": "head"}, {"align": 0}, {"tensor_parallel": 1.5})
+        ),
+        lambda: of_three_heads(tensor_parallel=2),
+        lambda: of_three_heads(align=64),
+        lambda: forced(include=[3], exclude=[0, 1, 2]),
+    ],
+)
+def test_what_does_not_fit_the_machine_is_refused(call: Any) -> None:
+    with pytest.raises(cl.InputError):
+        call()
 
 
 def subsets(units: cl.UnitSet) -> list[tuple[int, ...]]:
@@ -91,33 +133,22 @@ def test_every_plan_keeps_them_and_what_can_go_is_exact(
 ) -> None:
     guards = cl.Guards(layer_cap=cap, protect_first=first)
     curvature = random_curvature(SMALL, seed, shared=0.8)
-    most = sum(
-        max(
-            sum(SMALL[u].cost for u in chosen)
-            for chosen in admissible(SMALL, layer, guards, machine)
-        )
-        for layer in range(2)
-    )
-    rules = MachineRules(SMALL, guards, ratio, machine=machine)
-    assert rules.reachable() == most
-    if ratio > most / SMALL.total_cost * (1 + 1e-9):
-        with pytest.raises(cl.InfeasibleError) as raised:
-            cl.solve_aligned(curvature, ratio, strength, guards, machine=machine)
-        assert raised.value.stalled_ratio is None
-        return
+    allowed = [admissible(SMALL, layer, guards, machine) for layer in range(2)]
+    most = sum(max(SMALL.costs[list(chosen)].sum() for chosen in sets) for sets in allowed)
+    assert MachineRules(SMALL, guards, ratio, machine=machine).reachable() == most
     try:
         plan = cl.solve_aligned(curvature, ratio, strength, guards, machine=machine)
-    except cl.InfeasibleError:  # greedy stalls
-        assert cap is not None
+    except cl.InfeasibleError as error:
+        plan, stalled = None, error.stalled_ratio
+    if plan is None:
+        impossible = ratio > most / SMALL.total_cost * (1 + 1e-9)
+        assert impossible == (stalled is None)
+        assert impossible or cap is not None  # greedy stalls
         return
-    for layer in range(2):
-        here = tuple(sorted(u for u in plan.pruned if SMALL[u].layer == layer))
-        assert here in admissible(SMALL, layer, guards, machine)
+    for layer, sets in enumerate(allowed):
+        assert tuple(sorted(u for u in plan.pruned if SMALL[u].layer == layer)) in sets
     assert plan.realized_ratio >= ratio * (1 - 1e-9)
-    again = cl.Selection.from_pruned(
-        SMALL, plan.pruned, curvature, interaction_strength=strength, guards=guards
-    )
-    assert plan.predicted_risk == pytest.approx(again.predicted_risk)
+    assert plan.predicted_risk == pytest.approx(curvature.risk(plan.pruned))
     better = cl.refine(plan, curvature)
     assert keeps(SMALL, better.pruned, machine)
     assert better.objective <= plan.objective + 1e-15
@@ -187,67 +218,14 @@ def test_it_is_greedy_over_portions(machine: cl.Machine, strength: float) -> Non
         assert list(plan.pruned) == by_hand(curvature, machine, 0.5, strength)
 
 
-def test_included_units_are_completed() -> None:
-    curvature, machine = random_curvature(SMALL, 2), cl.Machine(tensor_parallel=2, align=16)
-    chosen = ["L0.attention[3]", "L1.ffn[0]"]
-    plan = cl.solve_aligned(curvature, 0.0, machine=machine, include=chosen)
-    assert len(plan) == 4
-    assert keeps(SMALL, plan.pruned, machine)
-    others = [f"L0.attention[{i}]" for i in range(3)]
-    with pytest.raises(cl.InputError):
-        cl.solve_aligned(curvature, 0.0, machine=machine, include=chosen[:1], exclude=others)
-
-
-def test_uniform_plans_keep_them() -> None:
-    curvature, machine = random_curvature(SMALL, 3), cl.Machine(tensor_parallel=2, align=16)
-    for ratio in (0.2, 0.4):
-        plan = cl.solve_aligned(curvature, ratio, machine=machine, uniform=True)
-        assert plan.made.uniform
-        assert keeps(SMALL, plan.pruned, machine)
-
-
-def test_a_search_on_text_keeps_them() -> None:
-    curvature, machine = random_curvature(SMALL, 4), cl.Machine(tensor_parallel=2)
-    plan = cl.solve_aligned(curvature, 0.4, machine=machine)
-    draws, rng = Neighbors(plan, surrogate=curvature), np.random.default_rng(0)
-    found = {draws.draw(plan.pruned, rng) for _ in range(40)}
-    assert len(found) > 3
-    for pruned in found:
-        assert pruned is not None
-        assert keeps(SMALL, tuple(pruned), machine)
-
-
-def test_its_prefixes_are_refused() -> None:
-    plan = cl.solve_aligned(random_curvature(SMALL), 0.4, machine=cl.Machine(depth="layer"))
-    with pytest.raises(cl.InputError, match="depth='layer'"):
-        plan.prefix(0.2)
-
-
-@pytest.mark.parametrize("fields", [{"depth": "head"}, {"align": 0}, {"tensor_parallel": 1.5}])
-def test_a_machine_that_cannot_be_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(cl.InputError):
-        cl.Machine(**fields)
-
-
-def test_units_that_do_not_divide_are_refused() -> None:
-    curvature = random_curvature(make_units(2, 3, 4, ffn_cost=8))
-    with pytest.raises(cl.InputError):
-        cl.solve_aligned(curvature, 0.2, machine=cl.Machine(tensor_parallel=2))
-    with pytest.raises(cl.InputError):
-        cl.solve_aligned(curvature, 0.2, machine=cl.Machine(align=64))
-
-
 def test_any_machine_gives_the_plan_of_algorithm_2() -> None:
-    curvature = random_curvature(SMALL)
-    plan = cl.solve_aligned(curvature, 0.4, 0.5, cl.Guards(layer_cap=0.8), machine=cl.Machine())
-    assert plan.pruned == cl.solve_greedy(curvature, 0.4, 0.5, cl.Guards(layer_cap=0.8)).pruned
+    curvature, guards = random_curvature(SMALL), cl.Guards(layer_cap=0.8)
+    plan = cl.solve_aligned(curvature, 0.4, 0.5, guards, machine=cl.Machine())
+    assert plan.pruned == cl.solve_greedy(curvature, 0.4, 0.5, guards).pruned
 
 
 def test_files_name_it() -> None:
-    curvature, machine = random_curvature(SMALL), cl.Machine(tensor_parallel=2, depth="block")
-    plan = cl.solve_aligned(curvature, 0.4, machine=machine)
-    again = cl.Selection.from_json(plan.to_json())
-    assert again.made == plan.made
-    assert again.guards == FREE
-    assert again.made.rule == "aligned to tensor_parallel=2, depth='block'"
-    assert "rule" not in json.loads(cl.solve_greedy(curvature, 0.4).to_json())
+    machine = cl.Machine(tensor_parallel=2, depth="block")
+    plan = cl.solve_aligned(random_curvature(SMALL), 0.4, machine=machine)
+    assert cl.Selection.from_json(plan.to_json()).made == plan.made
+    assert plan.made.rule == "aligned to tensor_parallel=2, depth='block'"

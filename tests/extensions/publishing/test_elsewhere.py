@@ -49,89 +49,78 @@ def tuned(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_a_trainer_saved_is_read_and_pruned_again(tmp_path: Path, name: str) -> None:
+    """And the object itself, saved by us."""
     family, names, changes = FAMILIES[name]
     small = pruned(family, names, **changes)
     model = trained(cl.save_pruned(small, tmp_path / "small"))
     model.save_pretrained(tmp_path / "tuned")
-    assert not (tmp_path / "tuned" / MANIFEST).exists()
     loaded: Any = cl.load_pruned(tmp_path / "tuned")
     ids = tiny_text(2).input_ids
     assert (full_logits(loaded, ids) - full_logits(model, ids)).abs().max() < 1e-5
     assert loaded.cocurve_manifest["layers"] == small.cocurve_manifest["layers"]
-    again = cl.save_pruned(loaded, tmp_path / "again")
-    manifest = json.loads((again / MANIFEST).read_text())
-    assert manifest["weights_since_pruning"] == "trained elsewhere"
-    assert "the model was trained elsewhere" in (again / "README.md").read_text()
-    assert weight_marks(cl.load_pruned(again)) == weight_marks(loaded)
+    for number, each in enumerate((loaded, model)):
+        again = cl.save_pruned(each, tmp_path / f"again {number}")
+        manifest = json.loads((again / MANIFEST).read_text())
+        assert manifest["weights_since_pruning"] == "trained elsewhere"
+        assert weight_marks(cl.load_pruned(again)) == weight_marks(loaded)
     plan = cl.Selection.from_pruned(cl.enumerate_units(loaded, GROUPS), ["L2.ffn[1]"])
-    twice: Any = cl.prune(cl.load_pruned(again), plan, verify=tiny_text(1))
-    (first,) = twice.cocurve_manifest["earlier_rounds"]
+    manifest = cl.prune(cl.load_pruned(again), plan, verify=tiny_text(1)).cocurve_manifest
+    (first,) = manifest["earlier_rounds"]
     assert (first["weights_since_pruning"], first["pruned_units"]) == ("trained elsewhere", [])
-    assert twice.cocurve_manifest["base_model"] is None
+    assert manifest["base_model"] is None
 
 
-def test_the_object_that_was_trained_is_saved_and_pruned(tmp_path: Path) -> None:
-    model = trained(cl.save_pruned(pruned(), tmp_path / "small"))
-    again = cl.save_pruned(model, tmp_path / "again")
-    manifest = json.loads((again / MANIFEST).read_text())
-    assert manifest["weights_since_pruning"] == "trained elsewhere"
-    assert weight_marks(cl.load_pruned(again)) == weight_marks(model)
-    plan = cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), ["L2.ffn[1]"])
-    (first,) = cl.prune(model, plan).cocurve_manifest["earlier_rounds"]
-    assert first["weights_since_pruning"] == "trained elsewhere"
-    with pytest.raises(cl.InputError, match="no manifest"):
-        cl.save_pruned(tiny_model(), tmp_path / "dense")
-
-
-def test_verbs_read_it(tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbs_read_it(tuned: Path, tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     from cocurve_lab.cli import main
 
-    units = cl.enumerate_units(cl.load_pruned(tuned))
-    plan = cl.Selection.from_pruned(units, ["L2.ffn[1]"])
+    plan = cl.Selection.from_pruned(cl.enumerate_units(cl.load_pruned(tuned)), ["L2.ffn[1]"])
     (tmp_path / "plan.json").write_text(plan.to_json())
     (tmp_path / "text.txt").write_text("\n\n".join(["w1 w2 w3 w4 w5 w6 w7"] * 40))
-    assert main(["inventory", str(tuned), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["units"] == len(units)
-    rows = ("--sequences", "4", "--length", "8")
-    build = ("build", str(tuned), "--calibration", str(tmp_path / "text.txt"), *rows)
-    assert main([*build, "--out", str(tmp_path / "H")]) == 0
-    assert main(["export", str(tuned), "--gguf", str(tmp_path / "a.gguf"), "--no-tokenizer"]) == 0
-    prune = ("prune", str(tuned), str(tmp_path / "plan.json"))
-    assert main([*prune, "--out", str(tmp_path / "twice"), "--dtype", "bfloat16"]) == 0
-    memory = cl.prune(cl.load_pruned(tuned, dtype="bfloat16"), plan)
+    rows = ("--sequences", "4", "--length", "8", "--out", str(tmp_path / "H"))
+    for command in (
+        ("inventory", str(tuned)),
+        ("build", str(tuned), "--calibration", str(tmp_path / "text.txt"), *rows),
+        ("export", str(tuned), "--gguf", str(tmp_path / "a.gguf"), "--no-tokenizer"),
+        ("prune", str(tuned), str(tmp_path / "plan.json"), "--out", str(tmp_path / "twice")),
+    ):
+        assert main([*command]) == 0
+    memory = cl.prune(cl.load_pruned(tuned), plan)
     assert weight_marks(cl.load_pruned(tmp_path / "twice")) == weight_marks(memory)
-    with pytest.raises(cl.InputError, match="load_pruned"):
+    with pytest.raises(cl.InputError):
         cl.load_model(tuned)
 
 
 def test_a_separate_head_survives_a_configuration_that_ties_it(tuned: Path) -> None:
     before = cl.load_pruned(tuned)
-    content = json.loads((tuned / "config.json").read_text()) | {"tie_word_embeddings": True}
-    (tuned / "config.json").write_text(json.dumps(content))
+    edit(tuned, tie_word_embeddings=True)
     assert weight_marks(cl.load_pruned(tuned)) == weight_marks(before)
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    content = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(content))
 
 
 def test_a_folder_with_an_adapter_is_refused(tuned: Path) -> None:
     (tuned / "adapter_config.json").write_text("{}")
-    with pytest.raises(cl.InputError, match="merge_and_unload"):
+    with pytest.raises(cl.InputError):
         cl.load_pruned(tuned)
 
 
-SPOILED: dict[str, Any] = {
-    "too wide": ({"1": {"intermediate_size": 10**6}}, "layer 1 1000000 ffn"),
-    "text": ({"1": {"intermediate_size": "7"}}, "layer 1.ffn_columns is '7'"),
-    "no object": ([1], "config.json"),
-    "no widths": ({"1": 3}, "config.json"),
-}
-
-
-@pytest.mark.parametrize("name", SPOILED)
-def test_widths_that_cannot_be_are_refused(tuned: Path, name: str) -> None:
-    own, named = SPOILED[name]
-    content = json.loads((tuned / "config.json").read_text()) | {"per_layer_config": own}
-    (tuned / "config.json").write_text(json.dumps(content))
-    with pytest.raises(cl.FileFormatError, match=named):
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"1": {"intermediate_size": 10**6}},
+        {"1": {"intermediate_size": "7"}},
+        [1],
+        {"1": 3},
+    ],
+    ids=str,
+)
+def test_widths_that_cannot_be_are_refused(tuned: Path, own: Any) -> None:
+    edit(tuned, per_layer_config=own)
+    with pytest.raises(cl.FileFormatError):
         cl.load_pruned(tuned)
 
 
@@ -146,20 +135,3 @@ def test_a_classifier_is_made_of_it(tmp_path: Path, family: str) -> None:
     with torch.no_grad():
         hidden = small.base_model(ids).last_hidden_state[:, -1]
         assert (model(ids[:1]).logits - model.score(hidden[:1])).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_it_drafts_for_its_dense_model(tmp_path: Path, own: bool) -> None:
-    """Speculative decoding: the words are the dense model's, which is called less often."""
-    dense, tokenizer = cl.load_model("demo", device="cpu")
-    plan = cl.Selection.from_pruned(cl.enumerate_units(dense), ["L0.ffn[1]", "L3.attention[0]"])
-    folder = cl.save_pruned(cl.prune(dense, plan), tmp_path / "small")
-    draft = cl.load_pruned(folder, device="cpu")
-    if not own:
-        draft = modeling_cocurve.CocurveLlamaForCausalLM.from_pretrained(folder).eval()
-    ids = tokenizer("The cat sat on", return_tensors="pt").input_ids
-    settings: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
-    expected, calls = dense.generate(ids, **settings), []
-    dense.register_forward_hook(lambda *_: calls.append(1))
-    assert torch.equal(dense.generate(ids, assistant_model=draft, **settings), expected)
-    assert 0 < len(calls) < 24

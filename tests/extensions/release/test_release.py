@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import cocurve_lab as cl
 from cocurve_widgets import BridgeExplorer, LambdaExplorer, Session
 from cocurve_widgets.packing import pack_problem
-from helpers.problems import llama_8b_units, random_curvature
+from helpers.problems import llama_8b_units
 from helpers.release import Shape, mask_path, write_json, write_release
 from helpers.tiny_models import (
     FFN,
     GROUPS,
     HEADS,
     HIDDEN,
-    full_logits,
-    masked_by_hand,
     tiny_model,
     tiny_text,
 )
@@ -62,11 +58,10 @@ def test_the_synthetic_folder_has_the_published_registry_and_totals(released: Pa
     registry = (released / "registry.json").read_bytes()
     assert hashlib.sha256(registry).hexdigest() == PUBLISHED_REGISTRY
     assert (released / "matrices" / "H.npy").stat().st_size == 2_359_424  # likewise
-    curvature, expected = cl.Curvature.from_release(released), llama_8b_units()
+    curvature = cl.Curvature.from_release(released)
     units = curvature.units
-    np.testing.assert_array_equal(units.costs, expected.costs)
+    np.testing.assert_array_equal(units.costs, llama_8b_units().costs)
     assert units["L31.ffn[15]"].stop == 14336
-    assert (len(units), units.total_cost) == (768, 6_979_321_856)
     assert (units.total_parameters, units.ffn_groups) == (None, 16)
     assert (curvature.provenance["source"], curvature.group_grams) == ("release", None)
 
@@ -90,7 +85,7 @@ def test_the_release_is_read_into_our_units(tmp_path: Path, shape: Shape) -> Non
     assert attention[0].stop == shape.heads // shape.kv_heads * shape.head_dim
 
 
-@pytest.mark.parametrize("percent", [10, 20, 30, 40, 50])
+@pytest.mark.parametrize("percent", [10, 50])
 def test_a_published_mask_is_a_plan_without_an_order(released: Path, percent: int) -> None:
     mask = json.loads(mask_path(released, percent).read_text())
     plan = cl.Selection.from_release(released, percent / 100)
@@ -98,12 +93,10 @@ def test_a_published_mask_is_a_plan_without_an_order(released: Path, percent: in
     assert list(plan.kept) == mask["selected_units"]
     assert plan.pruned_cost == mask["pruned_cost"]
     assert plan.realized_ratio == pytest.approx(mask["actual_prune_ratio"])
-    assert (plan.requested_ratio, plan.ordered) == (percent / 100, False)
-    assert plan.interaction_strength == 0.0108
-    assert plan.params_removed_fraction is None
-    s = plan.indicator.astype(float)
+    made = (plan.requested_ratio, plan.interaction_strength, plan.ordered)
+    assert made == (percent / 100, 0.0108, False)
     curvature = cl.Curvature.from_release(released)
-    assert plan.predicted_risk == pytest.approx(s @ curvature.matrix @ s / 2)
+    assert plan.predicted_risk == pytest.approx(curvature.risk(plan.pruned))
     assert plan.curvature_fingerprint == curvature.fingerprint
     with pytest.raises(cl.InputError):
         plan.prefix(0.05)
@@ -116,8 +109,7 @@ def test_a_mask_needs_no_matrix(tiny: Path, state: str) -> None:
     if state == "pointer":
         matrix.write_bytes(POINTER)
     plan = cl.Selection.from_release(tiny, 0.2)
-    assert plan.predicted_risk is None
-    assert plan.curvature_fingerprint is None
+    assert (plan.predicted_risk, plan.curvature_fingerprint) == (None, None)
     assert len(plan) > 0
 
 
@@ -173,35 +165,50 @@ def absurd(folder: Path) -> None:
 
 
 BAD = [
-    *((mask(**{name: value}), name) for name, value in {
+    *(mask(**{name: value}) for name, value in {
         "pruned_cost": 1.0, "total_cost": 1.0, "actual_prune_ratio": 0.9,
         "target_prune_ratio": 0.4, "selected_units": None, "interaction_strength": None,
     }.items()),
-    (mask(actual_prune_ratio=float("nan")), "NaN"),
-    (mask(pruned_cost="much"), "pruned_cost"),
-    (mask(pruned_cost=10**400), "pruned_cost"),
-    *((mask(pruned_units=units), "prune_solution") for units in ([], [0, 0], [99], [[0]], "012")),
-    *((file(name, content), name.rpartition("/")[2]) for name in ("registry.json", MASK)
+    mask(actual_prune_ratio=float("nan")),
+    mask(pruned_cost="much"),
+    mask(pruned_cost=10**400),
+    *(mask(pruned_units=units) for units in ([], [0, 0], [99], [[0]], "012")),
+    *(file(name, content) for name in ("registry.json", MASK)
       for content in (POINTER, b"", b"[]", b"{", b"[" * 100_000, b'{"pruned_units": []}', b"\xff")),
-    (absurd, "1,099,511,627,776"),
-    (registry(schema_version=2), "schema_version"),
-    (registry(units=None), "units"),
-    *((unit(3, **{name: value}), "registry.json") for name, value in (
+    absurd,
+    registry(schema_version=2),
+    registry(units=None),
+    *(unit(3, **{name: value}) for name, value in (
         ("cost", -5.0), ("cost", 1.5), ("cost", 1e300), ("cost", float("nan")), ("cost", "5"),
         ("layer_idx", 1 << 70), ("layer_idx", 9), ("unit_type", "expert"), ("metadata", []),
     )),
-    (unit(0, cost=1025), "1025"),  # fits no head_dim
-    (unit(0, tower="vision"), "vision"),
-    (unit(1, metadata={"query_head_indices": []}), "registry.json"),
-    (unit(5, metadata={"group_size": 10}), "start_channel"),
-    *((file("matrices/H.npy", content), "H.npy") for content in (
+    unit(0, cost=1025),  # fits no head_dim
+    unit(0, tower="vision"),
+    unit(1, metadata={"query_head_indices": []}),
+    unit(5, metadata={"group_size": 10}),
+    *(file("matrices/H.npy", content) for content in (
         POINTER, b"", b"PK\x03\x04", b"\x93NUMPY\x01\x00v\x00{'descr'",
     )),
-    (header(10**7, 10**7), "H.npy"),
-    (header(-1, 4), "H.npy"),
-    (array(np.full((18, 18), "a")), "H.npy"),
-    (array(np.array([{}], dtype=object)), "H.npy"),
+    header(10**7, 10**7),
+    header(-1, 4),
+    array(np.full((18, 18), "a")),
+    array(np.array([{}], dtype=object)),
 ]  # fmt: skip
+
+
+def test_the_explorers_open_on_it(released: Path) -> None:
+    curvature = cl.Curvature.from_release(released)
+    explorer = LambdaExplorer(curvature, session=Session(curvature))
+    explorer.ratio, explorer.protect_first = 0.3, 2
+    expected = cl.solve_greedy(curvature, 0.3, explorer.interaction_strength, explorer.guards)
+    assert explorer.selection.pruned == expected.pruned
+    explorer.session.selection = cl.Selection.from_release(released, 0.2)
+    assert explorer.selection.pruned == expected.pruned  # a mask whose guards are not known
+    explorer.close()
+    bridges = BridgeExplorer(curvature, session=Session(curvature))
+    assert bridges.nodes["name"] == [unit.name for unit in curvature.units]
+    bridges.close()
+    assert pack_problem(curvature)["parameters"] is None
 
 
 def read(folder: Path) -> None:
@@ -211,84 +218,36 @@ def read(folder: Path) -> None:
 
 @pytest.mark.parametrize("case", range(len(BAD)))
 def test_a_release_that_is_damaged_or_contradicts_itself_is_refused(tiny: Path, case: int) -> None:
-    change, named = BAD[case]
     read(tiny)
-    change(tiny)
-    with pytest.raises(cl.FileFormatError, match=re.escape(named)):
+    BAD[case](tiny)
+    with pytest.raises(cl.FileFormatError):
         read(tiny)
 
 
 def test_files_that_are_missing_or_of_another_model(tiny: Path) -> None:
     np.save(tiny / "matrices" / "H.npy", np.eye(3))
-    with pytest.raises(cl.InputError, match=r"\(3, 3\)"):
+    with pytest.raises(cl.InputError):
         cl.Curvature.from_release(tiny)
     with pytest.raises(FileNotFoundError):
         cl.Curvature.from_release(tiny / "none")
-    for ratio in (0.3, 0.205, 20):
-        with pytest.raises(FileNotFoundError, match=r"0\.2, 0\.4"):
-            cl.Selection.from_release(tiny, ratio)
-    with pytest.raises(FileNotFoundError):
-        cl.Selection.from_release(tiny / "matrices", 0.2)
+    for place, ratio in ((tiny, 0.3), (tiny, 0.205), (tiny, 20), (tiny / "matrices", 0.2)):
+        with pytest.raises(FileNotFoundError):
+            cl.Selection.from_release(place, ratio)
 
 
 # On a model ---------------------------------------------------------------------------------------
 
 
 def test_a_mask_is_applied_to_its_model(tiny: Path) -> None:
-    model, text = tiny_model(), tiny_text(2)
-    plan = cl.Selection.from_release(tiny, 0.4)
-    pruned = cl.prune(model, plan)
-    with masked_by_hand(model, [plan.units.units[i] for i in plan.pruned]):
-        expected = full_logits(model, text.input_ids)
-    with cl.ablate(model, plan):
-        torch.testing.assert_close(full_logits(model, text.input_ids), expected)
-    torch.testing.assert_close(full_logits(pruned, text.input_ids), expected, atol=1e-4, rtol=0)
+    model, plan = tiny_model(), cl.Selection.from_release(tiny, 0.4)
+    pruned = cl.prune(model, plan, verify=tiny_text(2))
     assert pruned.num_parameters() == model.num_parameters() - plan.pruned_cost
 
 
 @pytest.mark.parametrize("changes", [{"heads": "mha"}, {"intermediate_size": 44}, {"layers": 4}])
 def test_another_model_is_refused(tiny: Path, changes: dict[str, Any]) -> None:
-    model, plan = tiny_model(**changes), cl.Selection.from_release(tiny, 0.2)
-    for apply in (cl.prune, lambda m, s: cl.ablate(m, s).__enter__()):
-        with pytest.raises(cl.MismatchError):
-            apply(model, plan)
+    with pytest.raises(cl.MismatchError):
+        cl.prune(tiny_model(**changes), cl.Selection.from_release(tiny, 0.2))
 
 
 # The explorers ------------------------------------------------------------------------------------
-
-
-def test_the_lambda_explorer_opens_on_it(released: Path) -> None:
-    curvature = cl.Curvature.from_release(released)
-    explorer = LambdaExplorer(curvature, session=Session(curvature))
-    for values in (
-        {"ratio": 0.3, "interaction_strength": 0.0108},
-        {"layer_cap": 0.5, "protect_first": 2, "protect_last": 2, "kinds": ["ffn"]},
-    ):
-        for name, value in values.items():
-            setattr(explorer, name, value)
-        assert explorer.error == ""
-        expected = cl.solve_greedy(
-            curvature, explorer.ratio, explorer.interaction_strength, explorer.guards
-        )
-        assert explorer.selection.pruned == expected.pruned
-    solved = explorer.selection
-    explorer.session.selection = cl.Selection.from_release(released, 0.2)
-    assert explorer.selection is solved  # a mask whose guards are not known
-    explorer.close()
-
-
-def test_the_share_of_all_parameters_is_not_stated_without_a_model(released: Path) -> None:
-    assert pack_problem(cl.Curvature.from_release(released))["parameters"] is None
-    units = cl.enumerate_units(tiny_model(), GROUPS)
-    assert pack_problem(random_curvature(units))["parameters"] == units.total_parameters
-
-
-def test_the_bridge_explorer_opens_on_it(released: Path) -> None:
-    curvature = cl.Curvature.from_release(released)
-    explorer = BridgeExplorer(curvature, session=Session(curvature))
-    explorer.threshold = 0.2
-    explorer.selected_unit = 65
-    assert explorer.error == ""
-    assert explorer.nodes["name"] == [unit.name for unit in curvature.units]
-    assert explorer.selected_unit == 65
-    explorer.close()

@@ -59,13 +59,9 @@ def test_the_kl_falls_and_the_size_stays(family: str, dtype: torch.dtype) -> Non
     risks = [model_risk(model, each, TEXT).mean() for each in (trained, pruned)]
     assert risks[0] < bound * risks[1]
     after = state(trained)
-    assert {k: (w.shape, w.dtype) for k, w in after.items()} == {
-        k: (w.shape, w.dtype) for k, w in before.items()
-    }
+    for name, weight in before.items():
+        assert (after[name].shape, after[name].dtype) == (weight.shape, weight.dtype)
     assert type(trained) is type(pruned)
-    assert [w.requires_grad for w in trained.parameters()] == [
-        w.requires_grad for w in pruned.parameters()
-    ]
     # only the linear layers of the decoder change, and by the rank
     inside = describe(pruned).stack
     linear = {
@@ -75,7 +71,6 @@ def test_the_kl_falls_and_the_size_stays(family: str, dtype: torch.dtype) -> Non
         and (isinstance(module, nn.Linear) or hasattr(module, "nf"))
         and module.weight.numel()
     }
-    assert len(linear) > 6
     for name, weight in before.items():
         update = after[name] - weight
         if name not in linear:
@@ -102,49 +97,47 @@ def test_the_loss_is_the_measured_kl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_held_out_rows_choose_the_epoch() -> None:
     model, pruned = pair()
+
+    def risk(of: PreTrainedModel) -> float:
+        return model_risk(model, of, OTHER).mean()
+
     trained = cl.recover(model, pruned, TEXT, OTHER, options=QUICK)
-    record = trained.cocurve_manifest["recovery"]  # type: ignore[union-attr, index]
-    assert 1 <= record["epoch"] <= 3
-    assert model_risk(model, trained, OTHER).mean() < model_risk(model, pruned, OTHER).mean()
+    assert 1 <= trained.cocurve_manifest["recovery"]["epoch"] <= 3
+    assert risk(trained) < risk(pruned)
     # a rate that destroys the model: the start is best, and is what comes back
     wild = RecoverOptions(4, 0.5, epochs=2, progress=False)
     same = cl.recover(model, pruned, TEXT, OTHER, options=wild)
     require_equal(state(same), state(pruned))
     assert same.cocurve_manifest == pruned.cocurve_manifest
-    worse = cl.recover(model, pruned, TEXT, options=wild)
-    assert model_risk(model, worse, OTHER).mean() > model_risk(model, pruned, OTHER).mean()
+    assert risk(cl.recover(model, pruned, TEXT, options=wild)) > risk(pruned)
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (model, pruned), held_out = pair(), OTHER
-    whole = cl.recover(model, pruned, TEXT, held_out, options=QUICK)
-    real, count = Trainer.training_step, 0
+    model, pruned = pair()
+    real, steps = Trainer.training_step, []
 
     def stopped(self: Trainer, *args: Any, **kwargs: Any) -> Tensor:
-        nonlocal count
-        count += 1
-        if count == 5:  # in the second of three epochs of three steps
+        steps.append(1)
+        if len(steps) == 5:  # in the second of three epochs of three steps
             raise KeyboardInterrupt
         return real(self, *args, **kwargs)
 
+    def trained(text: cl.CalibrationSet = TEXT, place: Path | None = tmp_path / "state") -> Any:
+        return cl.recover(model, pruned, text, OTHER, options=QUICK, checkpoint=place)
+
+    whole = trained(place=None)
     monkeypatch.setattr(Trainer, "training_step", stopped)
-    place = tmp_path / "state"
     with pytest.raises(KeyboardInterrupt):
-        cl.recover(model, pruned, TEXT, held_out, options=QUICK, checkpoint=place)
-    rest = cl.recover(model, pruned, TEXT, held_out, options=QUICK, checkpoint=place)
-    require_equal(state(rest), state(whole))
-    assert rest.cocurve_manifest == whole.cocurve_manifest
-    assert count == 5 + 6
-    # a finished run is read, not trained again
-    again = cl.recover(model, pruned, TEXT, held_out, options=QUICK, checkpoint=place)
-    require_equal(state(again), state(whole))
-    assert count == 5 + 6
-    # a run with other rows does not take its state
-    other = tiny_text(12, 24, seed=9)
-    cl.recover(model, pruned, other, held_out, options=QUICK, checkpoint=place)
-    assert count == 5 + 6 + 9
+        trained()
+    for _ in range(2):  # a finished run is read, not trained again
+        rest = trained()
+        require_equal(state(rest), state(whole))
+        assert rest.cocurve_manifest == whole.cocurve_manifest
+        assert len(steps) == 5 + 6
+    trained(tiny_text(12, 24, seed=9))  # a run with other rows does not take its state
+    assert len(steps) == 5 + 6 + 9
 
 
 def test_saved_and_loaded_with_its_record(tmp_path: Path) -> None:
@@ -157,55 +150,47 @@ def test_saved_and_loaded_with_its_record(tmp_path: Path) -> None:
     loaded: Any = cl.load_pruned(folder)
     require_equal(state(loaded), state(trained))
     manifest = loaded.cocurve_manifest
-    assert manifest["weights_since_pruning"] == "trained"
-    assert manifest["repair"]["method"] == "refit"
     recorded = manifest["recovery"]
+    assert (manifest["weights_since_pruning"], manifest["repair"]["method"]) == ("trained", "refit")
     assert (recorded["rank"], recorded["sequences"], recorded["positions"]) == (4, 12, 288)
     card = (folder / "README.md").read_text()
-    assert "refitted by least squares; low-rank updates were trained" in card
-    assert "nothing else was trained" in card
-    assert "updates of rank 4" in card
-    assert "cl.recover(model, pruned, calibration, options=options)" in card
-    assert "KL predicted" not in card
-    # another change is still seen
-    with torch.no_grad():
-        loaded.get_output_embeddings().weight.mul_(1.01)
+    for call in ("cl.repair(", "cl.recover("):
+        assert call in card
+    # a round of pruning after it keeps the record
+    plan = cl.Selection.from_pruned(cl.enumerate_units(loaded, GROUPS), [0])
+    more = cl.prune(loaded, plan).cocurve_manifest
+    assert (more["recovery"], more["earlier_rounds"][0]["recovery"]) == (None, recorded)
+    # and another change is still seen
+    loaded.get_output_embeddings().weight.data.mul_(1.01)
     again = cl.save_pruned(loaded, tmp_path / "changed")
     assert "changed after training" in (again / "README.md").read_text()
-    # and a round of pruning after it keeps the record
-    more = cl.prune(cl.load_pruned(folder), cl.Selection.from_pruned(
-        cl.enumerate_units(cl.load_pruned(folder), GROUPS), [0]
-    ))  # fmt: skip
-    assert more.cocurve_manifest["earlier_rounds"][0]["recovery"] == recorded  # type: ignore[union-attr, index]
-    assert more.cocurve_manifest["recovery"] is None  # type: ignore[union-attr, index]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("rank", 0), ("epochs", 0), ("rows_per_step", -1), ("seed", -1)),
+        *(("learning_rate", rate) for rate in (0.0, math.nan, "fast")),
+    ],
+)
+def test_options_are_checked(name: str, value: Any) -> None:
+    with pytest.raises(cl.InputError):
+        RecoverOptions(**{name: value})
 
 
 def test_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
     (model, pruned), other = pair(), tiny_model("llama", "gqa", vocab_size=98)
-    broken, call = copy.deepcopy(pruned), cl.recover
-    with torch.no_grad():
-        describe(broken).output_weight(1, "ffn").fill_(math.nan)
+    broken = copy.deepcopy(pruned)
+    describe(broken).output_weight(1, "ffn").data.fill_(math.nan)
     nowhere = copy.deepcopy(pruned).to("meta")
-    calls: list[tuple[Any, type[Exception]]] = [
-        (lambda: call(model, pruned, TEXT, TEXT, options=QUICK), cl.MismatchError),
-        (lambda: call(other, pruned, TEXT, options=QUICK), cl.MismatchError),
-        (lambda: call(model, nowhere, TEXT, options=QUICK), cl.InputError),
-        (lambda: call(model, broken, TEXT, options=QUICK), cl.NumericalError),
-        *(
-            (lambda name=name, value=value: RecoverOptions(**{name: value}), cl.InputError)
-            for name, values in {
-                "rank": [0],
-                "epochs": [0],
-                "rows_per_step": [-1],
-                "seed": [-1],
-                "learning_rate": [0.0, math.nan, "fast"],
-            }.items()
-            for value in values
-        ),
-    ]
-    for refused, error in calls:
+    for given, error in (
+        ((model, pruned, TEXT, TEXT), cl.MismatchError),
+        ((other, pruned, TEXT), cl.MismatchError),
+        ((model, nowhere, TEXT), cl.InputError),
+        ((model, broken, TEXT), cl.NumericalError),
+    ):
         with pytest.raises(error):
-            refused()
+            cl.recover(*given, options=QUICK)
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(cl.InputError):
         cl.recover(model, pruned, TEXT, options=QUICK)

@@ -17,7 +17,7 @@ import cocurve_lab as cl
 from cocurve_lab.extensions.repairing import least_squares_refit as refitting
 from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.measuring.risk import model_risk
-from cocurve_lab.models.identity import MANIFEST, fingerprint_model
+from cocurve_lab.models.identity import MANIFEST
 from helpers.tiny_models import (
     GROUPS,
     LLAMA_PLACES,
@@ -31,8 +31,8 @@ TEXT, OTHER = tiny_text(12, 24, seed=3), tiny_text(8, 24, seed=4)
 # the last FFN loses all, the second attention nothing; OLMo2's attention is one unit
 NAMES = ["L0.attention[0]", "L0.ffn[1]", "L1.ffn[0]", "L1.ffn[3]", "L2.attention[1]"]
 NAMES += [f"L2.ffn[{group}]" for group in range(GROUPS)]
-ADDITIVE = ["llama", "mistral", "qwen2", "phi3", "gemma", "gpt2", "gpt_neox", "opt"]
-NORMED = ["gemma2", "gemma3_text", "olmo2", "opt_350m"]
+ADDITIVE = ["mistral", "phi3", "gpt2", "gpt_neox", "opt"]
+NORMED = ["gemma2", "olmo2", "opt_350m"]
 QUIET = RepairOptions(progress=False)
 
 
@@ -143,11 +143,10 @@ def test_the_refit_is_the_least_squares_fit(
     record = repaired.cocurve_manifest["repair"]
     assert (record["target"], record["sequential"]) == (used, sequential)
     expected = naive(model, plan, used, 0.02)
-    bare = cl.prune(model, plan)
     for ids in (TEXT.input_ids, OTHER.input_ids):
         wanted = full_logits(expected, ids)
         torch.testing.assert_close(full_logits(repaired, ids), wanted, atol=1e-5, rtol=1e-5)
-        assert float((full_logits(bare, ids) - wanted).abs().max()) > 0.05
+        assert float((full_logits(cl.prune(model, plan), ids) - wanted).abs().max()) > 0.05
     monkeypatch.setattr(refitting, "TOKENS_PER_BATCH", 5 * 24)
     parts = cl.repair(model, plan, TEXT, sequential=sequential, options=options)
     torch.testing.assert_close(weight(parts, 1, "ffn"), weight(repaired, 1, "ffn"))
@@ -157,17 +156,16 @@ def test_a_gain_is_where_the_refit_starts() -> None:
     model = model_of("llama", dtype=torch.float64)
     plan = plan_of(model)
     scaled = plan.with_gains({plan.units.index("L1.ffn[1]"): 1.5})
-    least = RepairOptions(1e-9, progress=False)
-    whole = RepairOptions(1e9, progress=False)
-    at = {}
-    for name, own in (("plain", plan), ("scaled", scaled)):
-        at[name] = [
-            weight(cl.repair(model, own, TEXT, options=o), 1, "ffn") for o in (least, whole)
-        ]
+
+    def refitted(own: cl.Selection, ridge: float) -> Tensor:
+        options = RepairOptions(ridge, progress=False)
+        return weight(cl.repair(model, own, TEXT, options=options), 1, "ffn")
+
     # without a ridge, least squares forgets the start; with a very large one, nothing is refitted
-    torch.testing.assert_close(at["plain"][0], at["scaled"][0], atol=1e-4, rtol=1e-4)
+    least, whole = 1e-9, 1e9
+    torch.testing.assert_close(refitted(plan, least), refitted(scaled, least), atol=1e-4, rtol=1e-4)
     start = weight(cl.prune(model, scaled), 1, "ffn")
-    torch.testing.assert_close(at["scaled"][1], start, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(refitted(scaled, whole), start, atol=1e-6, rtol=1e-6)
 
 
 # What it is good for ------------------------------------------------------------------------------
@@ -177,23 +175,20 @@ def test_a_bias_takes_the_mean_and_the_kl_falls() -> None:
     model = model_of("gpt2", dtype=torch.float64)
     plan = plan_of(model)
     without = model_risk(model, cl.prune(model, plan), TEXT).mean()
-    for sequential in (True, False):
+    for sequential in (False, True):
         repaired = cl.repair(model, plan, TEXT, sequential=sequential, options=QUIET)
         assert model_risk(model, repaired, TEXT).mean() < without
-    repaired = cl.repair(model, plan, TEXT, options=QUIET)
     for layer, kind in ((0, "attention"), (1, "ffn")):
         off = seen(repaired, layer, kind)[1] - seen(model, layer, kind)[1]
         assert float(off.mean(dim=0).abs().max()) < 1e-10
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_refitted_wide_and_rounded_once(dtype: torch.dtype) -> None:
-    model = model_of("llama", dtype=dtype)
+def test_half_precision_is_refitted_wide_and_rounded_once() -> None:
+    model = model_of("llama", dtype=torch.bfloat16)
     plan = plan_of(model)
-    repaired = cl.repair(model, plan, TEXT, options=QUIET)
-    assert {value.dtype for value in repaired.state_dict().values()} == {dtype}
+    repaired, bare = cl.repair(model, plan, TEXT, options=QUIET), cl.prune(model, plan)
+    assert {value.dtype for value in repaired.state_dict().values()} == {torch.bfloat16}
     wide = naive(model, plan, "stream", 0.01)
-    bare = cl.prune(model, plan)
     for layer, kind in ((0, "ffn"), (1, "ffn")):
         found, start = (weight(m, layer, kind).double() for m in (repaired, bare))
         keep = weight(wide, layer, kind).abs().sum(dim=0) > 0
@@ -204,10 +199,9 @@ def test_half_precision_is_refitted_wide_and_rounded_once(dtype: torch.dtype) ->
 
 def test_the_dense_model_is_left_alone() -> None:
     model = model_of("llama")
-    before, mark = copy.deepcopy(model.state_dict()), fingerprint_model(model)
+    before = copy.deepcopy(model.state_dict())
     repaired = cl.repair(model, plan_of(model), TEXT, options=QUIET)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert fingerprint_model(model) == mark
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     own = {value.data_ptr() for value in model.state_dict().values()}
     assert own.isdisjoint(value.data_ptr() for value in repaired.state_dict().values())
@@ -215,12 +209,14 @@ def test_the_dense_model_is_left_alone() -> None:
     repaired(input_ids=OTHER.input_ids[:1], labels=OTHER.input_ids[:1]).loss.backward()
 
 
-def test_what_lost_nothing_or_everything_stays_as_pruned() -> None:
+def test_what_lost_nothing_or_everything_stays_as_pruned(tmp_path: Path) -> None:
     model = model_of("llama")
     plan = plan_of(model, [f"L1.ffn[{group}]" for group in range(GROUPS)])
     repaired: Any = cl.repair(model, plan, TEXT, options=QUIET)
     assert repaired.cocurve_manifest == cl.prune(model, plan).cocurve_manifest
-    cl.check_equivalence(model, repaired, plan, TEXT)
+    written = cl.load_pruned(cl.repair(model, plan, TEXT, options=QUIET, out=tmp_path / "small"))
+    for found in (repaired, written):
+        cl.check_equivalence(model, found, plan, TEXT)
 
 
 # What is told -------------------------------------------------------------------------------------
@@ -230,9 +226,8 @@ def test_a_saved_folder_tells_of_the_refit(tmp_path: Path) -> None:
     model = model_of("llama")
     repaired: Any = cl.repair(model, plan_of(model), TEXT, options=QUIET)
     loaded: Any = cl.load_pruned(cl.save_pruned(repaired, tmp_path / "small"))
-    ids = OTHER.input_ids
-    assert torch.equal(full_logits(loaded, ids), full_logits(repaired, ids))
-    manifest = json.loads((tmp_path / "small" / MANIFEST).read_text())
+    assert torch.equal(full_logits(loaded, OTHER.input_ids), full_logits(repaired, OTHER.input_ids))
+    manifest, card = told(tmp_path / "small")
     assert manifest["weights_since_pruning"] == "refitted"
     assert manifest["repair"] == {
         "method": "refit",
@@ -245,69 +240,57 @@ def test_a_saved_folder_tells_of_the_refit(tmp_path: Path) -> None:
         "sequences": 12,
         "positions": 12 * 24,
     }
-    card = (tmp_path / "small" / "README.md").read_text()
-    assert "refitted by least squares; nothing else was trained." in card
-    assert "ridge 0.01, on 288 tokens" in card
-    assert f"calibration.fingerprint == {TEXT.fingerprint!r}" in card
-    assert "pruned = cl.repair(model, selection, calibration, sequential=True" in card
-    assert "nothing was trained after pruning" not in card
-    assert "KL predicted" not in card
-    assert "pruning_risk" not in card
+    assert TEXT.fingerprint in card
+    assert "cl.repair(" in card
+    assert "pruning_risk" not in card  # H predicts nothing of refitted weights
     with pytest.raises(cl.EquivalenceError):
         cl.check_equivalence(model, loaded, plan_of(model), TEXT)
     with torch.no_grad():
         loaded.lm_head.weight[0, 0] += 1
     cl.save_pruned(loaded, tmp_path / "trained")
-    again = (tmp_path / "trained" / "README.md").read_text()
-    assert "refitted by least squares; **the weights were changed after refitting**" in again
+    assert "changed after refitting" in told(tmp_path / "trained")[1]
     cl.save_pruned(repaired.to(torch.bfloat16), tmp_path / "half")
-    half = json.loads((tmp_path / "half" / MANIFEST).read_text())
-    assert half["weights_since_pruning"] == "converted"
-    assert "converted to bfloat16 after refitting" in (tmp_path / "half" / "README.md").read_text()
+    assert told(tmp_path / "half")[0]["weights_since_pruning"] == "converted"
+
+
+def told(folder: Path) -> tuple[dict[str, Any], str]:
+    """The manifest and the card of a folder."""
+    return json.loads((folder / MANIFEST).read_text()), (folder / "README.md").read_text()
 
 
 def test_a_second_round_starts_afresh() -> None:
     model = model_of("llama")
     once: Any = cl.repair(model, plan_of(model), TEXT, options=QUIET)
-    twice: Any = cl.prune(once, plan_of(once, ["L1.attention[0]"]))
-    assert twice.cocurve_manifest["repair"] is None
+    plan = plan_of(once, ["L1.attention[0]"])
+    twice: Any = cl.prune(once, plan)
     (first,) = twice.cocurve_manifest["earlier_rounds"]
-    assert first["weights_since_pruning"] == "refitted"
+    assert (twice.cocurve_manifest["repair"], first["weights_since_pruning"]) == (None, "refitted")
     assert first["repair"] == once.cocurve_manifest["repair"]
-    again: Any = cl.repair(once, plan_of(once, ["L1.attention[0]"]), TEXT, options=QUIET)
+    again: Any = cl.repair(once, plan, TEXT, options=QUIET)
     assert again.cocurve_manifest["repair"]["positions"] == 288
 
 
 # Bad input ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"ridge": -0.1},
-        {"ridge": math.nan},
-        {"ridge": "0.1"},
-    ],
-)
-def test_options_are_checked(options: dict[str, Any]) -> None:
-    with pytest.raises(cl.InputError):
-        RepairOptions(**options)
-
-
 MODEL = model_of("llama")
 PLAN = plan_of(MODEL)
-BARE: Any = cl.repair  # takes what mypy would refuse
 
 
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        (lambda: BARE(MODEL, [1, 2], TEXT), cl.InputError),
+        *((lambda r=r: RepairOptions(ridge=r), cl.InputError) for r in (-0.1, math.nan, "0.1")),
+        (lambda: cl.repair(MODEL, [1, 2], TEXT), cl.InputError),
         (lambda: cl.repair(MODEL, PLAN, tiny_text(2, 80)), cl.InputError),
         (lambda: cl.repair(model_of("llama", layers=2), PLAN, TEXT), cl.MismatchError),
         (
             lambda: cl.repair(MODEL, PLAN, tiny_text(1, 4), options=RepairOptions(0.0)),
             cl.NumericalError,
+        ),
+        *(
+            (lambda p=p: cl.repair(broken(p), PLAN, TEXT), cl.NumericalError)
+            for p in ("up", "down")
         ),
     ],
 )
@@ -316,10 +299,8 @@ def test_bad_input_is_told(call: Any, error: type[Exception]) -> None:
         call()
 
 
-@pytest.mark.parametrize("place", ["up_proj", "down_proj"])  # before the columns, and after them
-def test_values_that_are_not_finite_are_told(place: str) -> None:
+def broken(place: str) -> PreTrainedModel:
+    """A model that is not finite before the columns of a block, or after them."""
     model = model_of("llama")
-    with torch.no_grad():
-        getattr(model.model.layers[0].mlp, place).weight[0, 0] = math.nan  # type: ignore[union-attr,operator]
-    with pytest.raises(cl.NumericalError):
-        cl.repair(model, plan_of(model), TEXT, options=QUIET)
+    getattr(model.model.layers[0].mlp, f"{place}_proj").weight.data[0, 0] = math.nan
+    return model
