@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ import cocurve_lab as cl
 from cocurve_lab.estimator.fisher import center, kl_divergence
 from cocurve_lab.extensions.judging.lockstep import forced_kl
 from cocurve_lab.measuring import plan_memory, risk
-from helpers.tiny_models import FAMILIES, GROUPS, naive_risk, tiny_model, tiny_text
+from cocurve_lab.measuring.risk import PlanTable
+from helpers.tiny_models import GROUPS, naive_risk, tiny_model, tiny_text
 
 PLANS = [[0], [2, 9], [], [1, 4, 5, 12, 17], list(range(18))]
 
@@ -44,23 +44,28 @@ def count_forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize(
     ("family", "dtype", "bound"),
-    [*((family, torch.float32, 2e-5) for family in FAMILIES), ("llama", torch.float64, 1e-10)],
+    [
+        ("mistral", torch.float32, 2e-5),
+        ("phi3", torch.float32, 2e-5),
+        ("llama", torch.float64, 1e-10),
+    ],
 )
 def test_risk_is_the_full_vocabulary_divergence(
     family: str, dtype: torch.dtype, bound: float
 ) -> None:
     model, text = tiny_model(family, dtype=dtype), tiny_text(3, 20, 5)
     for plan in plans_of(model):
-        chosen = [plan.units.units[i] for i in plan.pruned]
-        expected = naive_risk(model, chosen, text).mean()
+        expected = naive_risk(model, [plan.units[i] for i in plan.pruned], text).mean()
         assert cl.pruning_risk(model, plan, text) == pytest.approx(expected, rel=bound, abs=1e-12)
-    assert cl.pruning_risk(model, [], text) == 0
 
 
-def test_autocast_around_a_measurement_does_not_matter() -> None:
-    model, text = tiny_model(), tiny_text()
-    (plan,) = plans_of(model, [[2, 9]])
+def test_gains_are_measured_whatever_autocast_is_around() -> None:
+    model, text = tiny_model(), tiny_text(2, 20)
+    plan = plans_of(model, [[0, 3]])[0].with_gains({2: 1.3, 10: 0.6})
+    units = plan.units
+    expected = naive_risk(model, [units[0], units[3]], text, {units[2]: 1.3, units[10]: 0.6}).mean()
     alone = cl.pruning_risk(model, plan, text)
+    assert alone == pytest.approx(expected, rel=1e-5)
     with torch.autocast("cpu", torch.bfloat16):
         assert cl.pruning_risk(model, plan, text) == alone
 
@@ -69,22 +74,12 @@ def test_names_and_indices_are_those_of_the_unit_set() -> None:
     """By default they are those of 16 FFN groups; here there are 4."""
     model, text = tiny_model(), tiny_text(2, 20, 5)
     units = cl.enumerate_units(model, GROUPS)
-    place = units.index("L0.ffn[3]")
+    place, row = units.index("L0.ffn[3]"), text.input_ids[0]
     wanted = cl.pruning_risk(model, [units[place]], text)
-    row = text.input_ids[0]
+    alone = forced_kl(model, [units[place]], row)
     for said in (place, "L0.ffn[3]"):
         assert cl.pruning_risk(model, [said], text, unit_set=units) == wanted
-        assert np.array_equal(
-            forced_kl(model, [said], row, unit_set=units), forced_kl(model, [units[place]], row)
-        )
-
-
-def test_gains_are_measured() -> None:
-    model, text = tiny_model(), tiny_text(2, 20)
-    plan = plans_of(model, [[0, 3]])[0].with_gains({2: 1.3, 10: 0.6})
-    units = plan.units
-    expected = naive_risk(model, [units[0], units[3]], text, {units[2]: 1.3, units[10]: 0.6}).mean()
-    assert cl.pruning_risk(model, plan, text) == pytest.approx(expected, rel=1e-5)
+        assert np.array_equal(forced_kl(model, [said], row, unit_set=units), alone)
 
 
 @pytest.mark.parametrize("scale", [1e-2, 1e-3])
@@ -92,9 +87,8 @@ def test_the_risk_of_a_nearly_null_unit_keeps_its_digits(scale: float) -> None:
     """Logits shift by 1e-3 or 1e-4: differences of float32 log-probabilities would be noise."""
     model, text = tiny_model(), tiny_text(3, 20)
     model.model.layers[2].mlp.down_proj.weight[:, :11] *= scale
-    plan = plans_of(model, [[14]])[0]
-    assert plan.units[14].name == "L2.ffn[0]"
-    expected = naive_risk(model, [plan.units[14]], text).mean()
+    (plan,) = plans_of(model, [[14]])
+    expected = naive_risk(model, [plan.units["L2.ffn[0]"]], text).mean()
     assert 1e-10 < expected < 1e-5
     assert cl.pruning_risk(model, plan, text) == pytest.approx(expected, rel=2e-6 / scale)
 
@@ -124,11 +118,9 @@ def test_divergence_of_odd_shifts() -> None:
         log_p = p0.double().log()
         expected = (p0.double() * (log_p - torch.log_softmax(log_p + shift.double(), -1))).sum(-1)
         torch.testing.assert_close(kl_divergence(p0, shift).double(), expected, rtol=1e-5, atol=0)
-    assert kl_divergence(p0, torch.full_like(p0, 7.0)) < 1e-10  # a constant changes nothing
-    impossible = torch.tensor([[0.5, 0.5, 0.0]])
-    assert kl_divergence(impossible, torch.tensor([[0.0, 0.0, 100.0]])) == pytest.approx(
-        0, abs=1e-7
-    )
+    constant, impossible = torch.full((1, 3), 7.0), torch.tensor([[0.0, 0.0, 100.0]])
+    for shift in (constant, impossible):
+        assert kl_divergence(torch.tensor([[0.5, 0.5, 0.0]]), shift) < 1e-7
 
 
 def test_whitened_products_are_fisher_products() -> None:
@@ -146,51 +138,38 @@ def test_a_table_holds_each_plans_risk_on_each_sequence() -> None:
     model, text = tiny_model("qwen2"), tiny_text(3, 20, 5)
     plans = plans_of(model)
     table = cl.measure_plans(model, plans, text, progress=False)
-    assert table.kl.shape == (5, 3)
-    for row, plan in enumerate(plans):
+    for row, plan in zip(table.kl, plans, strict=True):
         chosen = [plan.units.units[i] for i in plan.pruned]
-        np.testing.assert_allclose(table.kl[row], naive_risk(model, chosen, text), 2e-5, 1e-12)
-        assert table.mean[row] == pytest.approx(cl.pruning_risk(model, plan, text), rel=1e-5)
+        np.testing.assert_allclose(row, naive_risk(model, chosen, text), 2e-5, 1e-12)
     rows = table.table
     assert rows["units"].tolist() == [len(plan) for plan in plans]
     assert rows["measured_risk"].tolist() == table.mean.tolist()
-    assert rows["measured_risk_error"].tolist() == table.standard_error.tolist()
     assert rows["realized_ratio"].tolist() == [plan.realized_ratio for plan in plans]
-    assert rows.to_string(float_format="{:.4g}".format) in repr(table)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 50])
-def test_batch_size_does_not_matter(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_size_replay_and_kept_states_do_not_matter(
+    batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, text = tiny_model(), tiny_text(3, 20, 5)
     plans = plans_of(model, [*PLANS, PLANS[1]])  # one twice
     expected = cl.measure_plans(model, plans, text, progress=False)
+    meter = risk.Meter(model, text, plans_per_batch=batch, keep_teacher=True, replay=True)
+    replayed = [meter.measure([plan])[0, :, 0] for plan in plans]  # back to every row
+    np.testing.assert_allclose(replayed, expected.kl, rtol=1e-5, atol=1e-9)
     rows = count_forwards(monkeypatch)
     found = cl.measure_plans(model, plans, text, plans_per_batch=batch, progress=False)
     np.testing.assert_allclose(found.kl, expected.kl, rtol=1e-5, atol=1e-12)
-    assert max(rows) == min(batch, 4)
     # the teacher once per sequence; the empty plan is the teacher, and equal plans are one
-    assert sum(rows) == 3 * (1 + 4)
-
-
-def test_replay_and_kept_states_do_not_matter() -> None:
-    model, text = tiny_model(), tiny_text(3, 20, 5)
-    expected = cl.measure_plans(model, plans_of(model), text, progress=False).kl
-    meter = risk.Meter(model, text, plans_per_batch=2, keep_teacher=True, replay=True)
-    found = [meter.measure([plan])[0, :, 0] for plan in plans_of(model)]  # back to every row
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-9)
+    assert (max(rows), sum(rows)) == (min(batch, 4), 3 * (1 + 4))
 
 
 def test_paired_differences_and_errors() -> None:
-    model, text = tiny_model(), tiny_text(4, 20, 5)
-    table = cl.measure_plans(model, plans_of(model, [[0], [0, 3]]), text, progress=False)
+    table = PlanTable((), np.array([[1.0, 2.0, 4.0, 2.5], [0.5, 2.5, 4.5, 3.5]]))
     difference = table.kl[1] - table.kl[0]
-    mean, error = table.paired(1, 0)
-    assert mean == pytest.approx(difference.mean())
-    assert error == pytest.approx(difference.std(ddof=1) / 2)
-    assert table.paired(0, 1)[0] == pytest.approx(-mean)
+    assert table.paired(1, 0) == pytest.approx((difference.mean(), difference.std(ddof=1) / 2))
     np.testing.assert_allclose(table.standard_error, table.kl.std(axis=1, ddof=1) / 2)
-    single = cl.measure_plans(model, plans_of(model, [[0]]), text.rows(0, 1), progress=False)
-    assert np.isnan(single.standard_error).all()
+    assert np.isnan(PlanTable((), table.kl[:, :1]).standard_error).all()
 
 
 def test_interrupted_measurements_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,44 +183,21 @@ def test_interrupted_measurements_go_on(tmp_path: Path, monkeypatch: pytest.Monk
             raise KeyboardInterrupt
         return real(self, number, scales)
 
+    def resumed(*plans: cl.Selection) -> Any:
+        return cl.measure_plans(model, plans, text, checkpoint=path, progress=False)
+
     with monkeypatch.context() as patch:
         patch.setattr(risk._Engine, "measure", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            cl.measure_plans(model, [old], text, checkpoint=path, progress=False)
+            resumed(old)
     rows = count_forwards(monkeypatch)
-    found = cl.measure_plans(model, [old, new], text, checkpoint=path, progress=False)
+    found = resumed(old, new)
     assert rows == [1, 1, 1, 1, 1, 2, 1, 2]  # rows 0 and 1 need only the new plan
     np.testing.assert_allclose(found.kl, expected.kl, rtol=1e-5)
-
-
-def test_adding_plans_measures_only_the_new_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, text, path = tiny_model(), tiny_text(3, 20, 5), tmp_path / "plans.pkl"
-    first = cl.measure_plans(
-        model, plans_of(model, [[0], [3]]), text, checkpoint=path, progress=False
-    )
-    rows = count_forwards(monkeypatch)
-    more = plans_of(model, [[3], [5], [0]])
-    table = cl.measure_plans(model, more, text, checkpoint=path, progress=False)
-    assert rows == [1, 1] * 3  # teacher and the one new plan, per sequence
-    assert np.array_equal(table.kl[[2, 0]], first.kl)
     rows.clear()
-    cl.measure_plans(model, more, text, checkpoint=path, progress=False)
+    for name in ("kl", "nll", "dense_nll"):
+        assert np.array_equal(getattr(resumed(old, new), name), getattr(found, name))
     assert rows == []
-
-
-@pytest.mark.parametrize("progress", [True, "lines"])
-def test_progress_counts_the_plans_that_are_measured(
-    progress: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, text, path = tiny_model(), tiny_text(3, 20, 5), tmp_path / "plans.pkl"
-    said = {"KL of 2 plans:": [[0], [3]], "KL of 1 plan:": [[3], [5]], "": [[5]]}
-    for words, plans in said.items():
-        cl.measure_plans(model, plans_of(model, plans), text, checkpoint=path, progress=progress)
-        shown = capsys.readouterr().err
-        assert words in shown
-        assert bool(shown) == bool(words)
 
 
 def test_a_full_disk_does_not_stop_the_measurement(
@@ -250,21 +206,16 @@ def test_a_full_disk_does_not_stop_the_measurement(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    model, text = tiny_model(), tiny_text(2, 20, 5)
     monkeypatch.setattr(plan_memory, "write_atomically", full)
-    with caplog.at_level(logging.WARNING):
-        table = cl.measure_plans(
-            model, plans_of(model), text, checkpoint=tmp_path / "plans.pkl", progress=False
-        )
+    table = cl.measure_plans(MODEL, PLAN, TEXT, checkpoint=tmp_path / "plans.pkl", progress=False)
     assert "No space left on device" in caplog.text
     assert np.isfinite(table.kl).all()
 
 
-def test_out_of_memory_halves_the_batch_for_good(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_out_of_memory_halves_the_batch_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     model, text = tiny_model(), tiny_text(3, 20, 5)
-    expected = cl.measure_plans(model, plans_of(model), text, plans_per_batch=2, progress=False)
+    plans = plans_of(model)
+    expected = cl.measure_plans(model, plans, text, plans_per_batch=2, progress=False)
     real, tried, most = risk._scored_hidden, [], 2
 
     def tight(architecture: Any, ids: torch.Tensor, positions: Any, masks: Any) -> torch.Tensor:
@@ -274,30 +225,26 @@ def test_out_of_memory_halves_the_batch_for_good(
         return real(architecture, ids, positions, masks)
 
     monkeypatch.setattr(risk, "_scored_hidden", tight)
-    with caplog.at_level(logging.WARNING):
-        found = cl.measure_plans(model, plans_of(model), text, plans_per_batch=4, progress=False)
+    found = cl.measure_plans(model, plans, text, plans_per_batch=4, progress=False)
     assert np.array_equal(found.kl, expected.kl)
     assert [rows for rows in tried if rows > 2] == [4]
-    assert "measuring 2 plans at a time" in caplog.text
     most = 0
-    with pytest.raises(cl.InputError, match="one plan on sequence 0"):
-        cl.measure_plans(model, plans_of(model), text, progress=False)
+    with pytest.raises(cl.InputError):
+        cl.measure_plans(model, plans, text, progress=False)
 
 
 # Bad input --------------------------------------------------------------------------------------
 
 
 def test_files_of_other_text_or_models_are_refused(tmp_path: Path) -> None:
-    model, text, path = tiny_model(), tiny_text(2, 20, 5), tmp_path / "plans.pkl"
-    other, plans = tiny_model(seed=1), plans_of(model, [[0]])
-    cl.measure_plans(model, plans, text, checkpoint=path, progress=False)
-    with pytest.raises(cl.MismatchError, match="text_fingerprint"):
-        cl.measure_plans(model, plans, tiny_text(2, 20, 6), checkpoint=path, progress=False)
-    with pytest.raises(cl.MismatchError, match="model_fingerprint"):
-        cl.measure_plans(other, plans_of(other, [[0]]), text, checkpoint=path, progress=False)
+    path, other = tmp_path / "plans.pkl", tiny_model(seed=1)
+    cl.measure_plans(MODEL, PLAN, TEXT, checkpoint=path, progress=False)
+    for model, text in ((MODEL, tiny_text(2, 20, 6)), (other, TEXT)):
+        with pytest.raises(cl.MismatchError):
+            cl.measure_plans(model, plans_of(model, [[0]]), text, checkpoint=path, progress=False)
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(cl.FileFormatError, match=r"plans\.pkl"):
-        cl.measure_plans(model, plans, text, checkpoint=path, progress=False)
+    with pytest.raises(cl.FileFormatError):
+        cl.measure_plans(MODEL, PLAN, TEXT, checkpoint=path, progress=False)
 
 
 MODEL, TEXT = tiny_model(), tiny_text(4, 20, 5)
@@ -352,23 +299,19 @@ def test_rows_that_h_has_not_seen_are_measured() -> None:
 # Likelihood of the text itself -------------------------------------------------------------------
 
 
-def test_nll_is_the_loss_of_the_masked_model(tmp_path: Path) -> None:
-    model, text, path = tiny_model(), tiny_text(3, 20, 5), tmp_path / "plans.pkl"
+def test_nll_is_the_loss_of_the_masked_model() -> None:
+    model, text = tiny_model(), tiny_text(3, 20, 5)
     plans = plans_of(model, [[0], [3, 1], []])
-    table = cl.measure_plans(model, plans, text, checkpoint=path, progress=False)
+    table = cl.measure_plans(model, plans, text, progress=False)
     for plan, nll in zip(plans, table.nll, strict=True):
-        for row, positions, found in zip(text.input_ids, text.scored, nll, strict=True):
-            with cl.ablate(model, plan), torch.no_grad():
-                logits = model(row[None]).logits[0].double()
-            naive = [-torch.log_softmax(logits[t], -1)[row[t + 1]] for t in positions.tolist()]
-            assert found == pytest.approx(float(torch.stack(naive).mean()), abs=1e-5)
+        with cl.ablate(model, plan), torch.no_grad():
+            logs = torch.log_softmax(model(text.input_ids).logits.double(), -1)[:, :-1]
+        losses = -logs.gather(-1, text.input_ids[:, 1:, None])[..., 0]
+        naive = [row[at].mean() for row, at in zip(losses, text.scored, strict=True)]
+        assert nll == pytest.approx(torch.stack(naive).numpy(), abs=1e-5)
     assert np.array_equal(table.dense_nll, table.nll[2])  # nothing pruned is the dense model
     assert table.kl[2].max() == 0
-    assert table.perplexity == pytest.approx(np.exp(table.nll.mean(axis=1)))
-    assert table.table["perplexity"].tolist() == table.perplexity.tolist()
-    again = cl.measure_plans(model, plans, text, checkpoint=path, progress=False)
-    assert np.array_equal(again.nll, table.nll)
-    assert np.array_equal(again.dense_nll, table.dense_nll)
+    assert table.table["perplexity"].tolist() == np.exp(table.nll.mean(axis=1)).tolist()
 
 
 # Two models -------------------------------------------------------------------------------------

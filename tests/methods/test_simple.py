@@ -11,18 +11,13 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.base.errors import FileFormatError, NumericalError
-from cocurve_lab.extensions.repairing import projection_inputs as inputs
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.cocurve import CoCurve, curvature_of
 from cocurve_lab.methods.inputs import collect_statistics
-from cocurve_lab.methods.registry import get_method
-from cocurve_lab.solver.guards import Guards
-from cocurve_lab.solver.selection import Selection
 from helpers.activations import model_of, output_weight, seen
+from helpers.builds import require_same_bits
 from helpers.problems import make_units, naive_greedy, random_curvature
 from helpers.tiny_models import (
-    EVERY,
     GROUPS,
     naive_build,
     relative_error,
@@ -31,7 +26,20 @@ from helpers.tiny_models import (
     units_by_hand,
 )
 
-every_model = pytest.mark.parametrize(("family", "heads"), EVERY)
+PAIRS = [("llama", "gqa"), ("mistral", "mqa"), ("qwen2", "mha"), ("phi3", "gqa")]
+every_model = pytest.mark.parametrize(("family", "heads"), PAIRS)
+
+
+@every_model
+def test_magnitude_and_wanda_are_norms_of_columns(family: str, heads: str) -> None:
+    def wanda(x: np.ndarray, w: np.ndarray) -> float:
+        energy = np.mean([(row**2).sum() for row in x])
+        return float(np.abs(w).mean() * np.sqrt(energy))
+
+    columns = {"magnitude": lambda _, w: float(np.sqrt((w**2).sum())), "wanda-sp": wanda}
+    for name, column in columns.items():
+        found = scores_of(cl.get_method(name), model_of(family, heads))
+        np.testing.assert_allclose(found, naive_scores(family, heads, column), rtol=1e-4)
 
 
 def scores_of(method: Method, model: PreTrainedModel, seed: int = 0) -> np.ndarray:
@@ -54,43 +62,24 @@ def naive_scores(
 # Scores -------------------------------------------------------------------------------------------
 
 
-@every_model
-def test_magnitude_sums_column_norms(family: str, heads: str) -> None:
-    expected = naive_scores(family, heads, lambda _, w: float(np.sqrt((w**2).sum())))
-    found = scores_of(get_method("magnitude"), model_of(family, heads))
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-@every_model
-def test_wanda_weights_magnitude_by_input_norm(family: str, heads: str) -> None:
-    def column(x: np.ndarray, w: np.ndarray) -> float:
-        energy = np.mean([(row**2).sum() for row in x])
-        return float(np.abs(w).mean() * np.sqrt(energy))
-
-    found = scores_of(get_method("wanda-sp"), model_of(family, heads))
-    np.testing.assert_allclose(found, naive_scores(family, heads, column), rtol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("family", "heads", "metric"),
-    [(*case, "wifv") for case in EVERY] + [("qwen2", "gqa", "ifv"), ("phi3", "mha", "wifn")],
+    [(*case, "wifv") for case in PAIRS] + [("qwen2", "gqa", "ifv"), ("phi3", "mha", "wifn")],
 )
 def test_flap_standardizes_fluctuation_by_block(family: str, heads: str, metric: str) -> None:
     model, saw = model_of(family, heads), seen(family, heads)
     units, expected = units_by_hand(model), []
     for unit in units:
         x, weight = saw.tokens(unit.layer, unit.kind), output_weight(model, unit.layer, unit.kind)
-        columns = []
-        for flat, w in zip(x.T, weight.T, strict=True):
-            m = {
-                "wifv": np.var(flat) * (w**2).sum(),
-                "ifv": np.var(flat),
-                "wifn": np.abs(w).mean() * np.sqrt((flat**2).sum()),
-            }[metric]
-            columns.append(m**2 if unit.kind == "attention" else m)
-        z = (np.array(columns) - np.mean(columns)) / np.std(columns)
+        columns = {
+            "wifv": np.var(x, axis=0) * (weight**2).sum(axis=0),
+            "ifv": np.var(x, axis=0),
+            "wifn": np.abs(weight).mean(axis=0) * np.sqrt((x**2).sum(axis=0)),
+        }[metric]
+        columns = columns**2 if unit.kind == "attention" else columns
+        z = (columns - np.mean(columns)) / np.std(columns)
         expected.append(z[unit.start : unit.stop].mean())
-    found = scores_of(get_method("flap", metric=metric), model)
+    found = scores_of(cl.get_method("flap", metric=metric), model)
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
     if heads == "mqa":  # one unit per block: ties must not be broken by rounding
         assert [found[i] for i, u in enumerate(units) if u.kind == "attention"] == [0.0] * 3
@@ -103,24 +92,21 @@ def test_amp_sums_head_outputs_and_activations(family: str, heads: str) -> None:
     expected = []
     for unit in units_by_hand(model):
         tokens = saw.tokens(unit.layer, unit.kind)
-        weight, total = output_weight(model, unit.layer, unit.kind), 0.0
+        weight = output_weight(model, unit.layer, unit.kind)
         if unit.kind == "attention":
-            for start in range(unit.start, unit.stop, size):
-                head = slice(start, start + size)
-                total += np.mean([np.abs(weight[:, head] @ token[head]).sum() for token in tokens])
+            starts = range(unit.start, unit.stop, size)
+            outputs = [tokens[:, s : s + size] @ weight[:, s : s + size].T for s in starts]
+            expected.append(sum(np.abs(output).sum(axis=1).mean() for output in outputs))
         else:
-            total = sum(np.abs(tokens[:, j]).mean() for j in range(unit.start, unit.stop))
-        expected.append(total)
-    np.testing.assert_allclose(scores_of(get_method("amp"), model), expected, rtol=1e-4)
+            expected.append(np.abs(tokens[:, unit.start : unit.stop]).mean(axis=0).sum())
+    np.testing.assert_allclose(scores_of(cl.get_method("amp"), model), expected, rtol=1e-4)
 
 
 def test_random_draws_by_its_seed_alone() -> None:
-    model, method = tiny_model(layers=1), get_method("random")
+    model, method = tiny_model(layers=1), cl.get_method("random")
     draws = np.array([scores_of(method, model, seed=seed) for seed in range(100)])
-    np.testing.assert_array_equal(draws[3], scores_of(method, model, seed=3))
     assert len(np.unique(draws)) == draws.size
-    assert (draws >= 0).all()
-    assert (draws < 1).all()
+    assert 0 <= draws.min() < draws.max() < 1
     assert abs(draws.mean(axis=0) - 0.5).max() < 0.15  # five standard errors: no unit is favored
 
 
@@ -129,39 +115,29 @@ def test_broken_weights_are_named(name: str) -> None:
     model = tiny_model()
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
-    with pytest.raises(NumericalError):
-        scores_of(get_method(name), model)
+    with pytest.raises(cl.NumericalError):
+        scores_of(cl.get_method(name), model)
 
 
 # Statistics ---------------------------------------------------------------------------------------
 
 
-@every_model
+@pytest.mark.parametrize(("family", "heads"), [("mistral", "mqa"), ("phi3", "gqa")])
 def test_statistics_are_sums_over_all_tokens(family: str, heads: str) -> None:
-    text = tiny_text(scored=3)  # the tokens of TEXT
+    text, saw = tiny_text(scored=3), seen(family, heads)  # the tokens of TEXT
     found = collect_statistics(model_of(family, heads), text, moments=True, progress=False)
     assert (found.rows, found.tokens) == (4, 96)
-    scale = {"rtol": 1e-4, "atol": 1e-4}
-    for block, rows in seen(family, heads).columns.items():
-        x, flat = rows.numpy(), seen(family, heads).tokens(*block)
-        np.testing.assert_allclose(found.sums[block], flat.sum(axis=0), **scale)
-        np.testing.assert_allclose(found.squares[block], (flat**2).sum(axis=0), **scale)
-        norms = sum(np.linalg.norm(row, axis=0) for row in x)
-        np.testing.assert_allclose(found.row_norms[block], norms, **scale)
-        np.testing.assert_allclose(found.moments[block], flat.T @ flat, **scale)
-        np.testing.assert_allclose(found.mean(block), flat.mean(axis=0), **scale)
-        np.testing.assert_allclose(found.variance(block), flat.var(axis=0), **scale)
-
-
-def test_an_observer_that_fails_leaves_no_hook() -> None:
-    model = tiny_model()
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError("planted")
-
-    with pytest.raises(RuntimeError):
-        inputs.watch_inputs(model, tiny_text(), fail, progress=False)
-    assert not any(module._forward_pre_hooks for module in model.modules())
+    for block, rows in saw.columns.items():
+        x, flat = rows.numpy(), saw.tokens(*block)
+        for one, other in (
+            (found.sums[block], flat.sum(axis=0)),
+            (found.squares[block], (flat**2).sum(axis=0)),
+            (found.row_norms[block], sum(np.linalg.norm(row, axis=0) for row in x)),
+            (found.moments[block], flat.T @ flat),
+            (found.mean(block), flat.mean(axis=0)),
+            (found.variance(block), flat.var(axis=0)),
+        ):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 # Allocation ---------------------------------------------------------------------------------------
@@ -179,11 +155,9 @@ SCORES = [2.0, 1.0, 9.0, 8.0, 7.0, 4.0, 3.0, 0.4, 0.5, 0.6]  # A0 A1 F0 F1 F2 of
 def test_uniform_methods_empty_all_blocks_evenly(name: str) -> None:
     """Turns are 1/6 (first FFN), 1/4 (first attention), 1/2 (second FFN): 11 + 11 + 5 >= 25.8."""
     evidence = planted(name, TWO, SCORES)
-    plan = get_method(name).select(evidence, TWO, 0.3)
-    assert plan.pruned == (7, 4, 1)
-    assert plan.ordered
+    assert cl.get_method(name).select(evidence, TWO, 0.3).pruned == (7, 4, 1)
     # the last attention units have turn 3/4, the last FFN groups 5/6
-    assert get_method(name).select(evidence, TWO, 0.7).pruned[-2:] == (5, 0)
+    assert cl.get_method(name).select(evidence, TWO, 0.7).pruned[-2:] == (5, 0)
 
 
 # CoCurve ------------------------------------------------------------------------------------------
@@ -203,9 +177,9 @@ def test_cocurve_and_its_controls_read_one_matrix(
     name: str, options: dict[str, Any], strength: float, kinds: Any
 ) -> None:
     units = make_units(layers=4, attention=6, ffn=4)
-    curvature, method = random_curvature(units, seed=3, shared=0.8), get_method(name, **options)
+    curvature, method = random_curvature(units, seed=3, shared=0.8), cl.get_method(name, **options)
     plan = method.select(method.adopt(curvature), units, 0.2)
-    assert list(plan.pruned) == naive_greedy(curvature, 0.2, strength, Guards(kinds=kinds))
+    assert list(plan.pruned) == naive_greedy(curvature, 0.2, strength, cl.Guards(kinds=kinds))
     assert plan.interaction_strength == strength
     assert plan.predicted_risk == pytest.approx(curvature.risk(plan.pruned))
 
@@ -213,7 +187,7 @@ def test_cocurve_and_its_controls_read_one_matrix(
 def test_measured_matrix_is_that_of_single_unit_ablations() -> None:
     model, text = tiny_model(layers=2), tiny_text(rows=2, length=12, scored=4)
     units = cl.enumerate_units(model, GROUPS)
-    evidence = get_method("cocurve", top_r=20).measure(model, units, text, progress=False)
+    evidence = cl.get_method("cocurve", top_r=20).measure(model, units, text, progress=False)
     expected, _ = naive_build(model, text, 20)
     assert relative_error(evidence.arrays["matrix"], expected) < 1e-4
     assert evidence.provenance["top_r"] == 20
@@ -223,38 +197,30 @@ def test_the_curvature_comes_back_bit_for_bit() -> None:
     model, text = tiny_model(layers=2), tiny_text()
     units = cl.enumerate_units(model, GROUPS)
     built = cl.estimate_curvature(model, units, text, 97, progress=False)
-    again = curvature_of(get_method("ffn-only").adopt(built))
-    assert again.fingerprint == built.fingerprint
-    assert again.provenance == built.provenance
-    np.testing.assert_array_equal(again.group_grams, built.group_grams)
-    np.testing.assert_array_equal(again.single_unit_risk, built.single_unit_risk)
-    with pytest.raises(FileFormatError):
+    again = curvature_of(cl.get_method("ffn-only").adopt(built))
+    assert (again.fingerprint, again.provenance) == (built.fingerprint, built.provenance)
+    require_same_bits(again, built)
+    with pytest.raises(cl.FileFormatError):
         curvature_of(planted("magnitude", TWO, SCORES))
+
+
+def test_compensation_carries_gains_into_the_weights() -> None:
+    model, text = tiny_model(), tiny_text()
+    units, method = cl.enumerate_units(model, GROUPS), cl.get_method("cocurve", compensate=True)
+    evidence = method.measure(model, units, text, progress=False)
+    plan, plain = (each.select(evidence, units, 0.3) for each in (method, CoCurve()))
+    assert (plan.pruned, plain.gains) == (plain.pruned, {})
+    assert plan.gains == cl.solve_gains(curvature_of(evidence), plain)
+    repaired = method.repair(model, plan, evidence)
+    cl.check_equivalence(model, repaired, plan, tiny_text(2, seed=5))
+    with pytest.raises(cl.EquivalenceError):
+        cl.check_equivalence(model, repaired, plain, tiny_text(2, seed=5))
 
 
 @pytest.mark.parametrize(("shared", "strength"), [(0.0, 1.0), (3.0, 0.0)])
 def test_the_gate_sets_lambda(shared: float, strength: float) -> None:
     units = make_units()
     curvature = random_curvature(units, shared=shared, positions=4000)
-    method = get_method("cocurve", interaction_strength="gate")
+    method = cl.get_method("cocurve", interaction_strength="gate")
     plan = method.select(method.adopt(curvature), units, 0.3)
     assert plan.interaction_strength == strength
-    assert plan.pruned == cl.solve_greedy(curvature, 0.3, strength).pruned
-
-
-def test_compensation_carries_gains_into_the_weights() -> None:
-    model, text = tiny_model(), tiny_text()
-    units, method = cl.enumerate_units(model, GROUPS), get_method("cocurve", compensate=True)
-    assert (method.repairs, CoCurve().repairs, CoCurve.repairs) == (True, False, False)
-    evidence = method.measure(model, units, text, progress=False)
-    plan = method.select(evidence, units, 0.3)
-    plain = CoCurve().select(evidence, units, 0.3)
-    assert plan.pruned == plain.pruned
-    assert not plain.gains
-    assert plan.gains == cl.solve_gains(curvature_of(evidence), plain)
-    assert any(gain != 1 for gain in plan.gains.values())
-    repaired = method.repair(model, plan, evidence)
-    cl.check_equivalence(model, repaired, plan, tiny_text(2, seed=5))
-    bare = Selection.from_pruned(units, plan.pruned)
-    with pytest.raises(cl.EquivalenceError):
-        cl.check_equivalence(model, repaired, bare, tiny_text(2, seed=5))

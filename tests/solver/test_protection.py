@@ -26,11 +26,9 @@ def test_deep_models_keep_two_layers_at_either_end(layers: int, kept: int) -> No
     [
         (0.7, {"protect_first": 1, "protect_last": 1}, ["protect_first", "protect_last"]),
         (0.9, {"protect_first": 1, "protect_last": 1}, ["protect_first and protect_last"]),
-        (0.8, {"protect_first": 3, "protect_last": 1}, ["protect_first"]),
         (0.5, {"layer_cap": 0.4, "protect_last": 1}, ["layer_cap"]),
         (0.5, {"layer_cap_factor": 0.5}, ["layer_cap_factor"]),
         (0.5, {"kinds": ("attention",), "protect_last": 1}, ["kinds"]),
-        (0.9, {"kinds": ("ffn",), "protect_last": 1}, ["protect_last and kinds"]),
     ],
     ids=str,
 )
@@ -40,12 +38,6 @@ def test_the_guards_in_the_way_are_named(ratio: float, guards: dict, named: list
         cl.solve_greedy(CURVATURE, ratio, guards=cl.Guards(**guards))
     (told,) = re.findall(r"[Ll]oosen (.*?)(?:\.|: the layer cap is)", str(caught.value))
     assert told.split(" or ") == named
-    if len(named) > 1 or " and " not in named[0]:
-        for name in named:  # as it says, so it is
-            kept = {key: value for key, value in guards.items() if key != name}
-            assert cl.solve_greedy(CURVATURE, ratio, guards=cl.Guards(**kept))
-
-
-def test_excluded_units_are_not_called_guards() -> None:
-    with pytest.raises(cl.InfeasibleError, match=r"loosen the guards\.$"):
-        cl.solve_greedy(CURVATURE, 0.9, exclude=range(20))
+    for name in named if " and " not in named[0] else ():  # as it says, so it is
+        kept = {key: value for key, value in guards.items() if key != name}
+        assert cl.solve_greedy(CURVATURE, ratio, guards=cl.Guards(**kept))

@@ -1,0 +1,389 @@
+"""Pruning onto disk: the same folder as in memory, in little memory, or nothing at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab.extensions.big_models import on_disk
+from cocurve_lab.extensions.big_models.on_disk import open_model
+from cocurve_lab.extensions.repairing.repair import RepairOptions
+from cocurve_lab.models.architectures import describe
+from cocurve_lab.models.layers import weights_of
+from cocurve_lab.models.loading import keep_score_cap, shapes_only
+from cocurve_lab.pruner.saving import open_pruned
+from helpers.tiny_models import (
+    GROUPS,
+    tiny_model,
+    tiny_text,
+    word_tokenizer,
+)
+
+# every way in which a layer is laid out, in pairs with heads and dtype
+EVERY_WAY = [
+    ("llama", "mqa", torch.float32),
+    ("mistral", "gqa", torch.bfloat16),
+    ("phi3", "gqa", torch.float32),
+    ("qwen3", "mha", torch.bfloat16),
+    ("gemma2", "gqa", torch.bfloat16),
+    ("gemma3_text", "mqa", torch.float32),
+    ("olmo2", "gqa", torch.float32),
+    ("gpt_neox", "mha", torch.bfloat16),
+    ("gpt2", "mha", torch.float32),
+    ("opt_350m", "mha", torch.bfloat16),
+]
+
+
+def dense(folder: Path, family: str = "llama", heads: str = "gqa", **changes: Any) -> Any:
+    """A folder, and the model that transformers loads from it in its own dtype."""
+    tiny_model(family, heads, **changes).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    keep_score_cap(model)
+    return model.eval().requires_grad_(False)
+
+
+def ragged(model: PreTrainedModel, seed: int = 1) -> cl.Selection:
+    """A plan with layers of every kind: uneven, without attention, without FFN, and with gains."""
+    units, draw = cl.enumerate_units(model, GROUPS), random.Random(seed)
+    gone = [
+        unit.name
+        for unit in units
+        if draw.random() < 0.4 or (unit.layer, unit.kind) in ((1, "attention"), (2, "ffn"))
+    ]
+    left = [unit.name for unit in units if unit.kind == "ffn" and unit.name not in gone]
+    gains = {units.index(name): gain for name, gain in zip(left, (1.25, 0.8), strict=False)}
+    return cl.Selection.from_pruned(units, gone).with_gains(gains)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def differing(one: Path, other: Path) -> list[str]:
+    mine, theirs = files(one), files(other)
+    return [name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)]
+
+
+@pytest.mark.parametrize(("family", "heads", "dtype"), EVERY_WAY)
+def test_every_file_is_that_of_a_model_cut_in_memory(
+    family: str, heads: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = dense(tmp_path / "model", family, heads, dtype=dtype)
+    plan, tokenizer = ragged(model), word_tokenizer()
+    expected = cl.save_pruned(cl.prune(model, plan), tmp_path / "memory", tokenizer=tokenizer)
+    stored = open_model(tmp_path / "model")
+    # the second cut of one source shows that the first did not change it
+    for number, source in enumerate((stored, model, stored)):
+        found = cl.prune(source, plan, out=tmp_path / str(number), tokenizer=tokenizer)
+        assert differing(found, expected) == [], number
+
+
+def streamed(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The model of a folder, its layers left in files."""
+    pytest.importorskip("accelerate")
+    word_tokenizer().save_pretrained(folder)
+    return cl.load_model(folder, stream=True, device="cpu", dtype=dtype)[0]
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3", "gpt2", "opt_350m"])
+def test_a_pruned_folder_is_streamed(family: str, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    changes = {"tie_word_embeddings": True} if family == "llama" else {}
+    model = dense(tmp_path / "model", family, "mha", **changes)
+    found, ids = cl.prune(model, ragged(model), out=tmp_path / "small"), tiny_text().input_ids
+    for dtype in (None, "bfloat16"):
+        whole, own = (
+            cl.load_pruned(found, device="cpu", dtype=dtype, stream=stream)
+            for stream in (False, True)
+        )
+        for _ in range(2):
+            assert torch.equal(own(ids).logits, whole(ids).logits)
+        assert all(weight.is_meta for weight in describe(own).layers[1].parameters())
+    plan = cl.Selection.from_pruned(cl.enumerate_units(own, GROUPS), [0])
+    tables = [cl.measure_plans(m, [plan], tiny_text(), progress=False) for m in (own, whole)]
+    assert np.array_equal(tables[0].kl, tables[1].kl)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("llama", torch.float32), ("gemma2", torch.bfloat16), ("gpt2", torch.float32)],
+)
+def test_what_was_written_is_verified_before_it_is_there(
+    family: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = dense(tmp_path / "model", family, "mha", dtype=dtype)
+    own, plan, text = streamed(tmp_path / "model", dtype), ragged(model), tiny_text()
+    expected = cl.save_pruned(cl.prune(model, plan), tmp_path / "memory")
+    found = cl.prune(own, plan, out=tmp_path / "disk", verify=text)
+    assert differing(found, expected) == []
+    small = cl.load_pruned(found, device="cpu", stream=True)
+    whole = cl.check_equivalence(model, cl.prune(model, plan), plan, text)
+    assert cl.check_equivalence(own, small, plan, text) == whole
+    original = on_disk._Weights.kept
+    monkeypatch.setattr(on_disk._Weights, "kept", lambda self, name: original(self, name) * 2)
+    with pytest.raises(cl.FileFormatError):
+        cl.prune(own, plan, out=tmp_path / "spoiled", verify=text)
+    assert not (tmp_path / "spoiled").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "target"),
+    [
+        *((family, "stream") for family in ("llama", "phi3", "gpt2", "opt")),
+        *(("opt_350m", "write"), ("gemma2", "write"), ("llama", "dense")),
+    ],
+)
+def test_a_streamed_model_is_refitted_like_one_in_memory(
+    family: str, target: Any, tmp_path: Path
+) -> None:
+    model = dense(tmp_path / "model", family, "mha")
+    plan, text, sequential = ragged(model), tiny_text(12, 24, seed=3), target != "dense"
+
+    def refitted(source: PreTrainedModel, **out: Any) -> Any:
+        return cl.repair(source, plan, text, sequential=sequential, options=QUIET, **out)
+
+    expected = cl.save_pruned(refitted(model), tmp_path / "memory")
+    bare = cl.save_pruned(cl.prune(model, plan), tmp_path / "bare")
+    assert "model.safetensors" in differing(bare, expected)
+    for source, name in ((streamed(tmp_path / "model"), "disk"), (model, "resident")):
+        assert differing(refitted(source, out=tmp_path / name), expected) == [], name
+    # and the model was not changed
+    assert differing(cl.prune(model, plan, out=tmp_path / "again"), bare) == []
+
+
+def test_half_precision_and_the_reads_of_a_refit(tmp_path: Path) -> None:
+    model = dense(tmp_path / "model", dtype=torch.bfloat16)
+    own, text = streamed(tmp_path / "model", torch.bfloat16), tiny_text(12, 24, seed=3)
+    plan, stream = ragged(model), weights_of(own)
+    expected = cl.save_pruned(cl.repair(model, plan, text, options=QUIET), tmp_path / "memory")
+    own(text.input_ids[:1])
+    cl.measure_plans(own, [plan], text, progress=False)  # what is checked once is checked now
+    before, layer = stream.bytes_read, stream.bytes_present // 2
+    found = cl.repair(own, plan, text, options=QUIET, out=tmp_path / "disk")
+    assert differing(found, expected) == []
+    # the calls, the norms and the refit take a sweep each; what enters needs layer 0, and layer 1
+    # is fetched meanwhile
+    assert stream.bytes_read - before == (3 + 2 + 3 + 3) * layer
+
+
+def test_a_large_model_is_split_into_files_with_an_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model()
+    plan = ragged(model)
+    monkeypatch.setattr(on_disk, "SHARD", "20KB")
+    found = cl.prune(model, plan, out=tmp_path / "small")
+    pruned = cl.prune(model, plan)
+    pruned.save_pretrained(tmp_path / "expected", max_shard_size="20KB")
+    name = "model.safetensors.index.json"
+    index, expected = (json.loads((at / name).read_text()) for at in (found, tmp_path / "expected"))
+    assert index["metadata"] == expected["metadata"]
+    assert len(set(index["weight_map"].values())) == len(list(found.glob("model-*"))) > 2
+    for name, file in index["weight_map"].items():
+        assert (found / file).stat().st_size < 30_000
+        assert torch.equal(load_file(found / file)[name], pruned.state_dict()[name])
+    loaded = cl.load_pruned(found).state_dict()
+    assert all(torch.equal(loaded[name], weight) for name, weight in pruned.state_dict().items())
+
+
+def test_weights_of_several_dtypes_keep_theirs_and_another_is_converted_before_the_cut(
+    tmp_path: Path,
+) -> None:
+    half = dense(tmp_path / "model", dtype=torch.bfloat16)
+    plan = ragged(half)
+    expected = cl.save_pruned(cl.prune(half.float(), plan), tmp_path / "memory")
+    found = cl.prune(open_model(tmp_path / "model", dtype="float32"), plan, out=tmp_path / "disk")
+    assert differing(found, expected) == []
+    half.model.norm.to(torch.float64)
+    expected = cl.save_pruned(cl.prune(half, plan), tmp_path / "of two dtypes")
+    assert differing(cl.prune(half, plan, out=tmp_path / "mixed"), expected) == []
+    assert load_file(expected / "model.safetensors")["model.norm.weight"].dtype == torch.float64
+
+
+def test_a_second_round_is_recorded(tmp_path: Path) -> None:
+    model = dense(tmp_path / "model")
+    first = cl.prune(open_model(tmp_path / "model"), ragged(model), out=tmp_path / "first")
+    loaded = cl.load_pruned(first)
+    plan = cl.Selection.from_pruned(cl.enumerate_units(loaded, GROUPS), [1, 5])
+    expected = cl.save_pruned(cl.prune(loaded, plan), tmp_path / "memory")
+    assert differing(cl.prune(open_pruned(first), plan, out=tmp_path / "disk"), expected) == []
+    assert len(json.loads((expected / "cocurve_manifest.json").read_text())["earlier_rounds"]) == 1
+
+
+# What must leave nothing behind ------------------------------------------------------------------
+
+
+def reads_then(monkeypatch: pytest.MonkeyPatch, error: BaseException, after: int = 5) -> None:
+    """Let the writer meet an error after some weights."""
+    original, count = on_disk._Weights.kept, [0]
+
+    def kept(self: Any, name: str) -> Any:
+        count[0] += 1
+        if count[0] > after:
+            raise error
+        return original(self, name)
+
+    monkeypatch.setattr(on_disk._Weights, "kept", kept)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (OSError(errno.ENOSPC, "No space left on device"), cl.InputError),
+    ],
+)
+@pytest.mark.parametrize("refitted", [False, True])
+def test_a_write_that_fails_leaves_nothing(
+    error: BaseException,
+    raised: type[BaseException],
+    refitted: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, out = dense(tmp_path / "model"), tmp_path / "small"
+    plan = ragged(model)
+    calls = {
+        False: lambda: cl.prune(open_model(tmp_path / "model"), plan, out=out),
+        True: lambda: cl.repair(model, plan, tiny_text(), out=out),
+    }
+    reads_then(monkeypatch, error)
+    with pytest.raises(raised):
+        calls[refitted]()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_space_is_checked_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = dense(tmp_path / "model")
+    plan = ragged(model)
+    size = 4 * cl.prune(model, plan).num_parameters()
+    reads_then(monkeypatch, AssertionError("a weight was read"), after=0)
+    for free, error in ((size - 1, cl.InputError), (size, AssertionError)):
+        usage = SimpleNamespace(total=1 << 60, free=free)
+        monkeypatch.setattr("shutil.disk_usage", lambda _, usage=usage: usage)
+        with pytest.raises(error):
+            cl.prune(open_model(tmp_path / "model"), plan, out=tmp_path / "small")
+        assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    with pytest.raises(cl.InputError):  # a refit needs more
+        cl.repair(model, plan, tiny_text(), out=tmp_path / "small")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "another shape"])
+def test_files_that_change_under_a_streamed_model_are_told_and_nothing_is_left(
+    tmp_path: Path, damage: str
+) -> None:
+    plan = ragged(dense(tmp_path / "model"))
+    own = streamed(tmp_path / "model")
+    cl.pruning_risk(own, plan, tiny_text())  # what is checked once is checked before
+    file = next((tmp_path / "model").glob("*.safetensors"))
+    name = "model.layers.1.mlp.up_proj.weight"
+    if damage == "truncated":
+        file.write_bytes(file.read_bytes()[:-100])
+    elif damage == "missing":
+        file.unlink()
+    else:
+        save_file(load_file(file) | {name: torch.zeros(40, 32)}, file, {"format": "pt"})
+    for write in (
+        lambda: cl.prune(own, plan, out=tmp_path / "small"),
+        lambda: cl.repair(own, plan, tiny_text(), out=tmp_path / "small"),
+        lambda: cl.export_gguf(own, None, tmp_path / "small.gguf"),
+    ):
+        with pytest.raises(cl.InputError):
+            write()
+        assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_what_needs_the_model_in_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, out = dense(tmp_path / "model"), {"out": tmp_path / "small"}
+    plan, before = ragged(model), files(tmp_path / "model")
+    stored, text = open_model(tmp_path / "model"), tiny_text()
+    for call, error in (
+        (lambda: cl.prune(stored, plan, out=tmp_path / "model"), cl.InputError),
+        (lambda: cl.repair(model, plan, text, out=tmp_path / "model"), cl.InputError),
+        (lambda: cl.prune(model, plan, **out, inplace=True), cl.InputError),
+        (lambda: cl.prune(stored, plan, **out, verify=text), cl.InputError),
+        (lambda: cl.repair(stored, plan, text, **out), cl.InputError),
+        (lambda: cl.prune(shapes_only(str(tmp_path / "model")), plan, **out), cl.InputError),
+        (lambda: cl.prune(stored, ragged(tiny_model(layers=4)), **out), cl.MismatchError),
+    ):
+        with pytest.raises(error):
+            call()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert files(tmp_path / "model") == before
+    found = cl.prune(model, plan, **out)
+    monkeypatch.setattr("cocurve_lab.models.loading.find_spec", lambda _: None)
+    with pytest.raises(cl.InputError):  # without accelerate
+        cl.load_pruned(found, device="cpu", stream=True)
+
+
+# Memory ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("road", ["memory", "out", "disk"])
+def test_a_head_of_its_own_survives_though_the_configuration_ties_it(
+    road: str, tmp_path: Path
+) -> None:
+    separate = tiny_model("llama", tie_word_embeddings=False)
+    separate.save_pretrained(tmp_path / "dense")
+    word_tokenizer().save_pretrained(tmp_path / "dense")
+    edit_json(tmp_path / "dense" / "config.json", tie_word_embeddings=True)
+    model, _ = cl.load_model(tmp_path / "dense", device="cpu")
+    ids = torch.arange(12)[None]
+    plan = cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), [0, 3])
+    with cl.ablate(separate, plan), torch.no_grad():
+        expected = separate(ids).logits
+    small = tmp_path / "small"
+    if road == "memory":
+        cl.save_pruned(cl.prune(model, plan), small)
+    else:
+        cl.prune(model if road == "out" else open_model(tmp_path / "dense"), plan, out=small)
+    plain = AutoModelForCausalLM.from_pretrained(small, trust_remote_code=True).eval()
+    for found in (cl.load_pruned(small), plain):
+        torch.testing.assert_close(found(ids).logits, expected)
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_folder_keeps_what_goes_with_the_weights(tmp_path: Path) -> None:
+    """On both roads, and also when it is pruned again."""
+    dense = tmp_path / "dense"
+    tiny_model().save_pretrained(dense)
+    word_tokenizer().save_pretrained(dense)
+    wanted = {"LICENSE", "USE_POLICY.md", "NOTICE.txt", "tokenizer.model"}
+    for name in (*wanted, "notes.txt"):
+        (dense / name).write_text(name)
+    own_code = {"AutoTokenizer": ["own.Own", None]}
+    edit_json(dense / "tokenizer_config.json", auto_map=own_code)
+    model, tokenizer = cl.load_model(dense, device="cpu")
+    plan = cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), ["L0.ffn[0]"])
+    memory, disk = tmp_path / "memory", tmp_path / "disk"
+    cl.save_pruned(cl.prune(model, plan), memory, tokenizer=tokenizer)
+    cl.prune(model, plan, out=disk, tokenizer=tokenizer)
+    cl.save_pruned(cl.load_pruned(memory), memory, tokenizer=tokenizer, overwrite=True)
+    for folder in (memory, disk):
+        found = files(folder)
+        assert found.keys() >= wanted
+        assert "notes.txt" not in found
+        assert b"auto_map" not in found["tokenizer_config.json"]
+    cl.save_pruned(cl.prune(model, plan), tmp_path / "alone")
+    assert not (tmp_path / "alone" / "tokenizer.model").exists()
+
+
+QUIET = RepairOptions(progress=False)

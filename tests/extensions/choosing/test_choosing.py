@@ -1,0 +1,530 @@
+"""Choosing lambda and guards: against direct measurements, and against planted tables of KL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab.extensions.choosing import racing
+from cocurve_lab.extensions.choosing import settings as choosing
+from cocurve_lab.extensions.choosing.racing import Fit
+from cocurve_lab.extensions.choosing.settings import choose_guards
+from cocurve_lab.measuring import risk
+from cocurve_lab.measuring.risk import PlanTable
+from cocurve_lab.solver.path import LambdaPath, Segment
+from helpers.problems import gram_curvature, make_units, random_curvature
+from helpers.tiny_models import GROUPS, naive_risk, tiny_model, tiny_text
+
+QUIET = cl.ChoiceOptions(progress=False)
+EVERYTHING = cl.ChoiceOptions(progress=False, stop_beyond=math.inf, max_candidates=10**6)
+TEXT, TEST = tiny_text(32, seed=7), tiny_text(6, seed=8)
+UNITS = make_units(8, 2, 8)
+CURVATURE = random_curvature(UNITS, seed=1, shared=1.0)  # at 0.3: 16 segments, 12 sets
+
+
+@cache
+def real() -> tuple[PreTrainedModel, cl.Curvature]:
+    """A tiny model and the H of four rows of it."""
+    model = tiny_model()
+    units = cl.enumerate_units(model, GROUPS)
+    return model, cl.estimate_curvature(model, units, tiny_text(4), 16, progress=False)
+
+
+class Planted:
+    """Stands in for `measure_plans`: KL of a plan on a row by a function, and what was asked.
+
+    The loss on the text is 10 - KL, so that judging by it turns every order around.
+    """
+
+    def __init__(
+        self, kl: Callable[[cl.Selection], np.ndarray], text: cl.CalibrationSet = TEXT
+    ) -> None:
+        self.kl = kl
+        self.places = {mark: place for place, mark in enumerate(text.row_fingerprints)}
+        self.asked: list[tuple[str, int]] = []
+
+    def __call__(
+        self, model: object, plans: Sequence[cl.Selection], text: cl.CalibrationSet, **_: Any
+    ) -> PlanTable:
+        rows = [self.places[mark] for mark in text.row_fingerprints]
+        self.asked += [(plan.fingerprint, row) for plan in plans for row in rows]
+        kl = np.array([self.kl(plan)[rows] for plan in plans])
+        return PlanTable(tuple(plans), kl, nll=10 - kl)
+
+
+def planted(
+    monkeypatch: pytest.MonkeyPatch,
+    kl: Callable[[cl.Selection], np.ndarray],
+    text: cl.CalibrationSet = TEXT,
+) -> Planted:
+    fake = Planted(kl, text)
+    monkeypatch.setattr(racing, "measure_plans", fake)
+    return fake
+
+
+def table_by_strength(means: dict[float, np.ndarray]) -> Callable[[cl.Selection], np.ndarray]:
+    """KL [rows] by the lambda whose plan of CURVATURE it is; those plans must differ."""
+    rows = {
+        cl.solve_greedy(CURVATURE, 0.3, strength).fingerprint: values
+        for strength, values in means.items()
+    }
+    assert len(rows) == len(means)
+    return lambda plan: rows[plan.fingerprint]
+
+
+def choose(candidates: Any = "path", options: cl.ChoiceOptions = QUIET, **more: Any) -> Any:
+    """On CURVATURE and TEXT, where `measure_plans` is planted and no model is needed."""
+    return cl.choose_interaction_strength(
+        None, CURVATURE, 0.3, TEXT, candidates=candidates, options=options, **more
+    )
+
+
+def wave(seed: int, size: float = 1.0) -> np.ndarray:
+    """Noise over the rows with mean exactly 0 and standard error exactly `size`."""
+    noise = np.random.default_rng(seed).normal(size=len(TEXT))
+    noise -= noise.mean()
+    return noise * size * math.sqrt(len(TEXT)) / noise.std(ddof=1)
+
+
+# The curve ----------------------------------------------------------------------------------------
+
+
+def test_the_path_is_measured_whole_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = planted(monkeypatch, lambda plan: np.ones(32) + 0.01 * len(plan) + wave(1))
+    choice = choose(options=EVERYTHING)
+    path = cl.lambda_path(CURVATURE, 0.3)
+    assert len(choice.candidates) == path.distinct_sets > 5
+    assert len(fake.asked) == len(set(fake.asked)) == 32 * path.distinct_sets
+    pieces = sorted(span for candidate in choice.candidates for span in candidate.intervals)
+    assert pieces == [(segment.start, segment.stop) for segment in path]
+    for candidate in choice.candidates:
+        for start, stop in candidate.intervals:
+            middle = cl.solve_greedy(CURVATURE, 0.3, (start + stop) / 2)
+            assert set(middle.pruned) == set(candidate.selection.pruned)
+    strengths = [c.selection.interaction_strength for c in choice.candidates]
+    assert strengths == sorted(strengths)
+    assert (strengths[0], strengths[-1]) == (0, 1)
+
+
+def test_a_set_that_comes_back_is_one_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    zero, one = (cl.solve_greedy(CURVATURE, 0.3, strength) for strength in (0.0, 1.0))
+    other = cl.solve_greedy(CURVATURE, 0.3, 0.2)
+    assert len({plan.fingerprint for plan in (zero, one, other)}) == 3
+    parts = [
+        Segment(0.0, 0.1, zero),
+        Segment(0.1, 0.4, other),
+        Segment(0.4, 0.5, zero),
+        Segment(0.5, 1.0, one),
+    ]
+    monkeypatch.setattr(choosing, "lambda_path", lambda *_: LambdaPath(tuple(parts), 4, 0.3))
+    planted(monkeypatch, lambda plan: wave(len(plan)) + 2)
+    choice = choose()
+    assert [c.intervals for c in choice.candidates] == [
+        ((0.0, 0.1), (0.4, 0.5)),
+        ((0.1, 0.4),),
+        ((0.5, 1.0),),
+    ]
+    assert [c.selection.interaction_strength for c in choice.candidates] == [0, 0.2, 1]
+
+
+@pytest.mark.parametrize("limit", [2, 3, 5])
+def test_a_truncated_path_keeps_its_ends_and_is_spread(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    planted(monkeypatch, lambda plan: wave(len(plan)) + 2)
+    whole = [candidate.selection.fingerprint for candidate in choose(options=EVERYTHING).candidates]
+    choice = choose(options=replace(QUIET, max_candidates=limit))
+    places = sorted(whole.index(one.selection.fingerprint) for one in choice.candidates)
+    assert (len(set(places)), choice.left_out) == (limit, len(whole) - limit)
+    for strength in (0.0, 1.0):
+        assert whole.index(cl.solve_greedy(CURVATURE, 0.3, strength).fingerprint) in places
+    assert np.diff([*places, len(whole)]).max() <= 2 * len(whole) / (limit - 1) + 1
+
+
+def test_a_grid_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, lambda plan: wave(len(plan)) + 2)
+    grid = np.array([1.5, 0.0, 1e-9, 0.5])
+    choice = choose(grid, replace(QUIET, max_candidates=2))
+    assert [c.intervals for c in choice.candidates] == [
+        ((0.0, 0.0), (1e-9, 1e-9)),  # one set, but nothing is claimed in between
+        ((0.5, 0.5),),
+        ((1.5, 1.5),),
+    ]
+    assert choice.left_out == 0
+
+
+# The race -----------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.floats(0, 40), min_size=2, max_size=8),
+    st.integers(0, 10**6),
+    st.sampled_from([2, 3, 8, 32, 99]),
+)
+@settings(max_examples=60, deadline=None)
+def test_stopping_early_loses_no_plan_that_is_close(
+    gaps: list[float], seed: int, first_rows: int
+) -> None:
+    """With row-wise noise of size 1 in every plan, but 1000 shared by all, and gaps of any size."""
+    rng = np.random.default_rng(seed)
+    kl = 1e4 + 1e3 * rng.normal(size=32) + rng.uniform(-1, 1, (len(gaps), 32))
+    kl += np.array(gaps)[:, None]
+    plans = [
+        racing.Contender(cl.Selection.from_pruned(UNITS, [number]), ((0.0, 0.0),), (cl.Guards(),))
+        for number in range(len(gaps))
+    ]
+    by_plan = {plan.selection.fingerprint: row for plan, row in zip(plans, kl, strict=True)}
+    fake = Planted(lambda plan: by_plan[plan.fingerprint])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(racing, "measure_plans", fake)
+        curve = racing.race_plans(None, plans, TEXT, replace(QUIET, first_rows=first_rows))
+    assert len(fake.asked) == len(set(fake.asked)) == sum(c.rows for c in curve)
+    assert any(not candidate.stopped_early for candidate in curve)
+    for candidate, row in zip(curve, kl, strict=True):
+        assert candidate.stopped_early == (candidate.rows < 32)
+        assert candidate.kl == pytest.approx(row[: candidate.rows].mean())
+        # it really was that far behind some plan on the rows it was measured on
+        behind = row[: candidate.rows] - kl[:, : candidate.rows]
+        error = behind.std(axis=1, ddof=1) / math.sqrt(candidate.rows)
+        far = (behind.mean(axis=1) > 4 * error * (1 - 1e-9)).any()
+        assert far or not candidate.stopped_early
+
+
+def test_the_true_winner_survives_a_bad_start_and_losers_save_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """lambda 0.5 is ahead on the first 8 rows, within noise; 0.2 and 1 are hopeless throughout."""
+    noise = np.tile([0.3, -0.3], 16)
+    shared = 50 * wave(5)
+    start = np.where(np.arange(32) < 8, -0.2, 0.1)
+    table = {
+        0.0: shared + 5,  # the true winner
+        0.5: shared + 5 + start + noise,
+        0.2: shared + 9 + noise,
+        1.0: shared + 30 - noise,
+    }
+    assert table[0.5][:8].mean() < table[0.0][:8].mean()
+    fake = planted(monkeypatch, table_by_strength(table))
+    choice = choose(list(table))
+    assert [candidate.rows for candidate in choice.candidates] == [32, 8, 32, 8]
+    assert len(fake.asked) == 32 + 8 + 32 + 8
+    assert choice.interaction_strength == 0
+    dropped = choice.candidates[1]
+    assert (dropped.stopped_early, dropped.tied) == (True, False)
+    gap = (table[0.2] - table[0.0])[:8]  # to the winner, over the rows both were measured on
+    assert dropped.difference == pytest.approx(gap.mean())
+    assert dropped.difference_error == pytest.approx(gap.std(ddof=1) / math.sqrt(8))
+    assert choose(list(table), EVERYTHING).curve["rows"].sum() == 4 * 32
+
+
+def test_a_dropped_plan_never_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropped for its first 8 rows although the others would have made it the best of all."""
+    turn = np.where(np.arange(32) < 8, 1.0, -5.0)
+    planted(monkeypatch, table_by_strength({0.0: np.full(32, 9.0), 1.0: 9 + turn}))
+    assert choose([0.0, 1.0]).interaction_strength == 0
+    assert choose([0.0, 1.0], EVERYTHING).interaction_strength == 1
+
+
+def test_a_dropped_plan_is_no_tie_with_a_winner_it_was_close_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """0 is dropped against 0.5, yet on those rows it is as good as the later winner, 1."""
+    early = np.arange(32) < 8
+    noise = np.where(early, np.tile([3.0, -3.0], 16) + 0.9, -5.0)
+    table = {0.0: np.full(32, 10.0), 0.5: np.full(32, 9.0), 1.0: 9 + noise}
+    planted(monkeypatch, table_by_strength(table))
+    choice = choose(list(table))
+    dropped = choice.candidates[0]
+    assert dropped.difference < dropped.difference_error
+    assert (dropped.stopped_early, dropped.tied) == (True, False)
+    assert choice.interaction_strength == 1
+
+
+# The rule -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("gap", "strength"), [(0.99, 0.0), (1.01, 0.5)])
+def test_ties_go_to_the_smallest_lambda(
+    monkeypatch: pytest.MonkeyPatch, gap: float, strength: float
+) -> None:
+    """The winner is lambda 1; 0.5 is 0.3 paired errors behind it, 0 is just inside or outside."""
+    shared = 9 + 30 * wave(1)  # far larger than the paired errors of 1
+    table = {0.0: shared + gap + wave(2), 0.5: shared + 0.3 + wave(3), 1.0: shared}
+    planted(monkeypatch, table_by_strength(table))
+    choice = choose([1.0, 0.5, 0.0])
+    assert choice.winner.selection.interaction_strength == 1
+    assert choice.interaction_strength == choice.best.interaction_strength == strength
+    behind = choice.candidates[0]
+    assert (behind.difference, behind.difference_error) == pytest.approx((gap, 1))
+    assert [candidate.tied for candidate in choice.candidates] == [gap < 1, True, True]
+
+
+# The lambda that fits -----------------------------------------------------------------------------
+
+
+@given(st.integers(0, 200), st.floats(0, 1), st.floats(1e-6, 1e2))
+@settings(max_examples=80, deadline=None)
+def test_the_fitting_lambda_closes_the_gap(seed: int, strength: float, measured: float) -> None:
+    """R_lambda(s) = 1/2 sum of H_uu + lambda E, summed here pair by pair, meets R(s) at 1 + b/E."""
+    curvature = random_curvature(UNITS, seed)
+    plan = cl.solve_greedy(curvature, 0.3, strength)
+    numbers = (measured, 0.0, measured, 2, "kl", 0.0, 0.0, False)
+    fit = racing.Candidate(plan, ((strength, strength),), (cl.Guards(),), *numbers).fit
+    matrix = curvature.matrix
+    node = sum(matrix[u, u] / 2 for u in plan.pruned)
+    edges = sum(matrix[u, v] for u in plan.pruned for v in plan.pruned if u < v)
+    close = {"rel": 1e-6, "abs": 1e-9}
+    assert fit.edge_mass == pytest.approx(edges, **close)
+    assert fit.remainder == pytest.approx(measured - node - edges, **close)
+    assert node + fit.interaction_strength * edges == pytest.approx(measured, **close)
+    # the printed sign misses by twice the remainder
+    assert node + fit.printed * edges == pytest.approx(measured - 2 * fit.remainder, abs=1e-6)
+
+
+def test_the_fit_of_planted_numbers() -> None:
+    fit = Fit(measured_risk=0.5, standard_error=0.02, edge_mass=0.1, remainder=0.3)
+    for edge_mass, expected in ((0.1, (4, -2, 0.2)), (-0.1, (-2, 4, 0.2)), (0.0, (math.nan,) * 3)):
+        one = replace(fit, edge_mass=edge_mass)
+        found = (one.interaction_strength, one.printed, one.strength_error)
+        assert found == pytest.approx(expected, nan_ok=True)
+
+
+# The report ---------------------------------------------------------------------------------------
+
+
+def test_a_finished_choice_is_read_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, curvature = real()
+    text = tiny_text(6, seed=9)
+    options = replace(EVERYTHING, first_rows=2, checkpoint=tmp_path / "kl")
+
+    def chosen(ratio: float) -> Any:
+        return cl.choose_interaction_strength(
+            model, curvature, ratio, text, report_on=TEST, options=options
+        )
+
+    first = chosen(0.4)
+    monkeypatch.setattr(risk._Engine, "measure", stopped)
+    again = chosen(0.4)
+    assert again.curve.equals(first.curve)
+    for name, entry in again.report.items():
+        assert entry.kl == first.report[name].kl
+    with pytest.raises(KeyboardInterrupt):
+        chosen(0.5)
+
+
+def stopped(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+# Guards -------------------------------------------------------------------------------------------
+
+
+def choose_from(caps: Any, protections: Any, ratio: float = 0.3, **more: Any) -> Any:
+    return choose_guards(
+        None,  # type: ignore[arg-type]
+        CURVATURE,
+        ratio,
+        TEXT,
+        layer_caps=caps,
+        protections=protections,
+        options=more.pop("options", QUIET),
+        **more,
+    )
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_curve_of_guards_is_the_measured_risk_of_each_plan(own: bool) -> None:
+    """Of greedy plans, and of a method of one's own that takes the last units allowed."""
+    model, curvature = real()
+    text = tiny_text(4, seed=9)
+
+    def last(guards: cl.Guards) -> cl.Selection:
+        if guards.protect_last:
+            raise cl.InfeasibleError("no plan", requested_ratio=0.3, reachable_ratio=0.2)
+        free = [u for u, unit in enumerate(curvature.units) if unit.layer >= guards.protect_first]
+        return cl.Selection.from_pruned(
+            curvature.units, free[-4:] if guards.layer_cap else free[:4]
+        )
+
+    choice = choose_guards(
+        *(model, curvature, 0.3, text),
+        layer_caps=(None, "1.5x", 0.8),
+        protections=((0, 0), (1, 0), (1, 1)),
+        interaction_strength=0.5,
+        report_on=None if own else TEST,
+        make=last if own else None,
+        options=EVERYTHING,
+    )
+    kl = [cl.pruning_risk(model, candidate.selection, text) for candidate in choice.candidates]
+    assert len(kl) > 1
+    assert [candidate.kl for candidate in choice.candidates] == pytest.approx(kl, 1e-5)
+    assert choice.winner is choice.candidates[int(np.argmin(kl))]
+    for candidate in choice.candidates:
+        for guards in candidate.guards:
+            plan = last(guards) if own else cl.solve_greedy(curvature, 0.3, 0.5, guards)
+            assert set(plan.pruned) == set(candidate.selection.pruned)
+    tried = [guards for candidate in choice.candidates for guards in candidate.guards]
+    tried += [entry.guards for entry in choice.infeasible]
+    assert len(set(map(repr, tried))) == len(tried) == 9
+    if not own:
+        best = cl.pruning_risk(model, choice.best, TEST)
+        assert choice.report["best"].kl == pytest.approx(best, 1e-5)
+        assert choice.report["no guards"].selection.guards == cl.Guards()
+
+
+def test_guards_that_give_no_plan_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, lambda plan: np.ones(32))
+    choice = choose_from((None, 0.3), ((0, 0), (2, 2)))
+    # 0.3 of each layer leaves less than 0.3 in whole units; four open layers of eight likewise
+    refused = {(e.guards.layer_cap, e.guards.protect_first) for e in choice.infeasible}
+    assert refused == {(0.3, 0), (0.3, 2)}
+    with pytest.raises(cl.InfeasibleError):
+        choose_from((0.1, 0.2), ((0, 0), (1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("judge", "gap", "protected"), [("kl", 0.9, 0), ("kl", 1.1, 1), ("nll", 3.0, 0)]
+)
+def test_ties_go_to_the_loosest_guards(
+    monkeypatch: pytest.MonkeyPatch, judge: Any, gap: float, protected: int
+) -> None:
+    loose, tight = (
+        cl.solve_greedy(CURVATURE, 0.3, 1.0, cl.Guards(protect_first=p)) for p in (0, 1)
+    )
+    rows = {loose.fingerprint: 5 + gap + wave(1), tight.fingerprint: np.full(32, 5.0)}
+    planted(monkeypatch, lambda plan: rows[plan.fingerprint])
+    choice = choose_from((None,), ((1, 0), (0, 0)), options=replace(QUIET, judge=judge))
+    assert [candidate.guards[0].protect_first for candidate in choice.candidates] == [0, 1]
+    assert choice.guards.protect_first == choice.best.guards.protect_first == protected
+    assert choice.winner.judged == (5.0 if judge == "kl" else pytest.approx(10 - 5 - gap))
+
+
+def test_guards_that_do_not_bind_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = planted(monkeypatch, lambda plan: np.ones(32))
+    (only,) = choose_from((1.0, None, "5x"), ((0, 0),)).candidates
+    assert (len(only.guards), len(fake.asked)) == (3, 32)
+
+
+# Bad input ----------------------------------------------------------------------------------------
+
+
+def on_real(chooser: Any, held_out: cl.CalibrationSet, report_on: Any = None) -> Any:
+    return chooser(*real(), 0.3, held_out, report_on=report_on)
+
+
+SEEN = tiny_text(4)  # what `real` was built on
+SHARED = [(SEEN, None), (SEEN, TEST), (TEST, SEEN), (TEST, TEST.rows(5, 6))]
+BAD_GUARDS: list[tuple[Any, Any]] = [
+    *(((), ((0, 0),)), ((None,), ())),
+    *(((cap,), ((0, 0),)) for cap in (1.5, "-1x")),
+    *(((None,), (protection,)) for protection in ((0, -1),)),
+]
+BAD_OPTIONS: list[dict[str, Any]] = [
+    *({"max_candidates": 1}, {"first_rows": 1}, {"stop_beyond": 0.5}, {"stop_beyond": math.nan}),
+    {"judge": "accuracy"},
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        *(
+            (lambda c=candidates: choose(c), cl.InputError)
+            for candidates in ("grid", [], [0.5, -0.1], [math.nan], [math.inf], ["a"])
+        ),
+        *((lambda g=guards: choose_from(*g), cl.InputError) for guards in BAD_GUARDS),
+        *((lambda o=options: cl.ChoiceOptions(**o), cl.InputError) for options in BAD_OPTIONS),
+        (
+            lambda: cl.choose_interaction_strength(None, CURVATURE, 0.3, TEXT.rows(0, 1)),  # type: ignore[arg-type]
+            cl.InputError,
+        ),
+        (
+            lambda: cl.choose_interaction_strength(None, CURVATURE, 1.0, TEXT),  # type: ignore[arg-type]
+            cl.InputError,
+        ),
+        (lambda: choose_from((None,), ((0, 0),), interaction_strength=-1.0), cl.InputError),
+        # a curvature of other units than the model's
+        (lambda: cl.choose_interaction_strength(real()[0], CURVATURE, 0.3, TEXT), cl.MismatchError),
+        *(
+            (lambda c=chooser, rows=rows: on_real(c, *rows), cl.MismatchError)
+            for chooser in (cl.choose_interaction_strength, choose_guards)
+            for rows in SHARED
+        ),
+    ],
+)
+def test_bad_input_is_refused(call: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        call()
+
+
+@pytest.mark.parametrize("candidates", ["path", [0.0, 1.0]])
+def test_lambdas_at_which_greedy_stalls_are_listed(
+    monkeypatch: pytest.MonkeyPatch, candidates: Any
+) -> None:
+    """Room for 4 of 7 per layer: at lambda 0 cheap attention (3) blocks the FFN pair (2 + 2)."""
+    units = cl.UnitSet(
+        (
+            cl.Unit("attention", 0, 0, 0, 3, 3),
+            cl.Unit("ffn", 0, 0, 0, 2, 2),
+            cl.Unit("ffn", 0, 1, 2, 4, 2),
+            cl.Unit("ffn", 1, 0, 0, 4, 4),
+            cl.Unit("ffn", 1, 1, 4, 7, 3),
+        )
+    )
+    # layer 1 goes first; it is correlated with the attention unit
+    features = np.array([[1.0, 0, 0], [0, 1.2, 0], [0, 0, 1.2], [0.9, 0, 0], [0, 9.0, 9.0]])
+    planted(monkeypatch, lambda plan: np.ones(32))
+    given = (None, gram_curvature(units, features), 0.55, TEXT, cl.Guards(layer_cap=4 / 7))
+    choice = cl.choose_interaction_strength(*given, candidates=candidates, options=QUIET)
+    (stall,) = choice.infeasible
+    assert stall.interval[0] == 0
+    assert set(choice.best.pruned) == {1, 2, 3}
+    with pytest.raises(cl.InfeasibleError):
+        cl.choose_interaction_strength(*given, candidates=[0.0, 0.01], options=QUIET)
+
+
+@pytest.mark.parametrize("candidates", ["path", [1.0, 0.0, 0.5, 0.5]])
+def test_the_curve_and_the_report_are_measured_risks(candidates: Any) -> None:
+    model, curvature = real()
+    text = tiny_text(7, 20, 5, seed=7)
+    choice = cl.choose_interaction_strength(
+        model, curvature, 0.3, text, candidates=candidates, report_on=TEST,
+        options=replace(EVERYTHING, first_rows=2),
+    )  # fmt: skip
+    assert len(choice.candidates) > 1
+
+    def rows(plan: cl.Selection, text: cl.CalibrationSet) -> np.ndarray:
+        return naive_risk(model, [plan.units[u] for u in plan.pruned], text)
+
+    measured = [rows(candidate.selection, text) for candidate in choice.candidates]
+    least = min(measured, key=np.mean)
+    assert choice.winner.kl == pytest.approx(least.mean(), rel=1e-5)
+    for candidate, row in zip(choice.candidates, measured, strict=True):
+        gap = row - least
+        assert (candidate.rows, candidate.stopped_early) == (7, False)
+        assert candidate.kl == pytest.approx(row.mean(), rel=1e-5)
+        assert candidate.standard_error == pytest.approx(row.std(ddof=1) / 7**0.5, rel=1e-3)
+        assert candidate.difference == pytest.approx(gap.mean(), abs=1e-6)
+        assert candidate.difference_error == pytest.approx(gap.std(ddof=1) / 7**0.5, abs=1e-6)
+    for name in ("kl", "difference_error"):
+        assert choice.curve[name].tolist() == [getattr(one, name) for one in choice.candidates]
+    plans = [choice.best, *(cl.solve_greedy(curvature, 0.3, s) for s in (0.0, 1.0))]
+    assert list(choice.report) == ["best", "lambda 0", "lambda 1"]
+    for entry, plan in zip(choice.report.values(), plans, strict=True):
+        gap = rows(plan, TEST) - rows(choice.best, TEST)
+        assert entry.kl == pytest.approx(rows(plan, TEST).mean(), rel=1e-5)
+        assert entry.difference == pytest.approx(gap.mean(), abs=1e-6)
+        assert entry.difference_error == pytest.approx(gap.std(ddof=1) / 6**0.5, abs=1e-6)
