@@ -160,29 +160,3 @@ def intervals(table: Table) -> str:
         f"than {width:.0%} of their saliency. Of {len(ranked) - 1} pairs of neighbors in the "
         f"ranking, {meet} overlap."
     )
-
-
-def settling(table: Table) -> str:
-    """From `stability_table`: optimism and overlap on the least and on the most text."""
-    parts = []
-    for strength in dict.fromkeys(row["interaction_strength"] for row in pick(table)):
-        rows = sorted(pick(table, interaction_strength=strength), key=lambda row: row["groups"])
-        first, last = rows[0], rows[-1]
-        parts.append(
-            f"λ {strength:g}, {first['groups']} to {last['groups']} rows: optimism "
-            f"{first['optimism']:.0%} to {last['optimism']:.0%}, overlap of halves "
-            f"{first['halves_overlap']:.0%} to {last['halves_overlap']:.0%}."
-        )
-    return "\n".join(parts)
-
-
-def stopping(table: Table) -> str:
-    """From `stopping_study`: the rows from which each error stayed within the tolerance."""
-    told, done, tolerance = [], column(table, "rows"), column(table, "tolerance")
-    names = {"risk_error": "predicted risk", "saliency_error": "saliency", "optimism": "optimism"}
-    for name, words in names.items():
-        # NaN, while a single group is there, is not within
-        out = np.flatnonzero(~(column(table, name) <= tolerance))
-        begun = done[out[-1] + 1 :] if len(out) else done
-        told.append(f"{words} {f'from {begun[0]} rows on' if len(begun) else 'never'}")
-    return f"Within {tolerance[0]:.0%} to the end: {', '.join(told)}."

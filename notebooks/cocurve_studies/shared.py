@@ -128,8 +128,8 @@ def sequence_values(table: Table, name: str = "kl") -> np.ndarray:
 
 
 def known(value: Any) -> float | None:
-    """Return a number as a cell of a table; None for NaN and infinities."""
-    return float(value) if np.isfinite(value) else None
+    """Return a number as a cell of a table; None for None, NaN and infinities."""
+    return float(value) if value is not None and np.isfinite(value) else None
 
 
 # Plans --------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
     python tests/benchmarks/bench_findings.py --only 06 09   # measure these anew, keep the others
     python tests/benchmarks/bench_findings.py --page-only    # the pages from findings.json alone
 
-It runs the notebooks with their own parameters. Tables that are kept in `--folder` are read instead
+It runs the notebooks whole (`FULL = True`). Tables that are kept in `--folder` are read instead
 of measured; delete `kept/bake_off/study_speed_*.json` there to time notebook 09's plans anew, on a
 quiet machine. findings.json holds the findings of each notebook, when and on what it ran.
 """
@@ -28,7 +28,6 @@ from cocurve_lab.extensions.pretrained.kept import kept_curvature, kept_plans
 from cocurve_lab.extensions.writing import plus_minus, typeset
 from cocurve_lab.measuring.results import standard_error
 from cocurve_studies.findings import MIME, Finding
-from cocurve_studies.sections import link_to
 from helpers.benchmarks import arguments, flag, seconds
 from helpers.lab import SMALL
 from helpers.notebooks import NOTEBOOKS, run
@@ -36,7 +35,11 @@ from helpers.notebooks import NOTEBOOKS, run
 HERE = Path(__file__).resolve().parent
 README = HERE.parents[1] / "README.md"
 BEGIN, END = "<!-- first result -->\n", "<!-- end of first result -->"
-SHOWN = ("06", "07", "08", "09", "12", "13")  # the notebooks of the studies
+SHOWN = ("06", "07", "08", "09")  # the notebooks of the studies
+GONE = {  # of which findings are kept: what they ask moved into the others
+    "12_appendix_edges": "12 · Appendix: H and its edges, closer",
+    "13_appendix_plans": "13 · Appendix: plans and methods, closer",
+}
 HEAD = """# Findings
 
 What notebooks measure on the demo model beside what is claimed. ± is one standard error; a verdict
@@ -70,7 +73,9 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for notebook in NOTEBOOKS:
             if notebook.stem[:2] in options.only:
-                found[notebook.stem] = measured(notebook, folder, SMALL if options.quick else {})
+                found[notebook.stem] = measured(
+                    notebook, folder, SMALL if options.quick else {"FULL": True}
+                )
                 text = json.dumps(dict(sorted(found.items())), indent=1, ensure_ascii=False)
                 kept.write_text(text + "\n", encoding="utf-8")
     for name, text in (("FINDINGS.md", page(found)), ("FINDINGS_LAB.md", lab_page(found))):
@@ -122,10 +127,8 @@ def told(who: str, found: list[Finding]) -> list[str]:
     """A table of findings."""
     lines = table(["study", who, "where", "here", "verdict"])
     for finding in found:
-        link = link_to(finding.study)
-        study = finding.study if link is None else f"[{finding.study}](../../notebooks/{link})"
-        words = (finding.claim, finding.where, finding.ours, finding.said)
-        lines.append(row_of(study, *map(typeset, words)))
+        words = (finding.study, finding.claim, finding.where, finding.ours, finding.said)
+        lines.append(row_of(*map(typeset, words)))
     return lines
 
 
@@ -182,8 +185,10 @@ def counts(found: list[Finding], lab: bool = False) -> list[str]:
 
 def heading(stem: str) -> str:
     """The title of a notebook, without its number sign."""
-    (path,) = (path for path in NOTEBOOKS if path.stem == stem)
-    first = nbformat.read(path, as_version=4).cells[0].source.splitlines()[0]
+    first = GONE.get(stem)
+    if first is None:
+        (path,) = (path for path in NOTEBOOKS if path.stem == stem)
+        first = nbformat.read(path, as_version=4).cells[0].source.splitlines()[0]
     return f"Notebook {first.removeprefix('# ').replace(' · ', ': ')}"
 
 

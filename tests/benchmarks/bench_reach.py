@@ -53,7 +53,6 @@ def main() -> None:
     for rows, columns in (
         (summary, reach.COLUMNS),
         (summary, reach.SATURATION_COLUMNS),
-        (table.dropna(subset="mostly"), reach.GAP_COLUMNS),
     ):
         print(f"\n{shown(rows, columns).data}")
     print(f"\n{told(findings.reach_findings(table))}")

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.judging.kept import plans_file
 from cocurve_studies.trust import redundancy
 from helpers.benchmarks import arguments, error_bar, flag, head
 from helpers.benchmarks import row as line
@@ -34,18 +35,18 @@ def main() -> None:
         test=flag(24, "rows to measure on"),
         threads=2,
     )
-    models: dict[str, Callable[[], redundancy.Subject]] = {
-        Path(place).name: lambda place=place: of_the_demo_world(place, options)
+    rows = [
+        row
         for place in options.models
-    }
+        for row in measured(place, *of_the_demo_world(place, options), options)
+    ]
     for folder, text in options.other:
-        models[Path(folder).name] = lambda a=folder, b=text: of_own_text(a, b, options)
+        rows += measured(folder, *of_own_text(folder, text, options), options)
     for ratio in options.ratios:
-        asked = redundancy.RedundancyOptions(ratio=ratio)
-        table = redundancy.redundancy_study(models, asked, cache=options.folder, progress=False)
+        table = [row for row in rows if row["requested_ratio"] == ratio]
         print(f"\n{ratio:.0%} removed\n")
         head("model", "FFN redundancy", "KL at lambda 0", "edge benefit", "share")
-        for row in table.to_dict("records"):
+        for row in table:
             line(
                 row["model"],
                 error_bar(row["redundancy"], row["redundancy_error"], 3),
@@ -58,14 +59,30 @@ def main() -> None:
             print(f"\n{benefit}: {describe(trend)}")
 
 
-def of_the_demo_world(place: str, options: Namespace) -> redundancy.Subject:
+def measured(
+    place: str, model: Any, rows: Any, held_out: Any, options: Namespace
+) -> list[redundancy.Row]:
+    """Build H, and measure its plans of lambda 0 and 1 at every ratio."""
+    units, folder = cl.enumerate_units(model), Path(options.folder)
+    curvature = cl.load_or_estimate(folder, model, units, rows, progress=False)
+    pairs = [(ratio, strength) for ratio in options.ratios for strength in (0.0, 1.0)]
+    plans = [cl.solve_greedy(curvature, *pair) for pair in pairs]
+    path = plans_file(folder, model, held_out)
+    kl = cl.measure_plans(model, plans, held_out, checkpoint=path, progress=False).kl
+    return [
+        redundancy.redundancy_row(Path(place).name, curvature, ratio, *kl[2 * n : 2 * n + 2])
+        for n, ratio in enumerate(options.ratios)
+    ]
+
+
+def of_the_demo_world(place: str, options: Namespace) -> tuple[Any, Any, Any]:
     """The demo model, or another one trained on its world, with its texts."""
     model, tokenizer = cl.load_model(place)
     rows = demo_rows("calibration", options.rows, tokenizer)
-    return redundancy.Subject(model, rows, demo_rows("test", options.test, tokenizer))
+    return model, rows, demo_rows("test", options.test, tokenizer)
 
 
-def of_own_text(place: str, text: str, options: Namespace) -> redundancy.Subject:
+def of_own_text(place: str, text: str, options: Namespace) -> tuple[Any, Any, Any]:
     """Any other model with a text file: documents end with <|endoftext|>, else at blank lines."""
     model, tokenizer = cl.load_model(place)
     content = Path(text).read_text(encoding="utf-8")
@@ -78,12 +95,12 @@ def of_own_text(place: str, text: str, options: Namespace) -> redundancy.Subject
         seq_len=256,
         positions_per_sequence="all",
     )
-    return redundancy.Subject(model, *every.split(held_out=options.test)[:2])
+    return (model, *every.split(held_out=options.test)[:2])
 
 
 def describe(trend: redundancy.Row) -> str:
     if trend["spearman"] is None:
-        return trend["note"]
+        return f"{trend['models']} models, too few for a rank correlation"
     return (
         f"rank correlation with redundancy {trend['spearman']:+.1f} over {trend['models']} models, "
         f"p = {trend['p_value']:.2f}"

@@ -341,7 +341,7 @@ def claims(plans: Plans) -> Iterable[Table]:
         certain.redundancy_finding(redundancy_gate(h), len(h.grouped["group_grams"])),
         *(certain.stability_finding(selection_stability(h, 0.2, s)) for s in (0.0, 1.0)),
         certain.convergence_finding(is_converged(h, 0.2, 1.0), len(h.grouped["group_grams"])),
-        *certain.purpose_findings(purposes.kept_purposes(h, 0.2) or []),
+        *certain.purpose_findings(purposes.kept_purposes(h, 0.2)),
         *structural.bridge_findings(bridges.bridge_table(h), bridges.bridge_edges(h)),
         *structural.structure_findings(geometry.block_table(h), geometry.budget_table(h)),
         *structural.proposition_findings(propositions.proposition_table(h)),

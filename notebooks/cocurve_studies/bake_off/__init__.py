@@ -7,11 +7,11 @@ In reading order:
     compare.py     `compare`: every row at one budget
     bench.py       its cells: evidence, plans, their choice, repairs; measured and kept one by one
     costs.py       what a row's work costs
-    comparison.py  its table, also in the paper's form
-    frontier.py    the plans behind its cells, paired differences, texts side by side
+    comparison.py  its table
+    frontier.py    the plans behind its cells, and paired differences
     speeds.py      size and speed of the plans' pruned models
-    pictures.py    perplexity, abilities, guards, layers and speed as pictures
-    findings.py    the paper's claims beside the cells, with verdicts
+    pictures.py    perplexity by ratio, and layers
+    findings.py    the paper's claims beside the cells
 
 The methods themselves are in `methods/`.
 """

@@ -423,15 +423,14 @@ class Bench:
         return evidence
 
     def _curvature(self, calibration: CalibrationSet, top_r: int = 256) -> Curvature:
-        """Return H of a calibration, from memory, from the folder of H or built."""
+        """Return H of a calibration: a given one, from memory, from the folder or built."""
         key = (calibration.fingerprint, top_r)
+        for given in self.options.curvatures:
+            if (given.provenance["calibration_fingerprint"], given.provenance["top_r"]) == key:
+                return given
         if key not in self.curvatures:
-            recipe = Recipe(
-                calibration,
-                top_r,
-                cache=self.options.curvatures or self.options.folder,
-                progress=self.options.progress,
-            )
+            options = self.options
+            recipe = Recipe(calibration, top_r, cache=options.folder, progress=options.progress)
             self.curvatures[key] = recipe.build(self.model, self.units)
         return self.curvatures[key]
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from cocurve_lab.base.arguments import as_int
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.calibration import CalibrationSet
+from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.choosing.settings import guards_grid
 from cocurve_lab.extensions.judging.generation import Question
 from cocurve_lab.solver.guards import Guards
@@ -33,8 +34,8 @@ class CompareOptions:
             own options and repair; empty: no search. It is that of `choose_guards`.
         ffn_groups: FFN groups per layer.
         progress: show progress bars.
-        curvatures: folder in which H of CoCurve and its controls is looked for and kept; None:
-            `folder`.
+        curvatures: H that CoCurve and its controls take where they are of the same calibration and
+            support; another H is built, and kept in `folder`.
         unguarded: also measure rows without guards, where their guards are searched.
         repaired: where weights are repaired, how many of a row's plans are repaired on the whole
             calibration and compared on the held-out rows: those of lowest held-out KL, refitted on
@@ -45,7 +46,7 @@ class CompareOptions:
     guards: Sequence[Guards] = guards_grid()
     ffn_groups: int = 16
     progress: bool = True
-    curvatures: str | os.PathLike[str] | None = None
+    curvatures: Sequence[Curvature] = ()
     unguarded: bool = True
     repaired: int | None = None
 

@@ -1,4 +1,4 @@
-"""The structure of H: its blocks, the budgets of its plans, and its spectrum.
+"""The structure of H: its blocks, and the budgets of its plans.
 
 Sections "Geometry of the Pruning Risk" and "Mechanism Analysis"; `propositions.py` has the paper's
 propositions. Nothing here runs a model: numpy alone, from H and its groups of sequences. Standard
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cocurve_lab.base.errors import InputError
 from cocurve_lab.curvature.matrix import BLOCKS, Curvature
 from cocurve_lab.curvature.uncertainty import Sample
 from cocurve_lab.extensions.figures import (
@@ -22,12 +21,12 @@ from cocurve_lab.extensions.figures import (
     SYMBOLS,
 )
 from cocurve_lab.models.kinds import KINDS
-from cocurve_lab.solver.guards import FREE, Guards
 from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
 
-from ..chart import add, chart, empty, log_scale, share_axis
+from ..chart import add, chart, empty, share_axis
 from ..shared import errors_of, group_marks, resampled, solved, spread_of
-from ..tables import Columns, DataFrame, Folder, Row, Rows, Table, column, kept_table, pick
+from ..tables import Columns, DataFrame, Folder, Row, Rows, Table, kept_table, pick
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -143,44 +142,42 @@ def budget_table(
     curvature: Curvature,
     ratio: float = 0.2,
     strengths: tuple[float, ...] = (0.0, 1.0),
-    guards: Guards = FREE,
     cache: Folder = None,
 ) -> DataFrame:
     """Return the share of cost that plans remove per layer and kind (appendix, "Layer pattern").
 
     Returns:
-        One row per lambda, kind and layer that has such units: units and share removed, share_error
-        (standard deviation of the share over 100 bootstrap draws of the groups, each solved anew)
-        and draws that had a plan. Where greedy reaches no plan, one row says so in `note`.
+        One row per lambda, kind and layer that has such units: units and share removed, and
+        share_error, the standard deviation of the share over 100 bootstrap draws of the groups,
+        each solved anew.
     """
-    settings = group_marks(curvature, ratio=ratio, strengths=list(strengths), guards=repr(guards))
+    settings = group_marks(curvature, ratio=ratio, strengths=list(strengths))
 
     def compute() -> Rows:
-        return [
-            row for value in strengths for row in _budget(curvature, ratio, float(value), guards)
-        ]
+        return [row for strength in strengths for row in _budget(curvature, ratio, strength)]
 
     return kept_table(cache, "budgets", settings, compute)
 
 
-def _budget(curvature: Curvature, ratio: float, strength: float, guards: Guards) -> Rows:
-    head: Row = {"interaction_strength": strength, "requested_ratio": ratio, "note": ""}
-    names = ("kind", "layer", "units", "share", "share_error", "draws")
-    plan, note = solved(curvature, ratio, strength, guards)
-    if plan is None:
-        return [head | dict.fromkeys(names) | {"note": note}]
-    again = [solved(part, ratio, strength, guards)[0] for part in resampled(curvature)]
-    drawn = [_shares(other) for other in again if other is not None]
-    shares, spread = _shares(plan), spread_of(drawn)
-    rows = []
-    for (kind, layer), place in np.ndenumerate(np.arange(shares.size).reshape(shares.shape)):
-        if np.isnan(shares[kind, layer]):
-            continue
-        units = plan.units
-        mine = plan.indicator & (units.layers == layer) & (units.kinds == KINDS[kind])
-        wobble = None if spread is None else spread.ravel()[place]
-        row = (KINDS[kind], layer, int(mine.sum()), shares[kind, layer], wobble, len(drawn))
-        rows.append(head | dict(zip(names, row, strict=True)))
+def _budget(curvature: Curvature, ratio: float, strength: float) -> Rows:
+    plan = solve_greedy(curvature, ratio, strength)
+    again = [solved(part, ratio, strength)[0] for part in resampled(curvature)]
+    spread = spread_of([_shares(other) for other in again if other is not None])
+    shares, units, rows = _shares(plan), plan.units, []
+    for number, kind in enumerate(KINDS):
+        for layer in np.flatnonzero(~np.isnan(shares[number])):
+            mine = plan.indicator & (units.layers == layer) & (units.kinds == kind)
+            rows.append(
+                {
+                    "interaction_strength": strength,
+                    "requested_ratio": ratio,
+                    "kind": kind,
+                    "layer": int(layer),
+                    "units": int(mine.sum()),
+                    "share": shares[number, layer],
+                    "share_error": None if spread is None else spread[number, layer],
+                }
+            )
     return rows
 
 
@@ -191,7 +188,7 @@ def _shares(plan: Selection) -> np.ndarray:
 
 def plot_budgets(table: Table) -> Figure:
     """Plot the share of each layer's attention and FFN cost removed, per lambda."""
-    figure, done = empty(), [row for row in pick(table) if not row["note"]]
+    figure, done = empty(), pick(table)
     for number, strength in enumerate(dict.fromkeys(row["interaction_strength"] for row in done)):
         dash, symbol = DASHES[number % len(DASHES)], SYMBOLS[number % len(SYMBOLS)]
         for kind in KINDS:
@@ -201,63 +198,3 @@ def plot_budgets(table: Table) -> Figure:
             add(figure, rows, "layer", "share", name, style, line=dash)
     y = share_axis("share of the layer's parameters removed")
     return chart(figure, "Share of each layer removed, by kind and λ", "layer", y)
-
-
-# Spectrum -----------------------------------------------------------------------------------------
-def spectrum_table(curvature: Curvature, cache: Folder = None) -> DataFrame:
-    """Return the eigenvalues of H, largest first, and the effective number of directions.
-
-    Returns:
-        One row per eigenvalue: rank (from 1), eigenvalue, share of the trace, cumulative share,
-        with jackknife errors (low where eigenvalues nearly coincide); and, the same in every row,
-        effective_rank = exp of the entropy of the shares (Roy and Vetterli 2007), and participation
-        = trace^2 / sum of squares.
-    """
-    if not curvature.saliency.sum() > 0:
-        raise InputError(
-            "the trace of H is 0, so no eigenvalue has a share of it. Build H on more text."
-        )
-    return kept_table(cache, "spectrum", group_marks(curvature), lambda: _spectrum(curvature))
-
-
-def _spectrum(curvature: Curvature) -> Rows:
-    size = len(curvature.units)
-
-    def read(part: Curvature) -> np.ndarray:
-        values = part.spectrum()
-        shares = np.clip(values / values.sum(), 0.0, None)  # rounding makes the last ones negative
-        rank = np.exp(-(shares * np.log(np.where(shares > 0, shares, 1.0))).sum())
-        return np.concatenate([values, shares, np.cumsum(shares), [rank, 1 / (shares**2).sum()]])
-
-    values, errors = read(curvature), errors_of(curvature, read, 3 * size + 2)
-    whole = {
-        "effective_rank": values[-2],
-        "effective_rank_error": errors[-2],
-        "participation": values[-1],
-        "participation_error": errors[-1],
-    }
-    rows = []
-    for rank in range(size):
-        row: Row = {"rank": rank + 1}
-        for part, name in enumerate(("eigenvalue", "share", "cumulative")):
-            row |= {name: values[part * size + rank], f"{name}_error": errors[part * size + rank]}
-        rows.append(row | whole)
-    return rows
-
-
-def plot_spectrum(table: Table) -> Figure:
-    """Plot the share of the trace by rank, log axis, and the cumulative share."""
-    figure = empty()
-    for number, name in enumerate(("share", "cumulative")):
-        add(
-            figure,
-            [row for row in pick(table) if row[name] > 0],
-            "rank",
-            name,
-            name,
-            number,
-            size=6,
-        )
-    title = f"Spectrum of H: effective rank {column(table, 'effective_rank')[0]:.1f}"
-    y = log_scale("share of the trace of H", column(table, "share"))
-    return chart(figure, title, "rank of the eigenvalue", y)

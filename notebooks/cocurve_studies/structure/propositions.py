@@ -1,16 +1,14 @@
-"""The paper's propositions and remarks on H, measured on one matrix."""
+"""The paper's propositions on H, measured on one matrix and its plans."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cocurve_lab.curvature.graph import bridge_units
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.analysis.gate import redundancy_gate
-from cocurve_lab.extensions.figures import COLORS, LABELS
-from cocurve_lab.models.kinds import KINDS
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
@@ -21,130 +19,86 @@ from ..tables import Columns, DataFrame, Folder, Row, Rows, Table, kept_table, p
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-
-PAPER_DECOUPLED, PAPER_CV = 0.63, {"attention": 0.685, "ffn": 0.084}  # 8B; Qwen2.5-32B
-
 # columns of `proposition_table` for reading, with `shown`
 COLUMNS: Columns = {
     "quantity": "",
     "requested_ratio": "removed",
-    "interaction_strength": "λ",
     "value": "",
-    "reference": "bound",
-    "holds": "",
-    "paper": "",
+    "reference": "by the proposition",
 }
 
 
 def proposition_table(
     curvature: Curvature,
-    ratios: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5),
-    strengths: tuple[float, ...] = (0.0, 1.0),
+    ratios: Sequence[float] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5),
     cache: Folder = None,
 ) -> DataFrame:
     """Return both sides of the paper's propositions about H and its plans, for this H.
 
-    - "gram" (Prop. "Gram equivalence"): smallest eigenvalue over the largest, at least -1e-6 (what
-      float32 features leave); smallest diagonal entry, at least 0.
-    - "offdiag" (Prop. "The diagonal omission"): share of sum |H_uv| that is off the diagonal; and,
-      of each plan, edge over node risk, the share of its edges that are positive, and the mean
-      correlation of its pairs weighted by sqrt(H_uu H_vv), which times (sum of sqrt(H_uu))^2 less
-      the trace is twice the edge risk. The paper calls it the statistic of its gate, so the
-      reference is the FFN redundancy without sampling noise; `holds` within a factor of 2.
-    - "when" (Prop. "Edge-to-diagonal balance"), on the lambda = 0 plan S of each ratio: median over
+    - "smallest eigenvalue over the largest" (Prop. "Gram equivalence"): at least -1e-6, what
+      float32 features leave.
+    - "share of |H| off the diagonal", and "single-unit KL CV, FFN": std / mean of the measured KL
+      of single FFN groups.
+    - "edge over diagonal" (Prop. "Edge-to-diagonal balance"), on the lambda = 0 plan S: median over
       u in S with H_uu > 0 of |sum over v in S, v != u of H_uv| / (1/2 H_uu), against the median of
-      2 |sum of rho_uv| (correlations of that unit) and against 2 |S| |rho_bar| (mean over pairs of
-      S); `holds` where the two are within a factor of 2.
-    - "when", spread of the diagonal: std / mean of H_uu and of the measured single-unit KL by kind.
-    - "bridges": correlation of saliency and connectivity, Pearson and Spearman.
+      2 |S| |rho_bar|, with the mean correlation rho_bar over pairs of S.
+    - "weighted mean correlation" (Prop. "The diagonal omission"), on the same plan: the mean of
+      rho_uv over its pairs, weighted by sqrt(H_uu H_vv); the paper calls it the statistic of its
+      gate, so the reference is the FFN redundancy without sampling noise.
+    - "share of positive edges" of the plan of lambda 1.
     - "overshoot" (Prop. "Overshoot bound"): realized less requested ratio, at most the largest
       unit's share of the cost.
 
     Returns:
-        Rows of proposition, quantity, requested_ratio, interaction_strength, units (|S|), value,
-        value_error (plan fixed: a jackknife, for medians and ranks a bootstrap of 100 draws of the
-        groups), reference (the other side of the proposition), holds, paper (its figure where
-        it states one, for its own models).
+        Rows of quantity, requested_ratio, units (|S|), value, value_error (plan fixed: a jackknife,
+        for medians and shares a bootstrap of the groups), reference and holds.
     """
-    settings = group_marks(curvature, ratios=list(ratios), strengths=list(strengths))
+    settings = group_marks(curvature, ratios=list(ratios))
 
     def compute() -> Rows:
-        rows = _gram_rows(curvature) + _whole_rows(curvature) + _variation_rows(curvature)
+        rows = _whole_rows(curvature)
         for ratio in ratios:
-            rows += _balance_rows(curvature, solve_greedy(curvature, ratio, 0.0))
-            for strength in strengths:
-                rows += _plan_rows(curvature, solve_greedy(curvature, ratio, strength))
+            zero, one = (solve_greedy(curvature, ratio, strength) for strength in (0.0, 1.0))
+            rows += [_overshoot(plan) for plan in (zero, one)]
+            if len(zero) > 1 and len(one) > 1:
+                rows += [_balance(curvature, zero), _weighted(curvature, zero)]
+                rows.append(_positive(curvature, one))
         return rows
 
     return kept_table(cache, "propositions", settings, compute)
 
 
-def _row(
-    proposition: str, quantity: str, value: Any, error: Any = None, plan: Selection | None = None
-) -> Row:
+def _row(quantity: str, value: float, error: float | None, plan: Selection | None = None) -> Row:
     return {
-        "proposition": proposition,
         "quantity": quantity,
         "requested_ratio": None if plan is None else plan.requested_ratio,
-        "interaction_strength": None if plan is None else plan.interaction_strength,
         "units": None if plan is None else len(plan),
         "value": value,
         "value_error": error,
-    } | dict.fromkeys(("reference", "holds", "paper"))
-
-
-def _gram_rows(curvature: Curvature) -> Rows:
-    spectrum = curvature.spectrum()
-    relative = spectrum[-1] / spectrum[0] if spectrum[0] > 0 else 0.0
-    lowest = curvature.saliency.min()
-    return [
-        _row("gram", "smallest eigenvalue over the largest", relative)
-        | {"reference": 0.0, "holds": bool(relative >= -1e-6)},
-        _row("gram", "smallest diagonal entry", lowest)
-        | {"reference": 0.0, "holds": bool(lowest >= 0)},
-    ]
+        "reference": None,
+        "holds": None,
+    }
 
 
 def _whole_rows(curvature: Curvature) -> Rows:
+    spectrum = curvature.spectrum()
+    relative = spectrum[-1] / spectrum[0] if spectrum[0] > 0 else 0.0
+
     def mass(part: Curvature) -> float:
         total = float(np.abs(part.matrix).sum())
         return 1 - float(part.saliency.sum()) / total if total > 0 else np.nan
 
-    def pearson(part: Curvature) -> float:
-        return bridge_units(part).saliency_connectivity_correlation
-
-    def spearman(part: Curvature) -> float:
-        return bridge_units(part).saliency_connectivity_rank_correlation
-
-    share, linear = errors_of(curvature, mass, 1)[0], errors_of(curvature, pearson, 1)[0]
-    rank = spread_of([spearman(part) for part in resampled(curvature)])
-    name = "saliency-connectivity correlation"
-    return [
-        _row("offdiag", "share of |H| off the diagonal", mass(curvature), share),
-        _row("bridges", name, pearson(curvature), linear) | {"paper": PAPER_DECOUPLED},
-        _row("bridges", f"{name}, ranks", spearman(curvature), rank),
-    ]
-
-
-def _variation_rows(curvature: Curvature) -> Rows:
-    def variation(part: Curvature) -> list[float]:
-        return [_variation(part.saliency[part.units.kinds == kind]) for kind in KINDS]
-
-    values, errors = variation(curvature), errors_of(curvature, variation, len(KINDS))
-    rows = []
-    for number, kind in enumerate(KINDS):
-        name = f"diagonal CV, {LABELS[kind]}"
-        rows.append(_row("when", name, values[number], errors[number]) | {"paper": PAPER_CV[kind]})
-        mine = curvature.units.kinds == kind
-        if curvature.group_risks is None or curvature.group_positions is None:
-            continue
-        risks = curvature.group_risks[:, mine]
+    gram = _row("smallest eigenvalue over the largest", relative, None)
+    rows = [gram | {"reference": 0.0, "holds": bool(relative >= -1e-6)}]
+    error = errors_of(curvature, mass, 1)[0]
+    rows.append(_row("share of |H| off the diagonal", mass(curvature), error))
+    if curvature.group_risks is not None:
+        risks = curvature.group_risks[:, curvature.units.kinds == "ffn"]
         count = len(risks)
         # the positions of a draw are one factor for all units, so they cancel in std / mean
         drop = [_variation(risks.sum(axis=0) - part) for part in risks]
         error = float(np.sqrt((count - 1) * np.var(drop))) if count > 1 else None
-        name, value = f"single-unit KL CV, {LABELS[kind]}", _variation(risks.sum(axis=0))
-        rows.append(_row("when", name, value, error) | {"paper": PAPER_CV[kind]})
+        rows.append(_row("single-unit KL CV, FFN", _variation(risks.sum(axis=0)), error))
     return rows
 
 
@@ -153,92 +107,64 @@ def _variation(values: np.ndarray) -> float:
     return float(values.std() / values.mean()) if values.any() else float("nan")
 
 
-def _balance_rows(curvature: Curvature, plan: Selection) -> Rows:
-    """Return both readings of the edge-to-diagonal balance on one plan."""
-    if len(plan) < 2:
-        return []
+def _overshoot(plan: Selection) -> Row:
+    most = float(plan.units.costs.max() / plan.units.total_cost)
+    over = plan.realized_ratio - plan.requested_ratio
+    return _row("overshoot", over, 0.0, plan) | {"reference": most, "holds": over <= most}
+
+
+def _balance(curvature: Curvature, plan: Selection) -> Row:
     block = np.ix_(plan.pruned, plan.pruned)
 
-    def medians(part: Curvature) -> tuple[float, float]:
-        matrix, rho = part.matrix[block], part.correlation()[block]
+    def median(part: Curvature) -> float:
+        matrix = part.matrix[block]
         diagonal = np.diagonal(matrix)
         live = diagonal > 0
-        edges, correlations = np.abs(matrix.sum(axis=1) - diagonal), np.abs(rho.sum(axis=1) - 1)
-        if not live.any():
-            return np.nan, np.nan
-        measured = np.median(edges[live] / (diagonal[live] / 2))
-        return float(measured), float(np.median(2 * correlations[live]))
+        edges = np.abs(matrix.sum(axis=1) - diagonal)
+        return float(np.median(edges[live] / (diagonal[live] / 2))) if live.any() else np.nan
 
-    measured, per_unit = medians(curvature)
-    spread = spread_of([medians(part) for part in resampled(curvature)])
-    error = None if spread is None else spread[0]
-    gate = redundancy_gate(curvature, plan.requested_ratio)
-    rows = []
-    for name, reference in (("its own", per_unit), ("the mean", gate.edge_to_diagonal)):
-        row = _row("when", f"edge over diagonal, by {name} correlation", measured, error, plan)
-        holds = bool(0.5 * reference <= measured <= 2 * reference)
-        rows.append(row | {"reference": reference, "holds": holds})
-    return rows
+    row = _bootstrapped("edge over diagonal", curvature, median, plan)
+    return row | {"reference": redundancy_gate(curvature, plan.requested_ratio).edge_to_diagonal}
 
 
-def _plan_rows(curvature: Curvature, plan: Selection) -> Rows:
-    units, block = plan.units, np.ix_(plan.pruned, plan.pruned)
-    most = units.costs.max() / units.total_cost
-    over = plan.realized_ratio - plan.requested_ratio
-    rows = [
-        _row("overshoot", "realized less requested ratio", over, 0.0, plan)
-        | {"reference": most, "holds": bool(over <= most)}
-    ]
-    if len(plan) < 2:
-        return rows
-
-    def edge_over_node(part: Curvature) -> float:
-        matrix = part.matrix[block]
-        trace = float(np.trace(matrix))
-        return float(matrix.sum()) / trace - 1 if trace > 0 else np.nan
-
-    error = errors_of(curvature, edge_over_node, 1)[0]
-    rows.append(_row("offdiag", "edge over node risk", edge_over_node(curvature), error, plan))
-    pairs = np.triu_indices(len(plan), k=1)
-
-    def positive(part: Curvature) -> float:
-        return float((part.matrix[block][pairs] > 0).mean())
-
-    spread = spread_of([positive(part) for part in resampled(curvature)])
-    rows.append(_row("offdiag", "share of positive edges", positive(curvature), spread, plan))
+def _weighted(curvature: Curvature, plan: Selection) -> Row:
+    block, pairs = np.ix_(plan.pruned, plan.pruned), np.triu_indices(len(plan), k=1)
 
     def weighted(part: Curvature) -> float:
-        """The mean of rho_uv over the pairs, weighted by sqrt(H_uu H_vv)."""
         root = np.sqrt(part.saliency[list(plan.pruned)])
         weights = np.outer(root, root)[pairs]
         total = float(weights.sum())
         return float(part.correlation()[block][pairs] @ weights) / total if total > 0 else np.nan
 
-    mean, error = weighted(curvature), errors_of(curvature, weighted, 1)[0]
+    error = errors_of(curvature, weighted, 1)[0]
     clean = curvature.ffn_redundancy_corrected
-    gate = curvature.ffn_redundancy if clean is None else clean
-    row = _row("offdiag", "weighted mean correlation", mean, error, plan)
-    return [*rows, row | {"reference": gate, "holds": bool(0.5 * gate <= mean <= 2 * gate)}]
+    reference = curvature.ffn_redundancy if clean is None else clean
+    row = _row("weighted mean correlation", weighted(curvature), error, plan)
+    return row | {"reference": reference}
+
+
+def _positive(curvature: Curvature, plan: Selection) -> Row:
+    block, pairs = np.ix_(plan.pruned, plan.pruned), np.triu_indices(len(plan), k=1)
+
+    def positive(part: Curvature) -> float:
+        return float((part.matrix[block][pairs] > 0).mean())
+
+    return _bootstrapped("share of positive edges", curvature, positive, plan)
+
+
+def _bootstrapped(
+    quantity: str, curvature: Curvature, statistic: Callable[[Curvature], float], plan: Selection
+) -> Row:
+    spread = spread_of([statistic(part) for part in resampled(curvature)])
+    error = None if spread is None else float(spread)
+    return _row(quantity, statistic(curvature), error, plan)
 
 
 def plot_propositions(table: Table) -> Figure:
     """Plot edge-to-diagonal balance against |S|: measured, and as the correlations predict it."""
-    figure = empty()
-    measured, predicted = (
-        [
-            row
-            for row in pick(table)
-            if row["quantity"] == f"edge over diagonal, by {by} correlation"
-        ]
-        for by in ("its own", "the mean")
-    )
-    series = (
-        (measured, "value", "measured", "attention", "circle", "solid"),
-        (measured, "reference", "2 |S| |ρ|, ρ of the unit", "ffn", "square", "dot"),
-        (predicted, "reference", "2 |S| |ρ|, ρ of all pairs", "bridge", "diamond", "dot"),
-    )
-    for rows, y, name, color, symbol, dash in series:
-        add(figure, rows, "units", y, name, {"color": COLORS[color], "symbol": symbol}, line=dash)
+    figure, rows = empty(), pick(table, quantity="edge over diagonal")
+    add(figure, rows, "units", "value", "measured", 0, line="solid")
+    add(figure, rows, "units", "reference", "2 |S| |ρ|", 1, line="dot")
     title = "Edge term over diagonal term, by size of the plan"
     y_title = "edge term over diagonal term, median unit"
     return chart(figure, title, "units in the plan |S|", y_title)

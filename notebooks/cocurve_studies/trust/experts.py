@@ -19,7 +19,7 @@ from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
 from ..study import Study
-from ..tables import Columns, DataFrame, Folder, Rows, Table, pick, plus_minus, table_of
+from ..tables import Columns, DataFrame, Folder, Rows, table_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -152,24 +152,3 @@ def stand_ins(curvature: Curvature, measured: Interactions, draws: int = 200) ->
             row |= {key: float(value), f"{key}_error": float(error)}
         rows.append(row)
     return table_of(rows)
-
-
-def compared(table: Table, ratio: float) -> str:
-    """Say which plans of a ratio cost clearly less than REAP, and which clearly more."""
-    rows = [row for row in pick(table, requested_ratio=ratio) if row["plan"] != REAP]
-    sides: dict[str, list[str]] = {"less": [], "more": [], "neither": []}
-    for row in rows:
-        far = abs(row["behind"]) > 2 * row["behind_error"]
-        side = "neither" if not far else "less" if row["behind"] < 0 else "more"
-        told = f"{row['plan']} ({plus_minus(abs(row['behind']), row['behind_error'])})"
-        sides[side].append(told if far else row["plan"])
-    words = [
-        f"{start} {'; '.join(sides[side])}."
-        for side, start in (
-            ("less", "Clearly less than REAP cost:"),
-            ("more", "Clearly more:"),
-            ("neither", "Not to be told from it:"),
-        )
-        if sides[side]
-    ]
-    return f"At {ratio:.0%}, in nats per token. " + " ".join(words)

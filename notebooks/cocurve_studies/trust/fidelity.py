@@ -56,15 +56,6 @@ if TYPE_CHECKING:
 
 
 ACROSS, POOL = "across ratios", "same budget"
-# the paper's figures by group and statistic; an exponent of 3 is its bound on the gap
-PAPER = {
-    (f"{ACROSS}, lambda 1", "spearman"): 1.0,
-    (f"{ACROSS}, lambda 1", "pearson"): 0.95,
-    (f"{ACROSS}, lambda 1", "gap exponent in units"): 3.0,
-    (POOL, "spearman"): 0.81,
-    (POOL, "random over structured"): 3.0,
-}
-
 # columns of `fidelity_study` for reading, with `shown`
 COLUMNS: Columns = {
     "method": "plan",
@@ -226,70 +217,63 @@ def plan_columns(curvature: Curvature, plan: Selection, kl: np.ndarray, error: f
 
 # Summary of plans ---------------------------------------------------------------------------------
 def fidelity_summary(table: Table, draws: int = 2000, seed: int = 0) -> DataFrame:
-    """Summarize how well `fidelity_study` predicted, beside the paper's figures.
+    """Summarize how well `fidelity_study` predicted.
 
-    Each group gets pearson, pearson_log, spearman and median_ratio, and the spearman of the other
-    scores of `predictions`. Plans across ratios also get the exponent of the gap: the slope of
+    Each group gets pearson, spearman and median_ratio, and the spearman of the other scores of
+    `predictions`. Plans across ratios also get the exponent of the gap: the slope of
     log |measured - predicted| on the log of the number of units (||s||_1; Proposition "Surrogate-KL
-    gap" bounds it by a cube), and on that of the predicted risk. The pool gets the factor by which
-    random plans are worse.
+    gap" bounds it by a cube). The pool gets the factor by which random plans are worse.
 
     Returns:
-        Rows of group, statistic, value, value_error, low, high (95 %, from `draws` of a bootstrap
-        over sequences with plans and predictions fixed), fit_error (of the regression), points,
-        left_out and paper (its figure where it states one). Left out are plans without a logarithm
-        and, for exponents, gaps within two standard errors of 0.
+        Rows of group, statistic, value, value_error (from `draws` of a bootstrap over sequences
+        with plans and predictions fixed, and of an exponent also that of the fit) and points. Left
+        out are plans without a ratio and, for exponents, gaps within two standard errors of 0.
     """
     means = resampled_means(sequence_values(table), draws, seed)
-    predicted, error = column(table, "predicted"), column(table, "measured_error")
     rows: Rows = []
     for group, members in _groups(table).items():
-        x, y = predicted[members], means[:, members]
-        rows += _agreement_rows(group, x, y)
-        for name in [
-            name for name in PREDICTIONS if name != "predicted" and name in pick(table)[0]
-        ]:
-            other = column(table, name)[members].astype(float)
-            good = np.isfinite(other)
-            values = correlations(rankdata(other[good]), rankdata(y[:, good], axis=1))
-            row = statistic_row(
-                group, f"spearman, {name}", values, int(good.sum()), int((~good).sum())
-            )
-            rows.append(row)
+        x, y = column(table, "predicted")[members], means[:, members]
+        good = (x > 0) & (y[0] > 0)
+        rows.append(_row(group, "pearson", correlations(x[good], y[:, good])))
+        rows.append(_row(group, "median_ratio", np.median(y[:, good] / x[good], axis=1)))
+        for name in PREDICTIONS:
+            score = column(table, name)[members].astype(float)
+            known = good & np.isfinite(score)
+            ranks = rankdata(score[known]), rankdata(y[:, known], axis=1)
+            statistic = "spearman" if name == "predicted" else f"spearman, {name}"
+            rows.append(_row(group, statistic, correlations(*ranks)))
+        for row in rows[-2 - len(PREDICTIONS) :]:
+            row["points"] = int(good.sum())
         if group.startswith(ACROSS):
-            clear = np.abs(y[0] - x) > 2 * np.nan_to_num(error[members].astype(float))
+            error = column(table, "measured_error")[members].astype(float)
+            clear = np.abs(y[0] - x) > 2 * np.nan_to_num(error)
             size = column(table, "units")[members].astype(float)
-            gap = np.abs(y - x)
-            for name, scale in (("units", size), ("predicted risk", x)):
-                rows.append(_exponent(group, name, scale, gap, clear & (scale > 0)))
-    rows += _random_rows(table, means)
-    return table_of(row | {"paper": PAPER.get((row["group"], row["statistic"]))} for row in rows)
+            rows.append(_exponent(group, size, np.abs(y - x), clear & (size > 0)))
+    return table_of(rows + _random_row(table, means))
 
 
-# columns of `rank_table` for reading, with `shown`
-RANK_COLUMNS: Columns = {
-    "group": "plans",
-    "points": "",
-    **{f"{name}_spearman": words for name, words in PREDICTIONS.items()},
-}
-
-
-def rank_table(table: Table, draws: int = 2000, seed: int = 0) -> DataFrame:
-    """Arrange the rank correlations of `fidelity_summary`: one row per group, one column per score.
+def orders(table: Table, draws: int = 2000, seed: int = 0) -> Rows:
+    """Compare the order of the pool by 1/2 s^T H s with two orders without edges.
 
     Returns:
-        Rows of group, points, and `<score>_spearman` with its error over sequences; None where the
-        score is unknown or the plans are fewer than three.
+        Rows of score ("diagonal", "single_units"), full and alone (the rank correlations) and gain
+        with its error, paired over draws of text. A score that is unknown has no row.
     """
-    rows: dict[str, Row] = {}
-    for row in pick(fidelity_summary(table, draws, seed)):
-        name = row["statistic"].removeprefix("spearman, ")
-        name = "predicted" if name == "spearman" else name
-        if name in PREDICTIONS:
-            found = rows.setdefault(row["group"], {"group": row["group"], "points": row["points"]})
-            found[f"{name}_spearman"] = row["value"]
-            found[f"{name}_spearman_error"] = row["value_error"]
-    return table_of(rows.values())
+    pool = pick(table, group=POOL)
+    if len(pool) < 3:
+        return []
+    measured = rankdata(resampled_means(sequence_values(pool), draws, seed), axis=1)
+    full = correlations(rankdata(column(pool, "predicted")), measured)
+    rows: Rows = []
+    for name in ("diagonal", "single_units"):
+        score = column(pool, name).astype(float)
+        if not np.isfinite(score).all():  # a released H knows no KL of a single unit
+            continue
+        alone = correlations(rankdata(score), measured)
+        gain = (full - alone).round(12)  # equal ranks, equal bits
+        row = {"score": name, "full": full[0], "alone": alone[0], "gain": known(gain[0])}
+        rows.append(row | {"gain_error": _spread(gain)})
+    return rows
 
 
 def resampled_means(values: np.ndarray, draws: int, seed: int) -> np.ndarray:
@@ -299,57 +283,50 @@ def resampled_means(values: np.ndarray, draws: int, seed: int) -> np.ndarray:
     return np.vstack([np.ones(count), counts]) @ values.T / count
 
 
-def _groups(table: Rows) -> dict[str, np.ndarray]:
+def _groups(table: Table) -> dict[str, np.ndarray]:
     """Return the rows of each group of the summary, as indices."""
     group, method = column(table, "group"), column(table, "method")
-    across, pool, random = group == ACROSS, group == POOL, method == RANDOM
-    members = {ACROSS: across}
-    members |= {f"{ACROSS}, {name}": across & (method == name) for name in dict.fromkeys(method)}
-    members |= {POOL: pool, f"{POOL}, random": pool & random}
-    members[f"{POOL}, structured"] = pool & ~random
+    members = {ACROSS: group == ACROSS}
+    for name in dict.fromkeys(method):
+        members[f"{ACROSS}, {name}"] = members[ACROSS] & (method == name)
+    members[POOL] = group == POOL
     return {name: np.flatnonzero(mask) for name, mask in members.items() if mask.any()}
 
 
-def _agreement_rows(group: str, x: np.ndarray, y: np.ndarray) -> Rows:
-    good = (x > 0) & (y[0] > 0)
-    left_out, x, y = int((~good).sum()), x[good], y[:, good]
-    log_y = np.log(np.where(y > 0, y, np.nan))  # a draw may reach 0 where the mean does not
-    parts = {
-        "pearson": correlations(x, y),
-        "pearson_log": correlations(np.log(x), log_y),
-        "spearman": correlations(rankdata(x), rankdata(y, axis=1)),
-        "median_ratio": np.median(y / x, axis=1) if len(x) else np.full(len(y), np.nan),
-    }
-    return [statistic_row(group, name, v, len(x), left_out) for name, v in parts.items()]
-
-
-def _exponent(group: str, name: str, x: np.ndarray, gap: np.ndarray, good: np.ndarray) -> Row:
+def _exponent(group: str, x: np.ndarray, gap: np.ndarray, good: np.ndarray) -> Row:
     """Return the slope of log gap [1 + draws, n] on log x [n] over the good points."""
-    count, left_out = int(good.sum()), int((~good).sum())
-    slopes, error = np.full(len(gap), np.nan), None
-    if count >= 3 and np.ptp(x[good]) > 0:
-        centred = np.log(x[good]) - np.log(x[good]).mean()
-        log_gap = np.log(gap[:, good])
-        slopes = log_gap @ centred / (centred @ centred)
-        rest = log_gap[0] - log_gap[0].mean() - slopes[0] * centred
-        error = float(np.sqrt(rest @ rest / (count - 2) / (centred @ centred)))
-    row = statistic_row(group, f"gap exponent in {name}", slopes, count, left_out)
-    return row | {"fit_error": error}
+    row = _row(group, "gap exponent in units", np.full(len(gap), np.nan))
+    row["points"] = count = int(good.sum())
+    if count < 3 or np.ptp(x[good]) == 0:
+        return row
+    centred = np.log(x[good]) - np.log(x[good]).mean()
+    log_gap = np.log(gap[:, good])
+    slopes = log_gap @ centred / (centred @ centred)
+    rest = log_gap[0] - log_gap[0].mean() - slopes[0] * centred
+    fit = float(np.sqrt(rest @ rest / (count - 2) / (centred @ centred)))
+    return row | {"value": slopes[0], "value_error": float(np.hypot(fit, _spread(slopes) or 0.0))}
 
 
-def _random_rows(table: Rows, means: np.ndarray) -> Rows:
-    """Mean KL of the pool's random plans over that of its structured ones, and of its greedy."""
-    members = _groups(table)
-    if f"{POOL}, random" not in members or f"{POOL}, structured" not in members:
+def _random_row(table: Table, means: np.ndarray) -> Rows:
+    """Mean KL of the pool's random plans over that of its structured ones."""
+    pool, method = column(table, "group") == POOL, column(table, "method")
+    random, structured = pool & (method == RANDOM), pool & (method != RANDOM)
+    if not (random.any() and structured.any()):
         return []
-    random = members[f"{POOL}, random"]
-    others = {"structured": members[f"{POOL}, structured"], "greedy": members[POOL][:1]}
-    rows = []
-    for name, other in others.items():
-        below = means[:, other].mean(axis=1)
-        factor = means[:, random].mean(axis=1) / np.where(below > 0, below, np.nan)
-        rows.append(statistic_row(POOL, f"random over {name}", factor, len(random) + len(other), 0))
-    return rows
+    factor = means[:, random].mean(axis=1) / means[:, structured].mean(axis=1)
+    return [_row(POOL, "random over structured", factor) | {"points": int(pool.sum())}]
+
+
+def _row(group: str, statistic: str, values: np.ndarray) -> Row:
+    """Return a row of a summary, from a statistic [1 + draws]: as measured, then on draws."""
+    row: Row = {"group": group, "statistic": statistic, "value": known(values[0])}
+    return row | {"value_error": _spread(values)}
+
+
+def _spread(values: np.ndarray) -> float | None:
+    """Return the standard deviation over draws, those without a value left out."""
+    drawn = values[1:][np.isfinite(values[1:])]
+    return float(drawn.std(ddof=1)) if np.isfinite(values[0]) and len(drawn) > 1 else None
 
 
 def correlations(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -359,26 +336,6 @@ def correlations(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     x, y = x - x.mean(), y - y.mean(axis=1, keepdims=True)
     scale = np.sqrt((x @ x) * (y**2).sum(axis=1))
     return np.divide(y @ x, scale, out=np.full(len(y), np.nan), where=scale > 0)
-
-
-def statistic_row(
-    group: str, statistic: str, values: np.ndarray, points: int, left_out: int
-) -> Row:
-    """One row of a summary, from a statistic [1 + draws]: as measured, then on bootstrap draws."""
-    drawn = values[1:][np.isfinite(values[1:])]
-    enough = np.isfinite(values[0]) and len(drawn) > 1
-    low, high = np.quantile(drawn, (0.025, 0.975)) if enough else (None, None)
-    return {
-        "group": group,
-        "statistic": statistic,
-        "value": known(values[0]),
-        "value_error": float(drawn.std(ddof=1)) if enough else None,
-        "low": None if low is None else float(low),
-        "high": None if high is None else float(high),
-        "fit_error": None,
-        "points": points,
-        "left_out": left_out,
-    }
 
 
 # Pictures -----------------------------------------------------------------------------------------

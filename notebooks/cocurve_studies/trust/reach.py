@@ -18,7 +18,6 @@ from scipy.stats import rankdata
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.interactions.measured import Interactions, measure_interactions
-from cocurve_lab.extensions.judging.gap import RiskSplit, split_risk
 from cocurve_lab.extensions.judging.kept import plans_file
 from cocurve_lab.measuring.risk import Meter, standard_error
 from cocurve_lab.models.units import UnitSet
@@ -43,7 +42,6 @@ Measured = tuple[str, Parts, np.ndarray, np.ndarray]  # scale, parts; KL [sequen
 STRONGEST, ANY = "2 units, strongest edges", "2 units, any"
 SHARES = ("same_sign", "negative", "predicted_negative")
 FEWEST = 6  # with fewer cases all signs agree by chance more often than a value is two errors off
-GAPS = ("other_text", "expansion", "adding_up")
 _TOGETHER = 4  # removals per batch: larger ones begin at an earlier layer, and are slower on a CPU
 
 # columns of `reach_summary` (two tables) and of `edge_reach` for reading, with `shown`
@@ -60,15 +58,6 @@ SATURATION_COLUMNS: Columns = {
     "negative": "negative, measured",
     "predicted_negative": "negative, by H",
     "factor": "KL / sum of each alone",
-}
-GAP_COLUMNS: Columns = {
-    "scale": "removed together",
-    "predicted": "by H",
-    "interaction": "measured",
-    "other_text": "text, support",
-    "expansion": "",
-    "adding_up": "",
-    "mostly": "",
 }
 
 
@@ -115,10 +104,7 @@ def edge_reach(
     Returns:
         One row per case: scale, parts (in words), units (their number), predicted (by H),
         interaction (measured), kl_<n> (all parts removed) and alone_<n> (the sum of each removed
-        alone) of each sequence. The first set of each size has its gap, interaction - predicted, as
-        a sum of three (`split_risk`): other_text (H of these rows and the full vocabulary), and
-        expansion (of the KL) and adding_up (of the shifts), each taken first and last and averaged;
-        and mostly, the largest. They are None in other rows.
+        alone) of each sequence.
     """
     settings = marks(model, curvature, held_out, **asdict(options))
 
@@ -128,15 +114,7 @@ def edge_reach(
             *_of_wholes(study, curvature, "blocks", options.blocks),
             *_of_wholes(study, curvature, "layers", options.layers),
         ]
-        rows: dict[str, Rows] = {}
-        for scale, parts, kl, alone in measured:
-            row = case_row(curvature, scale, parts, kl, alone)
-            if len(parts) > 2 and scale not in rows:  # the first set of its size
-                plan = Selection.from_pruned(curvature.units, _union(parts))
-                split = split_risk(model, plan, held_out, progress=progress)
-                row |= _gaps(split, row["predicted"])
-            rows.setdefault(scale, []).append(row)
-        return list(chain(*rows.values()))
+        return [case_row(curvature, *case) for case in measured]
 
     study = Study(model, held_out, curvature, cache=cache, progress=progress)
     return study.table("edge_reach", settings, compute)
@@ -212,8 +190,6 @@ def case_row(
         "predicted": curvature.risk(together) - sum(map(curvature.risk, parts)),
         "interaction": float((kl - alone).mean()),
         "interaction_error": known(standard_error(kl - alone)),
-        **{f"{name}{error}": None for name in GAPS for error in ("", "_error")},
-        "mostly": None,
         **sequence_columns(kl),
         **sequence_columns(alone, "alone"),
     }
@@ -224,22 +200,6 @@ def _name(units: UnitSet, part: tuple[int, ...]) -> str:
     if len(part) == 1:
         return first.name
     return f"L{first.layer}" if len(kinds) > 1 else f"L{first.layer}.{first.kind}"
-
-
-def _gaps(split: RiskSplit, predicted: float) -> Row:
-    """The three parts of interaction - predicted of a set of units; they add up exactly."""
-    steps = (split.quadratic_of_sum, split.kl_of_sum, split.quadratic_of_joint, split.kl_of_joint)
-    a, b, c, d = (values.mean(axis=1) for values in steps)
-    by_h, alone = (v.mean(axis=1) for v in (split.units_predicted, split.units_measured))
-    first, second, third = (
-        a - by_h - predicted,
-        (b - a + d - c) / 2 - (alone - by_h),
-        (c - a + d - b) / 2,
-    )
-    row: Row = {}
-    for name, gap in zip(GAPS, (first, second, third), strict=True):
-        row |= {name: gap.mean(), f"{name}_error": known(standard_error(gap))}
-    return row | {"mostly": max(GAPS, key=lambda name: abs(row[name]))}
 
 
 # Summary ------------------------------------------------------------------------------------------
