@@ -24,14 +24,15 @@ def demo_curvature(rows: int) -> cl.Curvature:
     """H of the demo model on rows of its calibration text, all positions scored."""
     model, tokenizer = cl.load_model("demo")
     text, _ = cl.default_calibration("demo", tokenizer, rows, positions_per_sequence="all")
-    return cl.estimate_curvature(model, cl.enumerate_units(model), text)
+    built = cl.estimate_curvature(model, cl.enumerate_units(model), text)
+    return built.with_provenance(model_name=NAME, kept="demo")
 
 
 def small_curvature(rows: int) -> cl.Curvature:
     """The same without its groups."""
     built = demo_curvature(rows)
     matrix = built.matrix.astype(np.float32)  # a file is half as large, and no picture changes
-    return cl.Curvature(matrix, built.units, built.provenance).with_provenance(model_name=NAME)
+    return cl.Curvature(matrix, built.units, built.provenance)
 
 
 def main() -> None:
@@ -40,14 +41,9 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true")
     options = parser.parse_args()
     if options.whole:
-        path = options.out / f"H_{WHOLE}_rows.npz"
-        curvature = demo_curvature(WHOLE).with_provenance(model_name=NAME, kept="demo")
-        write_curvature(curvature, path)
+        write_curvature(demo_curvature(WHOLE), options.out / f"H_{WHOLE}_rows.npz")
     else:
-        path = options.out / f"H_{ROWS}_rows.npz"
-        curvature = small_curvature(ROWS)
-        curvature.save(path)
-    print(f"{curvature}\n{path}: {path.stat().st_size:,} bytes")
+        print(small_curvature(ROWS).save(options.out / f"H_{ROWS}_rows.npz"))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@
     sentences.py  what a picture shows, computed from this model
     exercises.py  the checks of the exercises of notebooks 01 to 05
     abilities.py  right answers by lambda and by edge variant
-    best_plan.py  plans of several ways, and refits (notebook 10)
     trust/        notebook 06: when to trust the edges
     structure/    notebook 07: bridges and structure
     certainty/    notebook 08: how sure H is
@@ -32,11 +31,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .bake_off.compare import compare as compare
-    from .bake_off.settings import CompareOptions as CompareOptions
-    from .bake_off.settings import Judges as Judges
+    from .bake_off.contenders import CompareOptions as CompareOptions
+    from .bake_off.contenders import Judges as Judges
 
 # The bake-off in one call. It is imported on first use: the studies of H alone need no torch.
-_HOMES = {"compare": "compare", "CompareOptions": "settings", "Judges": "settings"}
+_HOMES = {"compare": "compare", "CompareOptions": "contenders", "Judges": "contenders"}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from scipy.stats import norm
 
@@ -20,15 +19,11 @@ from cocurve_lab.extensions.judging.generation import Question
 from cocurve_lab.extensions.judging.kept import answers_file
 from cocurve_lab.solver.selection import Selection
 
-from .chart import add, chart, empty, share_axis
 from .findings import ABOVE, BELOW, Claim, Finding, Verdict, column_of, every, nearest, percent
+from .lazy import DataFrame, PreTrainedModel, PreTrainedTokenizerBase
 from .shared import known, marks, solved
-from .structure.ablations import structure_table
-from .tables import Columns, DataFrame, Folder, Row, Rows, Table, kept_table, pick, plus_minus
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from .structure.edges import structure_table
+from .tables import Columns, Folder, Row, Rows, Table, kept_table, pick, plus_minus
 
 DENSE, FULL, ALL_EDGES = "dense", "full H", "λ 1"
 CODE = "code"  # the capability that the paper calls fragile
@@ -251,26 +246,3 @@ def _clear(row: Row, above: bool, factor: float) -> Verdict:
     if row["p_value"] is None or row["p_value"] > 2 * norm.sf(factor):
         return None
     return bool((row["difference"] > 0) == above)
-
-
-def plot_abilities(table: Table) -> Figure:
-    """Plot right answers of every plan, one symbol per capability; the dense model comes first.
-
-    All questions together have a bar, their 95 % interval.
-    """
-    figure, hover = empty(), "%{y}: %{x:.0%}<extra>%{fullData.name}</extra>"
-    rows = pick(table)
-    for number, name in enumerate(dict.fromkeys(row["capability"] for row in rows)):
-        mine = pick(rows, capability=name)
-        bars = {
-            "array": [row["accuracy_high"] - row["accuracy"] for row in mine],
-            "arrayminus": [row["accuracy"] - row["accuracy_low"] for row in mine],
-            "visible": name == ALL,
-        }
-        y = [[percent(row["requested_ratio"]) for row in mine], [row["variant"] for row in mine]]
-        add(figure, mine, "accuracy", y, name, number, bars="", error_x=bars, hover=hover)
-    lines = len({(row["requested_ratio"], row["variant"]) for row in rows})
-    x = share_axis("share of questions answered right")
-    y_axis = {"title_text": "removed, and plan", "autorange": "reversed"}
-    title = "Right answers by plan and capability"
-    return chart(figure, title, x, y_axis, height=200 + 28 * max(lines, 4))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cocurve_lab.extensions.figures import GUIDE, finish, graph_objects, log_axis, look
 
+from .lazy import Figure
 from .tables import Row, Table, pick
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 HOVER = "%{text}<br>predicted %{x:.3g}<br>measured %{y:.3g}<extra></extra>"
 Values = str | Callable[[Row], Any] | Sequence[Any]  # a column, a function of a row, or the values

@@ -6,7 +6,6 @@ answer. Cases whose answers are all alike would accept a constant, so they check
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +15,10 @@ from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.judging.agreement import agreement
 from cocurve_lab.solver.solve import solve_greedy
 
-from .tables import Table, fold, pick
+from .lazy import PreTrainedModel, PreTrainedTokenizerBase
+from .tables import fold
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
     from cocurve_lab.solver.selection import Selection
 
 RIGHT, NOT_YET = "right", "not yet"
@@ -118,25 +116,12 @@ def strongest_partner(mine: Callable[..., Any], curvature: Curvature) -> str:
     )
 
 
-def rank_correlation(mine: Callable[..., Any], points: Table) -> str:
-    """Notebook 04: mine(predicted, measured), Spearman's correlation of two arrays [n].
-
-    The plans of a `FidelityScatter` (`points`) are one case beside five random ones.
-    """
+def rank_correlation(mine: Callable[..., Any]) -> str:
+    """Notebook 04: mine(predicted, measured), Spearman's correlation of two arrays [n]."""
     rng = np.random.default_rng(SEED)
     cases: list[Case] = [tuple(np.exp(rng.normal(size=(2, n)))) for n in (4, 5, 8, 12, 30)]
-    names = ("predicted_risk", "measured_risk")
-    plans = [p for p in pick(points, kind="plan") if min(p[name] for name in names) > 0]
-    if len(plans) > 2:
-        cases.append(tuple(np.array([p[name] for p in plans]) for name in names))
-    answers = [agreement(*case).spearman for case in cases]
-    known = [n for n, answer in enumerate(answers) if math.isfinite(answer)]
-    return check(
-        mine,
-        [cases[n] for n in known],
-        [answers[n] for n in known],
-        "Ranks first, then Pearson's correlation of the ranks.",
-    )
+    hint = "Ranks first, then Pearson's correlation of the ranks."
+    return check(mine, cases, [agreement(*case).spearman for case in cases], hint)
 
 
 def first_divergence(

@@ -237,7 +237,7 @@ def covered(row: Row, name: str) -> str:
     if f"{name}_draws" not in row or row[f"{name}_rows_error"] is None:
         return ""
     if row[f"{name}_draws_error"] is None:
-        return f" (over rows alone; {row[f'{name}_note']}, so other draws of H are unknown)"
+        return " (over rows alone; other draws of H are unknown)"
     rows, draws = row[f"{name}_rows_error"], row[f"{name}_draws_error"]
     count = row[f"{name}_draws"]
     return f" (rows {brief(rows, 2)}, {count} draws of H {brief(draws, 2)})"
@@ -251,11 +251,6 @@ def number(value: Any) -> float:
 def percent(ratio: float) -> str:
     """Return a share as a whole percentage, "20%"."""
     return f"{ratio:.0%}"
-
-
-def name_plan(row: Row) -> str:
-    """Name the plan of a row by its ratio and lambda, "20%, λ 1"."""
-    return f"{percent(row['requested_ratio'])}, λ {row['interaction_strength']:g}"
 
 
 def nearest(rows: Iterable[Row], ratio: float = 0.2) -> list[Row]:

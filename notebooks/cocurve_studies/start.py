@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.pretrained.kept import kept_curvature, read_curvature
 from cocurve_lab.models.identity import demo_folder, is_demo
 from cocurve_lab.models.units import UnitSet
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from cocurve_lab.calibration import CalibrationSet
+from .lazy import CalibrationSet, PreTrainedModel
 
 SHIPPED = "H_64_rows.npz"  # of the demo model, on the calibration rows of these notebooks
 

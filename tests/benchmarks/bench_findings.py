@@ -35,7 +35,7 @@ from helpers.notebooks import NOTEBOOKS, run
 HERE = Path(__file__).resolve().parent
 README = HERE.parents[1] / "README.md"
 BEGIN, END = "<!-- first result -->\n", "<!-- end of first result -->"
-SHOWN = ("06", "07", "08", "09")  # the notebooks of the studies
+SHOWN = ("06", "07", "08", "09", "12", "13")  # the notebooks of the studies, and those of GONE
 GONE = {  # of which findings are kept: what they ask moved into the others
     "12_appendix_edges": "12 · Appendix: H and its edges, closer",
     "13_appendix_plans": "13 · Appendix: plans and methods, closer",

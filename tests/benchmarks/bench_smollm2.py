@@ -40,7 +40,7 @@ from cocurve_studies import abilities as ability
 from cocurve_studies.certainty import findings as certain
 from cocurve_studies.certainty import purposes
 from cocurve_studies.findings import Findings
-from cocurve_studies.structure import bridges, geometry, propositions
+from cocurve_studies.structure import bridges, geometry
 from cocurve_studies.structure import findings as structural
 from cocurve_studies.tables import Row, pick
 from cocurve_studies.trust import fidelity, reach
@@ -344,7 +344,7 @@ def claims(plans: Plans) -> Iterable[Table]:
         *certain.purpose_findings(purposes.kept_purposes(h, 0.2)),
         *structural.bridge_findings(bridges.bridge_table(h), bridges.bridge_edges(h)),
         *structural.structure_findings(geometry.block_table(h), geometry.budget_table(h)),
-        *structural.proposition_findings(propositions.proposition_table(h)),
+        *structural.proposition_findings(geometry.proposition_table(h)),
         *ability.trade_off_finding(_trade_off(plans)),
     ]
     for who, some in Findings(found).sides():

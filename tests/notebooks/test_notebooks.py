@@ -9,11 +9,7 @@ import pytest
 
 from helpers.notebooks import NOTEBOOKS
 
-CELLS, WORDS, LINES = 35, 1500, 6  # at most: of a notebook, and of a cell of code
-
-
-def test_there_are_ten() -> None:
-    assert [path.stem[:2] for path in NOTEBOOKS] == [f"{n:02}" for n in range(1, 11)]
+CELLS, WORDS, LINES = 35, 1500, 8  # at most: of a notebook, and of a cell of code
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
@@ -32,6 +28,4 @@ def test_a_notebook_is_a_clean_file_of_its_size_with_one_question(notebook: Path
     assert all(name in parameters.source for name in ("MODEL", "DEVICE", "ROWS, HELD_OUT"))
     asked = [cell.source.count("**Question**: ") for cell in content.cells]
     assert asked[0] == sum(asked) == 1
-    seen = [cell for cell in content.cells if cell.source.startswith("## What was seen")]
-    assert len(seen) == 1
-    assert content.cells[-2] is seen[0] or content.cells[-2].cell_type == "code"
+    assert sum(cell.source.startswith("## What was seen") for cell in content.cells) == 1

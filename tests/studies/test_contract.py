@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-import cocurve_lab as cl
 from cocurve_lab.extensions.judging.generation import Question
-from cocurve_studies import abilities, best_plan
+from cocurve_studies import abilities
 from cocurve_studies.certainty import findings as certain
 from cocurve_studies.certainty import sensitivity
 from cocurve_studies.findings import Finding
-from cocurve_studies.structure import bridges, causal, edges, geometry, propositions
+from cocurve_studies.structure import bridges, causal, edges, geometry
 from cocurve_studies.structure import findings as structural
 from cocurve_studies.tables import Table, pick
 from cocurve_studies.trust import choices, fidelity, reach
@@ -26,9 +25,8 @@ from helpers.studies import QUIET, Problem, forbidden
 from helpers.tiny_models import tiny_text, word_tokenizer
 
 TOKENIZER = word_tokenizer()
-WORDS = {"mixed": [" ".join(f"w{(7 * n + k) % 90}" for k in range(60)) for n in range(60)]}
 QUESTIONS = [Question(name, f"w{n}", "w1 w2") for n, name in enumerate(("code", "other"))]
-KNOBS = sensitivity.SensitivityOptions(2, 20, 12, (1,), (10,), 2)
+KNOBS = sensitivity.SensitivityOptions(2, 20, (1,), (10,), 2)
 ARMS = causal.CausalOptions(0.3, ((0.6, 0.3),), caliper=1.0)
 PARTS = reach.ReachOptions((0.3,), 3, (2,), 6, blocks=3, layers=2)
 PLANS = fidelity.FidelityOptions((0.2, 0.3, 0.4), (1.0,), 0.3, 5)
@@ -62,12 +60,6 @@ def asked(p: Problem) -> tuple[Any, ...]:
 
 
 STUDIES: dict[str, Study] = {
-    "single_units": Study(
-        fidelity.single_unit_fidelity,
-        lambda p: (p.curvature,),
-        trusting.single_unit_findings,
-        fidelity.plot_single_unit_fidelity,
-    ),
     "fidelity": Study(
         fidelity.fidelity_study,
         lambda p: (*measured(p), PLANS),
@@ -78,7 +70,6 @@ STUDIES: dict[str, Study] = {
         reach.edge_reach,
         lambda p: (*measured(p), PARTS),
         trusting.reach_findings,
-        lambda table: reach.plot_reach(table),
     ),
     "strength": Study(
         choices.strength_study,
@@ -91,14 +82,11 @@ STUDIES: dict[str, Study] = {
         choices.diagonal_study,
         chosen,
         lambda table: trusting.diagonal_findings(table, 1.0),
-        choices.plot_diagonal,
-        {"options": QUIET, "draws": 2},
+        more={"options": QUIET, "draws": 2},
     ),
     "bridge_thresholds": Study(
         bridges.bridge_table,
         lambda p: (p.curvature, (0.3, 0.5)),
-        None,
-        bridges.plot_bridge_thresholds,
     ),
     "causal": Study(
         causal.causal_study,
@@ -110,14 +98,12 @@ STUDIES: dict[str, Study] = {
         edges.edge_study,
         lambda p: (*measured(p), (0.3,)),
         structural.edge_findings,
-        edges.plot_edges,
-        {"draws": 2},
+        more={"draws": 2},
     ),
     "blocks": Study(
         geometry.block_table,
         lambda p: (p.curvature,),
         lambda table: structural.structure_findings(table, []),
-        geometry.plot_blocks,
     ),
     "budgets": Study(
         geometry.budget_table,
@@ -126,31 +112,19 @@ STUDIES: dict[str, Study] = {
         geometry.plot_budgets,
     ),
     "propositions": Study(
-        propositions.proposition_table,
+        geometry.proposition_table,
         lambda p: (p.curvature, (0.2, 0.4)),
         structural.proposition_findings,
-        propositions.plot_propositions,
     ),
     "sensitivity": Study(
         sensitivity.sensitivity_study,
-        lambda p: (p.model, TOKENIZER, WORDS, tiny_text(3, 16, seed=7), KNOBS),
+        lambda p: (p.model, tiny_text(4), tiny_text(3, 16, seed=7), KNOBS),
         certain.sensitivity_findings,
-        sensitivity.plot_sensitivity,
     ),
     "abilities": Study(
         abilities.ability_study,
         asked,
         abilities.strength_ability_findings,
-        abilities.plot_abilities,
-    ),
-    "ways": Study(
-        best_plan.way_table,
-        lambda p: (
-            p.model,
-            best_plan.plans_by_way(p.curvature, 0.3),
-            p.calibration,
-            p.texts.report,
-        ),
     ),
 }
 
@@ -163,10 +137,9 @@ def test_a_study_is_kept_resumed_judged_and_drawn(
     first = study(problem, tmp_path)
     (file,) = tmp_path.glob("study_*.json")
     assert file.name.startswith(f"study_{name}_")
-    if name != "ways":  # a refitted model is measured again
-        file.unlink()
-        with forbidden(problem.model):  # what was measured and built is enough
-            assert str(pick(study(problem, tmp_path))) == str(pick(first))
+    file.unlink()
+    with forbidden(problem.model):  # what was measured and built is enough
+        assert str(pick(study(problem, tmp_path))) == str(pick(first))
     kept = fields_of(file.read_text())
     file.write_text(sealed(kept | {"rows": kept["rows"][:1]}))
     with forbidden(problem.model):  # the file is read, whatever it says
@@ -179,10 +152,3 @@ def test_a_study_is_kept_resumed_judged_and_drawn(
         figure = study.draw(first)
         assert figure.layout.title.text
         assert any(len(trace.x) for trace in figure.data)
-
-
-def test_plans_are_never_measured_on_the_rows_of_h(problem: Problem) -> None:
-    seen = problem.calibration.rows(0, 2)
-    for run in (fidelity.fidelity_study, reach.edge_reach, causal.causal_study, edges.edge_study):
-        with pytest.raises(cl.MismatchError):
-            run(problem.model, problem.curvature, seen)  # type: ignore[operator]

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from scipy.stats import norm, t
 
+import cocurve_lab as cl
+from cocurve_studies.draws import Redrawn
 from cocurve_studies.findings import (
     ABOVE,
     BELOW,
@@ -21,6 +27,18 @@ from cocurve_studies.findings import (
     nearest,
     strict,
 )
+from cocurve_studies.shared import resampled
+from cocurve_studies.structure.edges import edge_study
+from cocurve_studies.tables import (
+    Rows,
+    Table,
+    kept_rows,
+    kept_table,
+    pick,
+    shown,
+)
+from cocurve_studies.trust.choices import NONE, diagonal_study
+from helpers.studies import QUIET, Problem, forbidden
 
 CLAIM = Claim("edges", "edges save {what}", "Table 3", (0.0, 1.0))
 
@@ -80,13 +98,115 @@ def test_several_numbers_must_all_agree(values: list[float], expected: bool | No
 def test_a_finding_has_the_number_beside_the_claim() -> None:
     found = CLAIM.on(Measured(0.5, 0.1), ours="{} of {what}", what="KL")
     assert found == Finding("edges", "edges save KL", "Table 3", "0.50 ± 0.10 of KL", True)
-    page = Findings([found, Finding("x", "<b>", "lab", "1", None, lab=True)])._repr_html_()
-    assert ">✓ agrees<" in page
-    assert "&lt;b&gt;" in page
-    assert page.index("the paper") < page.index("the lab")
+    assert ">✓ agrees<" in Findings([found])._repr_html_()
 
 
 def test_the_paper_is_compared_at_its_own_ratio() -> None:
     rows = [{"requested_ratio": ratio} for ratio in (0.1, 0.25, 0.4, 0.25)]
     assert nearest(rows) == [rows[1], rows[3]]
     assert nearest([]) == []
+
+
+def test_two_variances_are_added_and_the_draws_of_one_h_are_not_averaged() -> None:
+    kl = {"a": np.array([0.3, 0.5, 0.1, 0.3]), "b": np.array([0.1, 0.1, 0.1, 0.1])}
+    drawn = Redrawn(4, kl, {}, rows=10, groups=5)
+    row = {"difference": 0.2} | drawn.columns("difference", 0.05, "a", "b")
+    over_draws = np.var([0.2, 0.4, 0.0, 0.2], ddof=1) * 5 / 4
+    assert row["difference_draws_error"] == pytest.approx(math.sqrt(over_draws))
+    assert row["difference_rows_error"] == 0.05
+    assert row["difference_error"] == pytest.approx(math.sqrt(0.05**2 + over_draws))
+    doubt = 0.05**4 / 9 + over_draws**2 * (1 / 3 + 1 / 4)
+    assert row["difference_degrees"] == pytest.approx((0.05**2 + over_draws) ** 2 / doubt)
+    assert row["difference_draws"] == 4
+    assert Redrawn().columns("x", 0.05, "a", "b") == {"x_error": 0.05}
+
+
+def test_an_error_that_is_unknown_in_part_gives_no_verdict() -> None:
+    nan = np.array([math.nan, math.nan, 1.0])  # greedy stalled in two of the three draws
+    drawn = Redrawn(3, {"a": nan, "b": nan}, {}, rows=4, groups=4)
+    for pair in (("a", "b"), ("stopped", "b")):
+        row = {"d": 0.2} | drawn.columns("d", 0.01, *pair)
+        assert (row["d_error"], row["d_draws_error"]) == (0.01, None)
+        assert column_of(row, "d").judged(ABOVE) is None
+
+
+def ends(h: cl.Curvature, problem: Problem) -> float:
+    """KL(lambda 0) - KL(lambda 1) of one H."""
+    plans = [cl.solve_greedy(h, 0.4, strength) for strength in (0.0, 1.0)]
+    table = cl.measure_plans(problem.model, plans, problem.texts.report, progress=False)
+    return table.paired(0, 1)[0]
+
+
+def run(name: str, p: Problem, draws: int, cache: Path | None) -> Table:
+    if name == "edges":
+        how: dict[str, Any] = {"draws": draws, "cache": cache, "progress": False}
+        return edge_study(p.model, p.curvature, p.texts.report, (0.4,), **how)
+    how = {"options": QUIET, "draws": draws, "cache": cache}
+    return diagonal_study(p.model, p.curvature, p.texts, (0.4,), **how)
+
+
+@pytest.mark.parametrize("name", ["edges", "diagonal"])
+def test_every_difference_carries_both_errors(name: str, problem: Problem, tmp_path: Path) -> None:
+    plain, table = (pick(run(name, problem, draws, tmp_path)) for draws in (0, 3))
+    column = "difference" if name == "edges" else "edge_benefit"
+    wanted = {"variant": "diagonal"} if name == "edges" else {"search": NONE}
+    (before,), (after,) = pick(plain, **wanted), pick(table, **wanted)
+    parts = [after[f"{column}_{part}_error"] for part in ("rows", "draws")]
+    assert after[f"{column}_error"] == pytest.approx(math.hypot(*parts))
+    assert parts[0] == pytest.approx(before[f"{column}_error"])
+    gaps = [ends(h, problem) for h in resampled(problem.curvature, 3)]
+    assert parts[1] == pytest.approx(float(np.std(gaps, ddof=1)) * math.sqrt(4 / 3), rel=1e-3)
+    with forbidden(problem.model):  # the table is kept
+        assert pick(run(name, problem, 3, tmp_path)) == table
+    with pytest.raises(cl.InputError, match="draws is 1"):
+        run(name, problem, 1, tmp_path)
+
+
+ROWS = [
+    {"ratio": np.float64(0.2), "units": np.int64(3), "name": "a", "left": None, "best": np.True_},
+    {"ratio": math.nan, "units": 4, "name": "b", "left": math.inf, "best": False},
+]
+
+
+def never() -> Rows:
+    raise AssertionError("it was computed again")
+
+
+def test_a_table_is_computed_once_and_read_back_whole(tmp_path: Path) -> None:
+    first = kept_rows(tmp_path, "edges", {"seed": 0}, lambda: ROWS)
+    again = kept_rows(tmp_path, "edges", {"seed": 0}, never)
+    assert str(first) == str(again)  # NaN is not equal to itself
+    assert [type(again[0][name]) for name in ("ratio", "units", "best")] == [float, int, bool]
+    assert again[0]["left"] is None
+    assert math.isinf(again[1]["left"])
+    assert kept_table(tmp_path, "edges", {"seed": 0}, never)["units"].tolist() == [3, 4]
+    for name, seed in (("edges", 1), ("bridges", 0)):  # files of their own
+        with pytest.raises(AssertionError):
+            kept_rows(tmp_path, name, {"seed": seed}, never)
+    with pytest.raises(AssertionError):  # nothing is kept without a folder
+        kept_rows(None, "edges", {"seed": 0}, never)
+
+
+def test_a_broken_or_foreign_file_is_refused(tmp_path: Path) -> None:
+    kept_rows(tmp_path, "edges", {"seed": 0}, lambda: ROWS)
+    (path,) = tmp_path.glob("study_*.json")
+    whole = path.read_text()
+    for content in (whole[:40], whole.replace('"version": 1', '"version": 2'), "[]"):
+        path.write_text(content)
+        with pytest.raises(cl.FileFormatError, match="Delete it"):
+            kept_rows(tmp_path, "edges", {"seed": 0}, never)
+
+
+def test_a_table_for_reading_rounds_and_has_errors_beside_values() -> None:
+    table: Rows = [
+        {"plan": "<Q8_0>", "realized_ratio": 0.2042, "n": 12345, "kl": 0.5, "kl_error": 0.0123},
+        {"plan": "none", "realized_ratio": None, "n": 1, "kl": 0.0123456, "kl_error": math.nan},
+    ]
+    page = shown(table, {"plan": "", "realized_ratio": "removed", "n": "", "kl": "KL"}).to_html()
+    assert re.findall(r"<th [^>]*>([^<]*)</th>", page) == ["plan", "removed", "n", "KL"]
+    assert re.findall(r"<td [^>]*>([^<]*)</td>", page) == [
+        *("&lt;Q8_0&gt;", "20.4%", "12,345", "0.500 ± 0.012"),
+        *("none", "", "1", "0.0123"),
+    ]
+    with pytest.raises(KeyError, match="harm"):
+        shown(table, {"harm": ""})

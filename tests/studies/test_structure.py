@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import sem
+from scipy.stats import binom, sem
 
 import cocurve_lab as cl
-from cocurve_lab.extensions.judging.answers import answer_accuracy
+from cocurve_lab.extensions.judging.answers import AnswerTable, answer_accuracy
 from cocurve_lab.extensions.judging.generation import Question
-from cocurve_studies.structure import ablations, bridges, causal, edges, geometry, propositions
-from cocurve_studies.structure.findings import bridge_findings
-from cocurve_studies.tables import column, pick
-from helpers.problems import gram_curvature, make_units, random_curvature
+from cocurve_studies import abilities
+from cocurve_studies.abilities import ALL, CODE, DENSE
+from cocurve_studies.structure import bridges, causal, edges, geometry
+from cocurve_studies.tables import Table, column, pick
+from helpers.problems import make_units, random_curvature
 from helpers.studies import Problem
-from helpers.tiny_models import naive_risk, units_by_hand, word_tokenizer
+from helpers.tiny_models import naive_risk, tiny_model, units_by_hand, word_tokenizer
 
 UNITS = make_units(4, 2, 3)
 BUILT = random_curvature(UNITS, seed=2, groups=8, positions=400)
@@ -55,20 +56,6 @@ def test_counts_by_threshold_against_a_loop() -> None:
     assert len({row["bridges"] for row in pick(table)}) > 3
 
 
-def test_the_error_of_the_correlation_is_the_jackknife_over_groups() -> None:
-    curvature = random_curvature(make_units(), 0, groups=6)
-    grams = curvature.group_grams / 10  # 60 positions, 6 groups
-
-    def correlation(matrix: np.ndarray) -> float:
-        saliency = np.diagonal(matrix)
-        return float(np.corrcoef(saliency, np.abs(matrix).sum(axis=1) - saliency)[0, 1])
-
-    left = np.array([correlation((grams.sum(axis=0) - gram) / 5) for gram in grams])
-    expected = math.sqrt(5 / 6 * ((left - left.mean()) ** 2).sum())
-    found = bridges.bridge_table(curvature, [0.5])["correlation_error"][0]
-    assert found == pytest.approx(expected)
-
-
 def test_the_strongest_edges_of_a_bridge() -> None:
     units = make_units(2, 1, 2)  # L0.attn, L0.ffn0, L0.ffn1, L1.attn, L1.ffn0, L1.ffn1
     matrix = np.diag([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
@@ -84,8 +71,6 @@ def test_the_strongest_edges_of_a_bridge() -> None:
     (row,) = pick(bridges.bridge_edges(BUILT, [3], top=1))
     partner = BUILT.units.indices([row["partner"]])[0]
     assert row["curvature_error"] == cl.jackknife(BUILT, "edges").standard_error[3, partner]
-    table = bridges.bridge_table(BUILT, (0.2, 0.5, 0.8))
-    assert len(bridge_findings(table, bridges.bridge_edges(BUILT))) == 5
 
 
 # The causal test ----------------------------------------------------------------------------------
@@ -180,36 +165,6 @@ def test_the_causal_study_measures_both_arms(problem: Problem) -> None:
 # Edge variants ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, derandomize=True, deadline=None)
-@given(
-    seed=st.integers(0, 10_000), ratio=st.floats(0.05, 0.5), strength=st.sampled_from([0.0, 1.0])
-)
-def test_plain_greedy_against_loops(seed: int, ratio: float, strength: float) -> None:
-    curvature, chosen = random_curvature(UNITS, seed, shared=1.0), []
-    while sum(UNITS[u].cost for u in chosen) < ratio * UNITS.total_cost - 1e-9:
-        price = {
-            u: curvature.matrix[u, u] / 2 + strength * curvature.matrix[u, chosen].sum()
-            for u in range(len(UNITS))
-            if u not in chosen
-        }
-        chosen.append(min(price, key=lambda u: price[u]))
-    assert list(ablations.plain_greedy(curvature, ratio, strength).pruned) == chosen
-
-
-def test_the_table_of_ablations_has_every_row() -> None:
-    curvature = random_curvature(UNITS, 6, shared=1.0)
-    rows = ablations.structure_table(curvature, 0.2)
-    assert len({(row["axis"], row["name"]) for row in rows}) == len(rows) == 9 + 3 + 4 + 3 + 2
-    method = cl.solve_greedy(curvature, 0.2)
-    for axis in ("structure", "reach", "sign", "kinds", "rule"):
-        assert pick(rows, axis=axis)[0]["selection"].fingerprint == method.fingerprint
-    for row in rows:
-        s = row["selection"].indicator.astype(float)
-        assert row["selection"].predicted_risk == pytest.approx(s @ curvature.matrix @ s / 2)
-    only = pick(rows, name="FFN-only")[0]["selection"]
-    assert {UNITS[u].kind for u in only.pruned} == {"ffn"}
-
-
 @pytest.mark.parametrize(
     ("variant", "changes"),
     [
@@ -259,12 +214,8 @@ def test_planted_blocks_are_read_back_by_distance() -> None:
             assert row["mean_absolute"] == pytest.approx(abs(sign) * value)
             assert row["mean_signed"] == pytest.approx(sign * value)
             assert row["mean_absolute_error"] is None
-    whole = pick(geometry.block_table(BUILT), reach="all")
-    means = dict(zip(column(whole, "block"), column(whole, "mean_absolute"), strict=True))
-    assert means == pytest.approx(BUILT.block_means())
-    errors = cl.jackknife(BUILT, "block_means").standard_error
-    assert column(whole, "mean_absolute_error") == pytest.approx(errors)
-    assert pick(whole, block="ffn")[0]["corrected"] == pytest.approx(BUILT.ffn_redundancy_corrected)
+    (ffn,) = pick(geometry.block_table(BUILT), reach="all", block="ffn")
+    assert ffn["corrected"] == pytest.approx(BUILT.ffn_redundancy_corrected)
 
 
 def test_budgets_add_up_to_the_plan_and_one_no_text_can_change_has_no_spread() -> None:
@@ -277,17 +228,13 @@ def test_budgets_add_up_to_the_plan_and_one_no_text_can_change_has_no_spread() -
         gone = sum(row["share"] * cost[row["kind"]] for row in rows)
         assert gone == pytest.approx(plan.pruned_cost)
     assert max(column(table, "share_error")) > 0
-    saliency = np.arange(1, len(UNITS) + 1) ** 4.0  # far apart: the order is beyond doubt
-    features = np.sqrt(saliency)[:, None] * np.tile(np.eye(len(UNITS)), 16)
-    sure = geometry.budget_table(gram_curvature(UNITS, features, groups=16), 0.3)
-    assert column(sure, "share_error") == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("rho", [0.02, 0.3])
 def test_equal_saliencies_and_correlations_meet_the_balance_exactly(rho: float) -> None:
     size = len(UNITS)
     even = cl.Curvature(0.01 * ((1 - rho) * np.eye(size) + rho), UNITS)
-    table = propositions.proposition_table(even, (0.2, 0.5))
+    table = geometry.proposition_table(even, (0.2, 0.5))
     for row in pick(table, quantity="edge over diagonal"):
         assert row["value"] == pytest.approx(2 * (row["units"] - 1) * rho)
         assert row["reference"] == pytest.approx(2 * row["units"] * rho)
@@ -298,7 +245,7 @@ def test_equal_saliencies_and_correlations_meet_the_balance_exactly(rho: float) 
 
 def test_the_weighted_correlation_gives_the_edge_risk() -> None:
     """Prop. offdiag: its two sides, pair by pair."""
-    table = propositions.proposition_table(BUILT, (0.4,))
+    table = geometry.proposition_table(BUILT, (0.4,))
     (row,) = pick(table, quantity="weighted mean correlation")
     plan, h = cl.solve_greedy(BUILT, 0.4, 0.0), BUILT.matrix
     trace = sum(h[u, u] for u in plan.pruned)
@@ -313,3 +260,51 @@ def test_the_weighted_correlation_gives_the_edge_risk() -> None:
     (gram,) = pick(table, quantity="smallest eigenvalue over the largest")
     values = np.linalg.eigvalsh(h)
     assert gram["value"] == pytest.approx(values[0] / values[-1])
+
+
+ASKED_UNITS = make_units(4)
+QUESTIONS = [Question(name, f"{name} {i}", "x") for name in (CODE, "other") for i in range(20)]
+
+
+@pytest.fixture(autouse=True)
+def planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every plan with k units gets the first 40 - k questions right."""
+
+    def answer(_: Any, __: Any, plans: Any, questions: Any, **___: Any) -> AnswerTable:
+        right = np.array([[q < 40 - len(plan) for q in range(40)] for plan in plans])
+        return AnswerTable(tuple(plans), tuple(questions), right, -1.0 - right, np.ones(40), right)
+
+    monkeypatch.setattr(abilities, "answer_accuracy", answer)
+
+
+def study(plans: list[dict[str, Any]]) -> Table:
+    return abilities.ability_study(tiny_model(), word_tokenizer(), plans, QUESTIONS)
+
+
+def entry(variant: str, units: int, base: str = "λ 0") -> dict[str, Any]:
+    plan = cl.Selection.from_pruned(ASKED_UNITS, list(range(units)))
+    return {"variant": variant, "base": base, "requested_ratio": 0.2, "selection": plan}
+
+
+def test_pairs_are_counted_and_tested_by_hand() -> None:
+    table = study([entry("λ 0", 10), entry("λ 1", 3), entry("λ 2", 10)])
+    dense, zero, one = (
+        pick(table, variant=v, capability="other")[0] for v in (DENSE, "λ 0", "λ 1")
+    )
+    assert (dense["accuracy"], zero["accuracy"], one["accuracy"]) == (1.0, 0.5, 17 / 20)
+    assert (dense["difference"], zero["p_value"]) == (None, None)
+    assert (one["gained"], one["lost"], one["questions"]) == (7, 0, 20)
+    assert one["difference"] == pytest.approx(7 / 20)
+    pairs = np.array([1.0] * 7 + [0.0] * 13)
+    assert one["difference_error"] == pytest.approx(pairs.std(ddof=1) / 20**0.5)
+    assert one["p_value"] == pytest.approx(2 * binom.cdf(0, 7, 0.5))
+    same = pick(table, variant="λ 2", capability=ALL)[0]  # the same units as its base
+    assert (same["difference"], same["p_value"]) == (None, None)
+
+
+@pytest.mark.parametrize(("units", "expected"), [(2, True), (9, None), (18, False), (10, None)])
+def test_verdicts_on_lambda_need_mcnemar(units: int, expected: bool | None) -> None:
+    table = study([entry("λ 0", 10), entry("λ 1", units)])
+    found = abilities.strength_ability_findings(table)
+    assert found[0].agrees is expected
+    assert found[2].agrees is None  # no question of code is decided

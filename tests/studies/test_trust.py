@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import pearsonr, permutation_test, sem, spearmanr
+from scipy.stats import pearsonr, sem, spearmanr
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.choosing.settings import choose_guards
 from cocurve_studies.shared import sequence_columns, sequence_values
 from cocurve_studies.tables import Rows, column, pick
 from cocurve_studies.trust import choices, experts, fidelity, reach, redundancy
-from cocurve_studies.trust.findings import fidelity_findings, reach_findings
-from cocurve_studies.trust.gap import plot_split
 from helpers.problems import make_units, random_curvature
 from helpers.studies import QUIET, Problem
 from helpers.tiny_models import GROUPS, naive_risk, tiny_model, tiny_text, units_by_hand
@@ -32,12 +30,7 @@ def test_a_risk_that_is_a_multiple_of_half_h_has_that_ratio_without_error() -> N
     built = replace(built, groups=replace(built.groups, risks=built.group_risks * factors))
     table = fidelity.single_unit_fidelity(built)
     assert column(table, "measured_over_predicted") == pytest.approx(factors)
-    assert column(table, "measured_over_predicted_error") == pytest.approx(0, abs=1e-7)
     assert column(table, "predicted") == pytest.approx(built.saliency / 2)
-    built = random_curvature(make_units(), groups=6)  # of one size
-    table = fidelity.single_unit_fidelity(built)
-    expected = cl.jackknife(built, "saliency").standard_error / 2
-    assert column(table, "predicted_error") == pytest.approx(expected)
 
 
 def test_plans_are_measured_as_naive_passes_measure_them(problem: Problem) -> None:
@@ -110,31 +103,6 @@ def test_correlations_are_those_of_scipy_with_errors_over_text() -> None:
     assert error == pytest.approx(np.std(naive), rel=0.2)
 
 
-def test_the_pool_says_how_much_worse_random_plans_are_and_what_edges_add() -> None:
-    methods = ["edge-aware greedy", "diagonal greedy", "random", "random", "local swap"]
-    kl = np.outer([0.1, 0.2, 0.5, 0.7, 0.3], [1.0, 3.0, 2.0])
-    table = planted(kl.mean(axis=1), kl, group=fidelity.POOL, method=methods, units=[3] * 5)
-    summary = fidelity.fidelity_summary(table, draws=40)
-    assert found(summary, fidelity.POOL, "random over structured")["value"] == pytest.approx(3)
-    (order,) = fidelity.orders(table, draws=40)
-    assert (order["score"], order["full"], order["alone"]) == ("diagonal", 1, -1)
-    assert order["gain"] == pytest.approx(2)
-    verdicts = {f.claim.split(":")[0]: f.agrees for f in fidelity_findings(table, draws=40)}
-    assert verdicts["plans of one budget are ranked"] is True
-    assert verdicts["random plans of that budget cost far more"] is True
-
-
-@pytest.mark.parametrize("rows", [1, 3])  # one row has no error
-def test_the_bars_of_a_split_are_its_bins_and_add_up_alike(rows: int) -> None:
-    model = tiny_model()
-    plan = cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), [1, 8, 13])
-    split = cl.split_risk(model, plan, tiny_text(rows, 20), progress=False)
-    bars = iter(plot_split(split).data)
-    for _ in ("p_max", "shift"):
-        for whole in (split.predicted, split.kl_of_sum.mean(), split.measured):
-            assert sum(next(bars).y) == pytest.approx(whole)
-
-
 # Interactions -------------------------------------------------------------------------------------
 OPTIONS = reach.ReachOptions((0.3, 0.7), pairs=3, sizes=(3, 99), sets=4, blocks=3, layers=2)
 
@@ -161,11 +129,6 @@ def test_interactions_are_those_of_naive_passes(problem: Problem) -> None:
         extra = extra - sum(naive_risk(problem.model, [hand[n] for n in p], text) for p in parts)
         assert row["interaction"] == pytest.approx(extra.mean(), rel=1e-3, abs=1e-8)
         assert row["interaction_error"] == pytest.approx(sem(extra), rel=1e-2)
-    plans = [set(cl.solve_greedy(problem.curvature, 0.3, s).pruned) for s in (0.0, 1.0)]
-    inside = {p for plan in plans for p in combinations(sorted(plan), 2)}
-    edges = sorted(matrix[pair] for pair in inside)
-    drawn = sorted(row["predicted"] for row in pick(table, scale=reach.STRONGEST))
-    assert drawn == pytest.approx(sorted([*edges[:3], *edges[3:][-3:]]))
 
 
 RNG = np.random.default_rng(0)
@@ -195,23 +158,6 @@ def test_the_summary_counts_and_correlates() -> None:
     assert 0.03 < all_agree["same_sign_error"] < 0.1
     (few,) = pick(reach.reach_summary(cases(H)[:5]))
     assert few["factor_error"] is None  # of five cases nothing is known
-
-
-@pytest.mark.parametrize(
-    ("measured", "expected"),
-    [
-        (H, [True, True, True, None]),
-        (-H, [False, False, True, None]),
-        (20 * H, [True, True, False, None]),
-        (np.full(30, -0.008), [None, None, True, True]),
-    ],
-    ids=["as H says", "the other way", "twenty times", "saturated"],
-)
-def test_the_verdicts_on_edges(measured: np.ndarray, expected: list[bool | None]) -> None:
-    verdicts = [finding.agrees for finding in reach_findings(cases(measured))]
-    assert verdicts[:1] == expected[:1]
-    assert verdicts[2] is expected[2]
-    assert expected[3] is None or verdicts[3] is expected[3]
 
 
 # Lambda and guards --------------------------------------------------------------------------------
@@ -268,17 +214,12 @@ def test_redundancy_stands_beside_what_edges_save(problem: Problem) -> None:
     assert row["edge_benefit"] == pytest.approx((zero - one).mean())
     assert row["edge_benefit_error"] == pytest.approx(sem(zero - one))
     assert row["relative_benefit"] == pytest.approx((zero - one).mean() / 2)
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=6), rng.normal(size=6)
+    x, y = np.random.default_rng(0).normal(size=(2, 6))
     rows = [{"redundancy": a, "relative_benefit": b} for a, b in zip(x, y, strict=True)]
     trend = redundancy.redundancy_trend(rows)
-
-    def statistic(y: np.ndarray) -> float:
-        return float(spearmanr(x, y).statistic)
-
-    exact = permutation_test((y,), statistic, permutation_type="pairings", n_resamples=np.inf)
-    assert trend["spearman"] == pytest.approx(statistic(y))
-    assert trend["p_value"] == pytest.approx(float(exact.pvalue), abs=1e-9)
+    every = np.array([spearmanr(x, order).statistic for order in permutations(y)])
+    assert trend["spearman"] == pytest.approx(every[0])
+    assert trend["p_value"] == pytest.approx((abs(every) >= abs(every[0]) - 1e-9).mean())
     assert redundancy.redundancy_trend(rows[:2])["spearman"] is None
 
 
@@ -291,7 +232,7 @@ def test_experts_are_measured_beside_reap_and_their_pairs_beside_h() -> None:
     free = cl.solve_greedy(curvature, 0.2, 1.0, cl.Guards(kinds=("expert",)), uniform=())
     (mine,) = pick(table, plan="H, free counts")
     assert mine["kl"] == pytest.approx(cl.pruning_risk(model, free, apart), rel=1e-5)
-    assert mine["behind"] == pytest.approx(mine["kl"] - table[0]["kl"])
+    assert mine["difference"] == pytest.approx(mine["kl"] - table[0]["kl"])
     measured = experts.pairs_of_experts(model, curvature, apart)
     same = pick(experts.stand_ins(curvature, measured, draws=10))[0]
     inside = [
@@ -299,8 +240,6 @@ def test_experts_are_measured_beside_reap_and_their_pairs_beside_h() -> None:
         for (a, (one,)), (b, (two,)) in combinations(enumerate(measured.parts), 2)
         if units[one].layer == units[two].layer
     ]
-    assert same["count"] == len(inside)
-    assert same["negative"] == pytest.approx(np.mean([value < 0 for value, _ in inside]))
     ranks = spearmanr(*zip(*inside, strict=True)).statistic
     assert same["rank_correlation"] == pytest.approx(ranks)
     assert math.isfinite(same["rank_correlation_error"])

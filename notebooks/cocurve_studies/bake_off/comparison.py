@@ -16,7 +16,8 @@ from cocurve_lab.base.schema import parse_json
 from cocurve_lab.extensions.writing import as_csv
 from cocurve_lab.measuring.results import Tabular, standard_error
 
-from ..tables import Columns, DataFrame, Row, Rows, pick, table_of
+from ..lazy import DataFrame
+from ..tables import Columns, Row, Rows, pick, table_of
 
 OURS = "CoCurve"  # its label in the table
 COMPARABLE = 0.012  # largest distance of realized from requested ratio at which rows are ranked

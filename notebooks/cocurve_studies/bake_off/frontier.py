@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from cocurve_lab.base.errors import InfeasibleError, InputError
 from cocurve_lab.calibration import CalibrationSet
+from cocurve_lab.extensions.figures import DEEP
 from cocurve_lab.extensions.judging.kept import plans_file
 from cocurve_lab.measuring.risk import measure_plans, standard_error
 from cocurve_lab.models.units import enumerate_units
 from cocurve_lab.solver.selection import Selection
 
-from ..tables import DataFrame, Rows, table_of
+from ..chart import chart, empty
+from ..lazy import DataFrame, Figure, PreTrainedModel
+from ..tables import Rows, table_of
 from .bench import Bench
-from .contenders import Competitor, named
-from .settings import CompareOptions, Judges
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from .contenders import CompareOptions, Competitor, Judges, named
 
 
 def chosen_plans(
@@ -106,3 +106,34 @@ def paired_table(
         for place, (name, plan) in enumerate(plans.items())
     ]
     return table_of(sorted(rows, key=lambda row: float(row["perplexity"])))
+
+
+# Pictures -----------------------------------------------------------------------------------------
+def plot_layers(plans: Mapping[str, Selection]) -> Figure:
+    """Draw the share of each layer's removable parameters that each plan removes, as a heatmap."""
+    figure = empty()
+    values = np.array([layer_shares(plan) for plan in plans.values()])
+    few = values.shape[1] <= 16
+    figure.add_heatmap(
+        z=np.round(values, 4),
+        x=[f"{layer}" for layer in range(values.shape[1])],
+        y=list(plans),
+        zmin=0,
+        colorscale=DEEP,
+        texttemplate="%{z:.0%}" if few else None,
+        textfont={"color": "white"},
+        showscale=not few,  # few layers have their numbers written in
+        hovertemplate="%{y}, layer %{x}: %{z:.1%} removed<extra></extra>",
+    )
+    y = {"autorange": "reversed", "automargin": True}
+    title, height = "Share of each layer removed by each plan", 140 + 26 * len(plans)
+    return chart(figure, title, {"title_text": "layer", "type": "category"}, y, height=height)
+
+
+def layer_shares(plan: Selection) -> np.ndarray:
+    """Return the share of each layer's removable parameters that a plan removes [layers]."""
+    units, gone = plan.units, plan.indicator
+    count = units.num_layers
+    total = np.bincount(units.layers, units.costs, minlength=count)
+    removed = np.bincount(units.layers[gone], units.costs[gone], minlength=count)
+    return np.divide(removed, total, out=np.zeros(count), where=total > 0)

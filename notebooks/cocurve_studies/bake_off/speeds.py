@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,11 +14,9 @@ from cocurve_lab.models.runtime import device_name, require_one_device
 from cocurve_lab.pruner.cutting import cut
 from cocurve_lab.solver.selection import Selection
 
+from ..lazy import DataFrame, PreTrainedModel
 from ..shared import marks
-from ..tables import DataFrame, Row, Rows, Table, kept_table, pick, table_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from ..tables import Row, Rows, Table, kept_table, pick, table_of
 
 
 def speed_table(

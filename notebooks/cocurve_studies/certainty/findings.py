@@ -15,7 +15,7 @@ from cocurve_lab.extensions.analysis.stability import Convergence, Stability
 from cocurve_lab.measuring.results import mean_and_error
 
 from ..findings import Claim, Finding, Measured
-from ..tables import Row, Rows, Table, column, pick
+from ..tables import Table, column, pick
 from .sensitivity import sensitivity_summary
 
 SENSITIVITY = 'appendix "Sensitivity to the Surrogate Budget"'
@@ -25,7 +25,6 @@ THRESHOLD = 0.12  # FFN redundancy from which its text damps the edges
 DEFAULT_ROWS = 128  # sequences of its calibration
 BAND = 0.05  # of perplexity, over calibration size and top-r
 SEED_SPREAD = 0.22 / 13.11  # standard deviation over mean of perplexity, three seeds
-SOURCE_CHANGE = 12.91 / 12.58 - 1  # of perplexity, C4 against WikiText-2
 # our readings of its words
 SAME_PLAN = 0.9  # overlap from which we call two plans the same selection
 OTHER_TEXT = 0.1  # of KL, that a plan of another text may cost more
@@ -74,12 +73,6 @@ SAME_UNITS = Claim(
     SENSITIVITY,
     (SAME_PLAN, math.inf),
     lab=True,
-)
-OTHER_SOURCE = Claim(
-    "sensitivity",
-    f"another calibration source changes perplexity by {SOURCE_CHANGE:.1%}",
-    SENSITIVITY,
-    (-math.inf, SOURCE_CHANGE),
 )
 PURPOSE = Claim(
     "purpose",
@@ -153,24 +146,12 @@ def sensitivity_findings(table: Table) -> list[Finding]:
         found.append(SPREAD.on(_share(spread, error), ours=f"{{}} over {count} draws of text"))
         overlap = mean_and_error(column(pick(rows, knob="seed", is_base=False), "overlap"))
         found.append(SAME_UNITS.on(_share(*overlap), ours="plans of other draws share {}"))
-    if "source" in summary:
-        worst, moved_by = _source(pick(rows, knob="source"))
-        value = _share(moved_by, both)
-        found.append(OTHER_SOURCE.on(value, ours=f"{worst['value']}: {{}}, up or down"))
     return found
 
 
 def _share(value: float, error: float = 0.0) -> Measured:
     bar = f" ± {error:.1%}" if error and math.isfinite(error) else ""
     return Measured(value, error, words=f"{value:.1%}{bar}")
-
-
-def _source(rows: Rows) -> tuple[Row, float]:
-    """Return the source whose perplexity is furthest from the base's, and how far in relation."""
-    (base,) = pick(rows, is_base=True)
-    others = pick(rows, is_base=False)
-    worst = max(others, key=lambda row: abs(row["perplexity"] - base["perplexity"]))
-    return worst, abs(worst["perplexity"] / base["perplexity"] - 1)
 
 
 def purpose_findings(table: Table) -> list[Finding]:

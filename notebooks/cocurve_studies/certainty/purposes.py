@@ -10,8 +10,9 @@ from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.pretrained.kept import kept_plans
 from cocurve_lab.measuring.results import mean_and_error
 
+from ..lazy import DataFrame
 from ..shared import known
-from ..tables import Columns, DataFrame, Row, table_of
+from ..tables import Columns, Row, table_of
 
 STRENGTHS = (0.0, 1.0)
 # kept plans: the text of H as their names have it -> the text that judges

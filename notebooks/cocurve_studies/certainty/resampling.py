@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,15 +11,6 @@ from cocurve_lab.base.errors import InputError
 from cocurve_lab.curvature.groups import Groups
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import ENOUGH, Sample, Statistic, jackknife, relative
-
-from ..tables import Columns, DataFrame, Row, table_of
-
-COLUMNS: Columns = {
-    "statistic": "",
-    "groups": "",
-    "coverage": "",
-    "error_ratio": "claimed / real error",
-}
 
 
 def of_groups(curvature: Curvature, groups: Iterable[int]) -> Curvature:
@@ -112,33 +103,3 @@ def coverage(
     values, errors = (np.stack(column) for column in zip(*found, strict=True))
     ratio = relative(errors.mean(axis=0), values.std(axis=0, ddof=1))
     return Coverage(result.name, held / draws, ratio, draws, groups, result.confidence)
-
-
-def coverage_table(
-    reference: Curvature,
-    size: int,
-    groups: Sequence[int] = (4, 8),
-    draws: int = 100,
-    statistics: Sequence[str] = ("saliency", "edges", "block_means"),
-) -> DataFrame:
-    """Table `coverage` by statistic and number of groups.
-
-    Returns:
-        A row per pair: `coverage`, the mean share over the values of the statistic, with the
-        simulation error of one value, and `error_ratio`, the median over values of claimed over
-        real standard error; 1 is honest.
-    """
-    rows: list[Row] = []
-    for name in statistics:
-        for count in groups:
-            found = coverage(reference, name, size, count, draws)
-            rows.append(
-                {
-                    "statistic": name.replace("_", " "),
-                    "groups": count,
-                    "coverage": float(found.share.mean()),
-                    "coverage_error": found.simulation_error,
-                    "error_ratio": float(np.nanmedian(found.error_ratio)),
-                }
-            )
-    return table_of(rows)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,20 +16,24 @@ from cocurve_lab.base.errors import InputError
 from cocurve_lab.curvature.graph import Bridges, bridge_units
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import jackknife
-from cocurve_lab.extensions.figures import DEEP, finish, graph_objects
 from cocurve_lab.solver.guards import UnitsLike
 from cocurve_lab.solver.solve import solve_greedy
 
+from ..lazy import DataFrame
 from ..shared import marks
-from ..tables import Columns, DataFrame, Row, Rows, Table, column, kept_table, pick, table_of
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
+from ..tables import Columns, Row, Rows, kept_table, table_of
 
 QUANTILES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
-# columns of `bridge_edges` for reading, with `shown`
+# columns of the two tables for reading, with `shown`
+THRESHOLD_COLUMNS: Columns = {
+    "saliency_quantile": "saliency ≤ quantile",
+    "connectivity_quantile": "connectivity ≥",
+    "bridges": "",
+    "jaccard": "shared with both medians",
+    "pruned_by_diagonal": "λ = 0 removes",
+    "pruned_by_edges": "λ = 1 removes",
+}
 EDGE_COLUMNS: Columns = {
     "bridge": "",
     "partner": "",
@@ -166,40 +169,3 @@ def _edge_row(curvature: Curvature, u: int, v: int, rank: int) -> Row:
         "same_layer": unit.layer == partner.layer,
         "cross_module": unit.kind != partner.kind,
     }
-
-
-def plot_bridge_thresholds(table: Table) -> Figure:
-    """Plot the number of units that pass both thresholds, and the overlap with median/median."""
-    rows = pick(table)
-    low, high = (
-        sorted(set(column(table, name))) for name in ("saliency_quantile", "connectivity_quantile")
-    )
-    cells = {(row["saliency_quantile"], row["connectivity_quantile"]): row for row in rows}
-    grid = [[cells[x, y] for x in low] for y in high]
-    go = graph_objects()
-    figure = go.Figure(
-        go.Heatmap(
-            x=[f"{x:g}" for x in low],
-            y=[f"{y:g}" for y in high],
-            z=[[row["bridges"] for row in line] for line in grid],
-            text=[[_cell(row) for row in line] for line in grid],
-            texttemplate="%{text}",
-            colorscale=DEEP,
-            textfont={"color": "white"},
-            colorbar={"title": {"text": "units"}},
-            hovertemplate="saliency ≤ %{x}, connectivity ≥ %{y}: %{z} units<extra></extra>",
-        )
-    )
-    figure.update_xaxes(title_text="saliency at most this quantile", type="category")
-    figure.update_yaxes(title_text="connectivity at least this quantile", type="category")
-    row = rows[0]
-    error = row["correlation_error"]
-    title = (
-        f"Bridge units of {row['units']} (Jaccard with both medians); saliency and connectivity "
-        f"correlate {row['correlation']:.2f}" + ("" if error is None else f" ± {error:.2f}")
-    )
-    return finish(figure, title)
-
-
-def _cell(row: Row) -> str:
-    return f"{row['bridges']}" + ("" if row["jaccard"] is None else f" ({row['jaccard']:.2f})")

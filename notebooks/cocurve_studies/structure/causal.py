@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -29,12 +29,10 @@ from cocurve_lab.solver.guards import UnitsLike
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
+from ..lazy import DataFrame, PreTrainedModel, PreTrainedTokenizerBase
 from ..shared import known, marks
 from ..study import Study
-from ..tables import Columns, DataFrame, Folder, Row, Rows, table_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from ..tables import Columns, Folder, Row, Rows, table_of
 
 # columns of the two tables for reading, with `shown`
 PAIR_COLUMNS: Columns = {

@@ -6,27 +6,27 @@ changes the H that is solved on; the predicted cost of a plan always comes from 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.base.errors import InfeasibleError
+from cocurve_lab.curvature.matrix import BLOCKS, Curvature
+from cocurve_lab.extensions.analysis.variants import edge_variant, solve_variant
 from cocurve_lab.measuring.risk import PlanTable, standard_error
+from cocurve_lab.models.kinds import KINDS
+from cocurve_lab.solver.greedy import Greedy
+from cocurve_lab.solver.guards import FREE, Guards, Rules
 from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
+from cocurve_lab.solver.targets import require_strength
 
-from ..chart import add, chart, empty
 from ..draws import Plans, Redrawn
+from ..lazy import CalibrationSet, DataFrame, PreTrainedModel
 from ..shared import known, marks, solved
 from ..study import Study
-from ..tables import Columns, DataFrame, Folder, Row, Rows, Table, pick
-from .ablations import structure_table
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-    from transformers import PreTrainedModel
-
-    from cocurve_lab.calibration import CalibrationSet
-
+from ..tables import Columns, Folder, Row, Rows
 
 METHOD = ("structure", "full H")  # axis and variant that every other row is compared with
 STRENGTHS = (0.0, 0.5, 1.0)  # of the axis "lambda"
@@ -44,6 +44,95 @@ COLUMNS: Columns = {
 }
 
 
+# axis -> name of the row -> arguments of edge_variant; the first row of an axis is the method
+_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "structure": {
+        "full H": {},
+        "diagonal": {"structure": "diagonal"},
+        "within module": {"structure": "within_module"},
+        **{f"{block} block": {"structure": block} for block in BLOCKS},
+        **{
+            f"{block} block, no diagonal": {"structure": block, "keep_diagonal": False}
+            for block in BLOCKS
+        },
+    },
+    "reach": {
+        "all layers": {},
+        "adjacent layers": {"reach": "adjacent"},
+        "within layer": {"reach": "within_layer"},
+    },
+    "sign": {
+        "signed": {},
+        "clipped": {"sign": "clipped"},
+        "absolute": {"sign": "absolute"},
+        "correlation clipped": {"sign": "correlation_clipped"},
+    },
+}
+
+
+def plain_greedy(
+    curvature: Curvature,
+    ratio: float,
+    interaction_strength: float = 1.0,
+    guards: Guards = FREE,
+) -> Selection:
+    """Solve by greedy on the marginal itself, not per parameter: Alg. 2 without dividing by c_u.
+
+    This is `solve_greedy` for the ablation of cost normalization; its arguments and errors are the
+    same. With equal costs the two agree.
+    """
+    greedy = Greedy(curvature, Rules(curvature.units, guards, ratio))
+    greedy.divisors[:] = 1
+    return greedy.solve(require_strength(interaction_strength))
+
+
+def structure_table(
+    curvature: Curvature,
+    ratio: float,
+    interaction_strength: float = 1.0,
+    guards: Guards = FREE,
+) -> list[dict[str, Any]]:
+    """Solve every row of the edge ablations, ready for `measure_plans` ("Extended Ablations").
+
+    The axes are edge structure, reach, sign, the kinds that may be pruned (joint, head-only,
+    FFN-only) and the greedy rule (per cost, plain). The first row of each axis is the same plan,
+    that of the method; `measure_plans` measures equal plans once.
+
+    The kinds axis restricts `guards.kinds`; it is omitted if they name only one kind.
+
+    Returns:
+        One dict per row: "axis", "name", "selection" (its predicted risk is under the full H) and
+        "note". If a row has no plan (head-only at a high ratio, say), "selection" is None and
+        "note" gives the reason; otherwise "note" is empty.
+    """
+    settings = (ratio, interaction_strength)
+    solve_greedy(curvature, *settings, guards)  # raises where even the method has no plan
+    rows = []
+    for axis, variants in _VARIANTS.items():
+        for name, changes in variants.items():
+            variant = edge_variant(curvature, **changes)
+            solve = partial(solve_variant, curvature, variant, *settings, guards)
+            rows.append(_row(axis, name, solve))
+    if all(map(guards.allows, KINDS)):
+        for name, kinds in (("joint", KINDS), ("head-only", KINDS[:1]), ("FFN-only", KINDS[1:])):
+            only = replace(guards, kinds=kinds)
+            rows.append(_row("kinds", name, partial(solve_greedy, curvature, *settings, only)))
+    for name, rule in (("per cost", solve_greedy), ("plain", plain_greedy)):
+        rows.append(_row("rule", name, partial(rule, curvature, *settings, guards)))
+    return rows
+
+
+def _row(axis: str, name: str, solve: Callable[[], Selection]) -> dict[str, Any]:
+    """One row of the table; if no plan is reached, the reason becomes its note."""
+    selection, note = None, ""
+    try:
+        selection = solve()
+    except InfeasibleError as error:
+        note = str(error)
+    return {"axis": axis, "name": name, "selection": selection, "note": note}
+
+
+# The study ----------------------------------------------------------------------------------------
 def edge_study(
     model: PreTrainedModel,
     curvature: Curvature,
@@ -150,16 +239,3 @@ def _numbers(
         "perplexity_difference": perplexity[mine] - perplexity[other],
         **drawn.columns("perplexity_difference", perplexity_error, name, whole, "perplexity"),
     }
-
-
-def plot_edges(table: Table) -> Figure:
-    """Plot the held-out KL of every variant, log axis."""
-    figure, hover = empty(), "%{y}: KL %{x:.3g}<extra>%{fullData.name}</extra>"
-    done = [row for row in pick(table) if row["measured"] is not None]
-    for number, ratio in enumerate(dict.fromkeys(row["requested_ratio"] for row in done)):
-        rows = pick(done, requested_ratio=ratio)
-        y = [[row["axis"] for row in rows], [row["variant"] for row in rows]]
-        add(figure, rows, "measured", y, f"{ratio:.0%} removed", number, bars="x", hover=hover)
-    x = {"title_text": "held-out KL, nats per token", "type": "log"}
-    y_axis = {"title_text": "axis and variant", "autorange": "reversed"}
-    return chart(figure, "Held-out KL by edge variant", x, y_axis, height=760)

@@ -7,10 +7,9 @@ one text and reported on another.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,18 +29,11 @@ from cocurve_lab.solver.selection import Selection
 
 from ..chart import add, chart, empty, log_scale
 from ..draws import Redrawn, again
+from ..lazy import DataFrame, Figure, PreTrainedModel
 from ..shared import marks, solved
 from ..study import Study
-from ..tables import Columns, DataFrame, Folder, Row, Rows, Table, column, pick
+from ..tables import Columns, Folder, Row, Rows, Table, column, pick
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-    from transformers import PreTrainedModel
-
-# lambda of the authors' release at 20 %, by model: the lowest held-out KL over its path
-RELEASED: Mapping[str, float] = MappingProxyType(
-    {"Llama-3.1-8B-Instruct": 0.0108, "Llama-3.2-3B": 0.0911, "Falcon3-7B": 0.2177}
-)
 NONE, OWN = "without guards", "each with its own guards"
 
 # columns of `strength_study` and of `diagonal_study` for reading, with `shown`
@@ -165,7 +157,6 @@ def choice_marks(
     return marks(
         model,
         curvature,
-        dtype=False,
         choose=texts.choose.fingerprint,
         report=texts.report.fingerprint,
         ratios=[float(ratio) for ratio in ratios],
@@ -289,15 +280,3 @@ def _benefit(table: PlanTable, drawn: Redrawn, pair: tuple[Any, Any], places: li
     row |= {"edge_benefit": benefit, "loss_benefit": float(np.mean(loss))}
     row |= drawn.columns("edge_benefit", over_rows, *pair)
     return row | drawn.columns("loss_benefit", float(standard_error(loss)), *pair, "nll")
-
-
-def plot_diagonal(table: Table) -> Figure:
-    """Plot what the edges save by ratio, without guards and with; above 0 they help."""
-    figure, hover = empty(), "%{x:.0%} removed: %{y:.4f} nats<extra>%{fullData.name}</extra>"
-    for number, search in enumerate((NONE, OWN)):
-        rows = pick(table, search=search)
-        x = "requested_ratio"
-        add(figure, rows, x, "edge_benefit", search, number, line="solid", hover=hover)
-    title = "KL that edges save against the diagonal (± s.e.)"
-    x_axis = {"title_text": "share removed", "tickformat": ".0%"}
-    return chart(figure, title, x_axis, "KL(λ 0) - KL(λ 1)<br>nats per token", across=0)

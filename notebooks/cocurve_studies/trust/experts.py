@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.stats import spearmanr
@@ -18,11 +17,10 @@ from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
+from ..lazy import DataFrame, PreTrainedModel
+from ..shared import compared
 from ..study import Study
-from ..tables import Columns, DataFrame, Folder, Rows, table_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from ..tables import Columns, Folder, Rows, table_of
 
 RANKED = ("reap", "expert-frequency")  # one by one, equally many of each layer
 SOLVED = {  # name -> lambda, and whether every layer loses equally many
@@ -36,7 +34,7 @@ COLUMNS: Columns = {
     "requested_ratio": "removed",
     "plan": "plan",
     "kl": "KL",
-    "behind": "more than REAP",
+    "difference": "more than REAP",
 }
 PAIR_COLUMNS: Columns = {
     "pairs": "pairs of experts",
@@ -63,8 +61,8 @@ def experts_study(
     Every plan is made of the same calibration rows, without guards, and removes at least the ratio.
 
     Returns:
-        A row per ratio and plan: its KL on `report`, nats per token, and `behind`, what it costs
-        more than REAP, both with their standard error over rows, the second paired.
+        A row per ratio and plan: its KL on `report`, nats per token, and `difference`, what it
+        costs more than REAP, both with their standard error over rows, the second paired.
     """
     settings = {
         "ratios": list(ratios),
@@ -86,20 +84,11 @@ def experts_study(
                     curvature, ratio, strength, only, uniform=None if equal else ()
                 )
         table, names = study.measure(list(plans.values())), list(plans)
-        rows: Rows = []
-        for place, (ratio, name) in enumerate(names):
-            behind, error = table.paired(place, names.index((ratio, REAP)))
-            rows.append(
-                {
-                    "requested_ratio": ratio,
-                    "plan": name,
-                    "kl": table.mean[place],
-                    "kl_error": table.standard_error[place],
-                    "behind": behind,
-                    "behind_error": error,
-                }
-            )
-        return rows
+        return [
+            {"requested_ratio": ratio, "plan": name}
+            | compared(table, place, names.index((ratio, REAP)))
+            for place, (ratio, name) in enumerate(names)
+        ]
 
     return Study(model, report, curvature, cache=cache).table("experts", settings, compute)
 

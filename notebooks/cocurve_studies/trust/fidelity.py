@@ -8,18 +8,18 @@ can resample the text.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Literal
 
 import numpy as np
 from scipy.stats import rankdata
 
 from cocurve_lab.base.errors import InputError
-from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import Sample
 from cocurve_lab.extensions.figures import (
     COLORS,
-    LABELS,
+    finish,
+    graph_objects,
     legend_beside,
     look,
 )
@@ -29,31 +29,15 @@ from cocurve_lab.extensions.judging.agreement import (
     predictions,
     same_budget_pool,
 )
+from cocurve_lab.extensions.judging.gap import RiskSplit
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
 from ..chart import HOVER, add, add_diagonal, chart, empty, log_scale
+from ..lazy import CalibrationSet, DataFrame, Figure, PreTrainedModel
 from ..shared import known, marks, sequence_columns, sequence_values
 from ..study import Study
-from ..tables import (
-    Columns,
-    DataFrame,
-    Folder,
-    Row,
-    Rows,
-    Table,
-    column,
-    kept_table,
-    pick,
-    table_of,
-)
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-    from transformers import PreTrainedModel
-
-    from cocurve_lab.calibration import CalibrationSet
-
+from ..tables import Columns, Folder, Row, Rows, Table, column, pick, table_of
 
 ACROSS, POOL = "across ratios", "same budget"
 # columns of `fidelity_study` for reading, with `shown`
@@ -84,7 +68,7 @@ class FidelityOptions:
 
 
 # Single units -------------------------------------------------------------------------------------
-def single_unit_fidelity(curvature: Curvature, cache: Folder = None) -> DataFrame:
+def single_unit_fidelity(curvature: Curvature) -> DataFrame:
     """Return predicted 1/2 H_uu and measured KL of every unit removed alone, both from the build.
 
     Rows, positions and support are the same on both sides (unless the build measured over the full
@@ -92,55 +76,25 @@ def single_unit_fidelity(curvature: Curvature, cache: Folder = None) -> DataFram
     (Proposition "Fisher quadratic").
 
     Returns:
-        One row per unit: unit, kind, layer, support (of measured), predicted, measured, and
-        measured_over_predicted, None where nothing is predicted; errors are over groups of
-        sequences.
+        One row per unit: unit, kind, predicted, measured, and measured_over_predicted, None where
+        nothing is predicted.
     """
-    if curvature.group_risks is None or curvature.group_positions is None:
+    measured, predicted = curvature.single_unit_risk, curvature.saliency / 2
+    if measured is None:
         raise InputError(
             "this H came without single-unit risks (a released or hand-made matrix). Use an H from "
             "estimate_curvature, which has them."
         )
-    grams, risks = curvature.group_grams, curvature.group_risks
-    settings = marks(curvature=curvature, groups=fingerprint(grams, risks))
-    return kept_table(cache, "single_units", settings, lambda: _single_units(curvature))
-
-
-def _single_units(curvature: Curvature) -> Rows:
-    groups = Sample.of(curvature)
-    half = np.diagonal(groups.grams, axis1=1, axis2=2) / 2  # [G, M] sums over positions
-    positions, risks = curvature.group_positions, curvature.group_risks
-    assert positions is not None
-    assert risks is not None
-    risks = risks[positions > 0]
-    scored = np.broadcast_to(groups.positions[:, None], half.shape)
-    columns = {
-        name: _ratio_of_sums(top, bottom)
-        for name, top, bottom in (
-            ("predicted", half, scored),
-            ("measured", risks, scored),
-            ("measured_over_predicted", risks, half),
-        )
-    }
-    return [
-        {"unit": unit.name, "kind": unit.kind, "layer": unit.layer}
-        | {"support": curvature.risk_support}
-        | {name: known(values[i]) for name, (values, _) in columns.items()}
-        | {f"{name}_error": known(errors[i]) for name, (_, errors) in columns.items()}
-        for i, unit in enumerate(curvature.units)
-    ]
-
-
-def _ratio_of_sums(top: np.ndarray, bottom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """sum / sum over the first axis and its linearized standard error; NaN where bottom is 0."""
-    count, below = len(top), bottom.sum(axis=0)
-    empty = np.full(below.shape, np.nan)
-    ratio = np.divide(top.sum(axis=0), below, out=empty.copy(), where=below > 0)
-    if count < 2:
-        return ratio, empty
-    # the delta method: groups differ in size, so this is no mean of their ratios
-    spread = ((top - ratio * bottom) ** 2).sum(axis=0) * count / (count - 1)
-    return ratio, np.divide(np.sqrt(spread), below, out=empty, where=below > 0)
+    return table_of(
+        {
+            "unit": unit.name,
+            "kind": unit.kind,
+            "predicted": predicted[u],
+            "measured": measured[u],
+            "measured_over_predicted": measured[u] / predicted[u] if predicted[u] > 0 else None,
+        }
+        for u, unit in enumerate(curvature.units)
+    )
 
 
 # Plans --------------------------------------------------------------------------------------------
@@ -339,39 +293,67 @@ def correlations(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 # Pictures -----------------------------------------------------------------------------------------
-def plot_single_unit_fidelity(table: Table) -> Figure:
-    """Plot the measured KL of each unit alone against 1/2 H_uu, log axes, with the diagonal."""
-    kinds = (("attention", "circle"), ("ffn", "square"))
-    series = [
-        (LABELS[kind], {"color": COLORS[kind], "symbol": symbol}, pick(table, kind=kind))
-        for kind, symbol in kinds
-    ]
-    support = next((row["support"] for row in pick(table)), "the top-r support")
-    return _against_diagonal(table, series, f"Single units: predicted, and measured on {support}")
-
-
 def plot_fidelity(table: Table) -> Figure:
     """Plot the measured KL of every plan against 1/2 s^T H s, log axes, with the diagonal."""
-    names = dict.fromkeys((row["group"], row["method"]) for row in pick(table))
-    series = [
-        (f"{method} ({group})", look(place), pick(table, group=group, method=method))
-        for place, (group, method) in enumerate(names)
-    ]
-    return _against_diagonal(table, series, "Plans: predicted and measured on held-out text")
-
-
-def _against_diagonal(
-    table: Rows, series: list[tuple[str, dict[str, str], Rows]], title: str
-) -> Figure:
-    figure = empty()
-    for name, style, rows in series:
-        words = [row.get("unit") or f"{row['requested_ratio']:.0%}" for row in rows]
-        add(figure, rows, "predicted", "measured", name, style, text=words, hover=HOVER)
-    positive = [
-        row["predicted"] for row in pick(table) if row["predicted"] and row["predicted"] > 0
-    ]
-    add_diagonal(figure, positive)
-    measured = [row["measured"] for row in pick(table) if row["measured"]]
-    x = log_scale("predicted ½ sᵀHs, nats per token", positive)
-    y = log_scale("measured KL, nats per token", measured)
+    figure, rows = empty(), [row for row in pick(table) if row["predicted"] > 0]
+    for place, (group, method) in enumerate(dict.fromkeys((r["group"], r["method"]) for r in rows)):
+        mine = pick(rows, group=group, method=method)
+        words = [f"{row['requested_ratio']:.0%}" for row in mine]
+        name, style = f"{method} ({group})", look(place)
+        add(figure, mine, "predicted", "measured", name, style, text=words, hover=HOVER)
+    predicted = column(rows, "predicted")
+    add_diagonal(figure, predicted)
+    x = log_scale("predicted ½ sᵀHs, nats per token", predicted)
+    y = log_scale("measured KL, nats per token", column(rows, "measured"))
+    title = "Plans: predicted and measured on held-out text"
     return legend_beside(chart(figure, title, x, y))  # above, so many names would hit the title
+
+
+# Where the two part -------------------------------------------------------------------------------
+_AXES: dict[Literal["p_max", "shift"], str] = {
+    "p_max": "probability of the teacher's first choice",
+    "shift": "predicted ½ dzᵀF dz at the position, nats",
+}
+_BARS = {  # column of `RiskSplit.bins`: name, color, pattern
+    "predicted": ("predicted", COLORS["attention"], ""),
+    "kl_of_sum": ("KL of the summed shifts", COLORS["ffn"], "."),
+    "measured": ("measured", COLORS["bridge"], "/"),
+}
+
+
+def plot_split(split: RiskSplit) -> Figure:
+    """Plot the risk of a plan by confidence of the teacher and by size of the shift.
+
+    Predicted, measured, and between them the exact KL of the summed shifts, on the same positions.
+    Bars are parts of the whole, nats per token, so those of one color add up to the same total in
+    both panels; above them stands the share of positions in the bin.
+    """
+    figure: Any = graph_objects().Figure()
+    for place, by in enumerate(_AXES):
+        bins, axis = split.bins(by), {"xaxis": f"x{place + 1}", "yaxis": f"y{place + 1}"}
+        for name, (label, color, pattern) in _BARS.items():
+            spread = {"array": bins["measured_error"], "thickness": 1, "color": "#808080"}
+            figure.add_bar(
+                x=bins["bin"],
+                y=bins[name],
+                name=label,
+                legendgroup=name,
+                showlegend=place == 0,
+                marker={"color": color, "pattern": {"shape": pattern}},
+                error_y=spread if name == "measured" else None,
+                text=[f"{share:.0%}" for share in bins["share"]],
+                textposition="outside" if name == "predicted" else "none",
+                hovertemplate="%{x}: %{y:.3g} nats per token<br>%{text} of positions"
+                f"<extra>{label}</extra>",
+                **axis,
+            )
+    figure.update_layout(
+        barmode="group",
+        xaxis={"domain": [0, 0.46], "title": {"text": _AXES["p_max"]}, "type": "category"},
+        xaxis2={"domain": [0.54, 1], "title": {"text": _AXES["shift"]}, "type": "category"},
+        yaxis={"title": {"text": "part of the KL, nats per token"}},
+        yaxis2={"anchor": "x2", "matches": "y"},
+    )
+    removed = split.selection.realized_ratio
+    title = f"Risk by position, {removed:.1%} removed; above the bars the share of positions"
+    return finish(figure, title)

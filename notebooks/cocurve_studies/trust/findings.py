@@ -23,7 +23,7 @@ from ..findings import (
     percent,
 )
 from ..tables import Row, Rows, Table, brief, column, pick, plus_minus
-from .choices import NONE, OWN, RELEASED
+from .choices import NONE, OWN
 from .fidelity import ACROSS, POOL, fidelity_summary, orders
 from .reach import ANY, reach_summary
 from .redundancy import redundancy_trend
@@ -132,11 +132,6 @@ MASS = Claim("lambda", "the edge mass E is positive", TRUST_APPENDIX)
 REMAINDER = Claim("lambda", "the remainder b is not negative", TRUST_APPENDIX, NOT_BELOW)
 PRINTED = Claim("lambda", "1 - b/E is a λ between 0 and 1", "eq. (lambdastar)", (0, 1))
 FALLS = Claim("lambda", "the best λ falls with the ratio", TRUST)
-RELEASE = Claim(
-    "lambda",
-    f"at 20 % λ is {min(RELEASED.values()):.2f} to {max(RELEASED.values()):.2f}",
-    "the authors' release, 3 models",
-)
 LOWER_LOSS = Claim(
     "edges or diagonal",
     "{search}, edges lower perplexity (8B at 20%: 13.08 to 12.91)",
@@ -222,16 +217,9 @@ def strength_findings(table: Table) -> list[Finding]:
         tied = pick(table, plan="candidate", requested_ratio=ratio, tied=True)
         spans[ratio] = min(row["start"] for row in tied), max(row["stop"] for row in tied)
     ours = ", ".join(f"{percent(r)}: {low:.3g} to {high:.3g}" for r, (low, high) in spans.items())
-    steps = [(before, after) for before, after in pairwise(spans.values())]
-    rises = any(after[0] > before[1] for before, after in steps)
-    falls = bool(steps) and all(after[1] < before[0] for before, after in steps)
+    rises = any(after[0] > before[1] for before, after in pairwise(spans.values()))
+    falls = len(spans) > 1 and all(b[1] < a[0] for a, b in pairwise(spans.values()))
     found.append(FALLS.given(ours, True if falls else False if rises else None))
-    if 0.2 in spans:
-        (start, stop), known = spans[0.2], RELEASED.values()
-        apart = start > max(known) or stop < min(known)
-        inside = min(known) <= start and stop <= max(known)
-        ours = f"as good as the best: {start:.3g} to {stop:.3g}"
-        found.append(RELEASE.given(ours, False if apart else True if inside else None))
     return found
 
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain, combinations
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from scipy.stats import rankdata
 
-from cocurve_lab.base.errors import InputError
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.interactions.measured import Interactions, measure_interactions
 from cocurve_lab.extensions.judging.kept import plans_file
@@ -24,17 +23,11 @@ from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
-from ..chart import add, chart, empty
+from ..lazy import CalibrationSet, DataFrame, PreTrainedModel
 from ..shared import known, marks, sequence_columns, sequence_values
 from ..study import Study
-from ..tables import Columns, DataFrame, Folder, Row, Rows, Table, column, pick, table_of
+from ..tables import Columns, Folder, Row, Rows, Table, column, pick, table_of
 from .fidelity import correlations
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-    from transformers import PreTrainedModel
-
-    from cocurve_lab.calibration import CalibrationSet
 
 Parts = tuple[tuple[int, ...], ...]  # groups of units to remove together
 Measured = tuple[str, Parts, np.ndarray, np.ndarray]  # scale, parts; KL [sequences]: all, and sum
@@ -82,13 +75,6 @@ class ReachOptions:
     blocks: int = 20
     layers: int = 15
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.ratios or min(self.pairs, self.sets) < 1 or min(self.sizes, default=2) < 2:
-            raise InputError(
-                f"ratios is {self.ratios}, pairs is {self.pairs}, sets is {self.sets} and sizes is "
-                f"{self.sizes}. Give a ratio, at least one pair and set, and sizes from 2."
-            )
 
 
 def edge_reach(
@@ -262,13 +248,3 @@ def _jackknife(without: list[dict[str, float]], name: str) -> float:
     """The standard error of a statistic from its values without each one; NaN for none."""
     values = [found[name] for found in without]
     return float(np.sqrt(len(values) - 1) * np.std(values)) if values else np.nan
-
-
-def plot_reach(table: Table) -> Figure:
-    """Plot the share of equal signs and the rank correlation by scale; see `reach_summary`."""
-    figure, rows = empty(), reach_summary(table)
-    add(figure, rows, "scale", "same_sign", "share of equal signs", 0)
-    add(figure, rows, "scale", "spearman", "rank correlation", 1)
-    x = {"title_text": "removed together", "type": "category"}
-    title = "Measured interactions against the edges of H"
-    return chart(figure, title, x, "share, or correlation", across=0)
