@@ -10,7 +10,6 @@ from cocurve_lab.extensions.figures import GUIDE, finish, graph_objects, log_axi
 from .lazy import Figure
 from .tables import Row, Table, pick
 
-HOVER = "%{text}<br>predicted %{x:.3g}<br>measured %{y:.3g}<extra></extra>"
 Values = str | Callable[[Row], Any] | Sequence[Any]  # a column, a function of a row, or the values
 Axis = str | Mapping[str, Any]  # its title, or its settings
 
@@ -100,10 +99,3 @@ def share_axis(title: str, **more: Any) -> dict[str, Any]:
 def log_scale(title: str, values: Iterable[float]) -> dict[str, Any]:
     """Return the settings of a logarithmic axis for these values."""
     return {"title_text": title, **log_axis(values)}
-
-
-def add_diagonal(figure: Any, values: Iterable[float]) -> None:
-    """Add the line on which measured and predicted values are equal, over the range of some."""
-    known = list(values)
-    ends = [min(known), max(known)] if known else []
-    figure.add_scatter(x=ends, y=ends, mode="lines", name="measured = predicted", line=GUIDE)

@@ -64,7 +64,6 @@ STUDIES: dict[str, Study] = {
         fidelity.fidelity_study,
         lambda p: (*measured(p), PLANS),
         trusting.fidelity_findings,
-        fidelity.plot_fidelity,
     ),
     "edge_reach": Study(
         reach.edge_reach,

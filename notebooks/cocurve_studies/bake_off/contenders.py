@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from cocurve_lab.base.arguments import as_int
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
@@ -56,13 +55,6 @@ class Contender:
     methods: tuple[Method, ...]
     repair: Repairing = "own"
     evaluations: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.methods:
-            raise InputError("a contender has no method. Give at least one.")
-        if self.repair not in REPAIRS:
-            raise InputError(f"repair is {self.repair!r}. Give one of {', '.join(REPAIRS)}.")
-        as_int(self.evaluations, "evaluations")
 
     @property
     def honours_guards(self) -> bool:
@@ -195,7 +187,3 @@ class CompareOptions:
     curvatures: Sequence[Curvature] = ()
     unguarded: bool = True
     repaired: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.repaired is not None and as_int(self.repaired, "repaired") < 1:
-            raise InputError(f"repaired is {self.repaired}. Give at least 1, or None for all.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from cocurve_lab.methods.registry import get_method
-from cocurve_lab.solver.selection import Selection
 
 from ..findings import Claim, Finding, Measured, percent
 from ..tables import Rows, Table, pick, plus_minus
@@ -25,7 +24,6 @@ LEAD = Claim(
 ACCURATE = Claim(
     "capabilities", f"{OURS} has the best average accuracy (.610, {SECOND} .586)", MAIN
 )
-ATTENTION = Claim("why", "at 20 % 2SSP prunes no attention", 'section "Main results"')
 RECOVERED = Claim(
     "recovery",
     f"{OURS}'s selection alone beats SlimGPT with refitted weights (Llama; not on Mistral)",
@@ -68,12 +66,6 @@ def accuracy_finding(comparison: Comparison, ratio: float, questions: int) -> Fi
     gap = Measured(pair[0] - pair[1], max(error, 1 / questions))
     ours = f"{OURS} {percent(pair[0])}, best of the others {best} {percent(pair[1])} of "
     return ACCURATE.on(gap, ours=ours + f"{questions} questions right; difference {{}}")
-
-
-def attention_finding(plan: Selection) -> Finding:
-    """Judge whether a plan of 2SSP spends its whole ratio on FFN width at 20 %."""
-    count = int((plan.indicator & (plan.units.kinds == "attention")).sum())
-    return ATTENTION.given(f"{count} of the {len(plan)} pruned units are attention", not count)
 
 
 def recovery_finding(comparison: Comparison, ratio: float, repaired: str) -> Finding:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cocurve_lab.base.errors import InfeasibleError, InputError
+from cocurve_lab.base.errors import InfeasibleError
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.extensions.figures import DEEP
 from cocurve_lab.extensions.judging.kept import plans_file
@@ -85,8 +85,6 @@ def paired_table(
         token), perplexity, nll_behind and nll_behind_error (its negative log-likelihood minus the
         reference's, nats per token; above 0 it is worse), sequences. The reference's own is 0.
     """
-    if reference not in plans:
-        raise InputError(f"there is no plan of {reference!r}. Choose one of {', '.join(plans)}.")
     path = plans_file(folder, model, text)
     table = measure_plans(model, list(plans.values()), text, checkpoint=path, progress=False)
     assert table.nll is not None  # measure_plans fills it

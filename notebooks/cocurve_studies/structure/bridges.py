@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cocurve_lab.base.errors import InputError
 from cocurve_lab.curvature.graph import Bridges, bridge_units
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import jackknife
@@ -65,8 +64,6 @@ def bridge_table(
         count bridges in the plans of lambda 0 and 1. The same in every row: Pearson's `correlation`
         of saliency and connectivity, its jackknife error over groups, and Spearman's.
     """
-    if not quantiles:
-        raise InputError("bridge_table got no quantile. Give at least one in [0, 1].")
     settings = marks(
         curvature=curvature,
         quantiles=[float(q) for q in quantiles],
@@ -129,8 +126,6 @@ def bridge_edges(curvature: Curvature, bridges: UnitsLike | None = None, top: in
         module, and the shares of units with at most the bridge's saliency and at least its
         connectivity.
     """
-    if top < 1:
-        raise InputError(f"top is {top}. Ask for at least one edge per bridge.")
     chosen = curvature.units.indices(bridge_units(curvature) if bridges is None else bridges)
     correlation = curvature.correlation()
     errors = None

@@ -95,11 +95,6 @@ def match_controls(curvature: Curvature, bridges: UnitsLike, caliper: float = 0.
         caliper: largest |log saliency| difference, finite and >= 0; 0.2 is about 20 %.
     """
     units, rows = curvature.units, list(curvature.units.indices(bridges))
-    if not rows or not 0 <= caliper < math.inf:
-        raise InputError(
-            f"there are {len(rows)} bridges and caliper is {caliper}. Give at least one bridge, "
-            "and a finite caliper >= 0."
-        )
     live = curvature.saliency > 0
     logs = np.log(curvature.saliency, out=np.full(len(units), np.nan), where=live)
     distance = np.abs(logs[rows, None] - logs)  # [bridges, M], NaN without saliency

@@ -20,8 +20,6 @@ from cocurve_lab.extensions.figures import (
     COLORS,
     finish,
     graph_objects,
-    legend_beside,
-    look,
 )
 from cocurve_lab.extensions.judging.agreement import (
     PREDICTIONS,
@@ -33,7 +31,6 @@ from cocurve_lab.extensions.judging.gap import RiskSplit
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
-from ..chart import HOVER, add, add_diagonal, chart, empty, log_scale
 from ..lazy import CalibrationSet, DataFrame, Figure, PreTrainedModel
 from ..shared import known, marks, sequence_columns, sequence_values
 from ..study import Study
@@ -290,23 +287,6 @@ def correlations(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     x, y = x - x.mean(), y - y.mean(axis=1, keepdims=True)
     scale = np.sqrt((x @ x) * (y**2).sum(axis=1))
     return np.divide(y @ x, scale, out=np.full(len(y), np.nan), where=scale > 0)
-
-
-# Pictures -----------------------------------------------------------------------------------------
-def plot_fidelity(table: Table) -> Figure:
-    """Plot the measured KL of every plan against 1/2 s^T H s, log axes, with the diagonal."""
-    figure, rows = empty(), [row for row in pick(table) if row["predicted"] > 0]
-    for place, (group, method) in enumerate(dict.fromkeys((r["group"], r["method"]) for r in rows)):
-        mine = pick(rows, group=group, method=method)
-        words = [f"{row['requested_ratio']:.0%}" for row in mine]
-        name, style = f"{method} ({group})", look(place)
-        add(figure, mine, "predicted", "measured", name, style, text=words, hover=HOVER)
-    predicted = column(rows, "predicted")
-    add_diagonal(figure, predicted)
-    x = log_scale("predicted ½ sᵀHs, nats per token", predicted)
-    y = log_scale("measured KL, nats per token", column(rows, "measured"))
-    title = "Plans: predicted and measured on held-out text"
-    return legend_beside(chart(figure, title, x, y))  # above, so many names would hit the title
 
 
 # Where the two part -------------------------------------------------------------------------------
