@@ -9,7 +9,6 @@ short form of `write_curvature`.
 """
 
 import argparse
-from pathlib import Path
 
 import numpy as np
 
@@ -31,19 +30,17 @@ def demo_curvature(rows: int) -> cl.Curvature:
 def small_curvature(rows: int) -> cl.Curvature:
     """The same without its groups."""
     built = demo_curvature(rows)
-    matrix = built.matrix.astype(np.float32)  # a file is half as large, and no picture changes
-    return cl.Curvature(matrix, built.units, built.provenance)
+    # in float32 a file is half as large, and no picture changes
+    return cl.Curvature(built.matrix.astype(np.float32), built.units, built.provenance)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("data/demo"))
     parser.add_argument("--whole", action="store_true")
-    options = parser.parse_args()
-    if options.whole:
-        write_curvature(demo_curvature(WHOLE), options.out / f"H_{WHOLE}_rows.npz")
+    if parser.parse_args().whole:
+        write_curvature(demo_curvature(WHOLE), f"data/demo/H_{WHOLE}_rows.npz")
     else:
-        print(small_curvature(ROWS).save(options.out / f"H_{ROWS}_rows.npz"))
+        print(small_curvature(ROWS).save(f"data/demo/H_{ROWS}_rows.npz"))
 
 
 if __name__ == "__main__":

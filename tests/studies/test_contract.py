@@ -8,13 +8,18 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import cocurve_lab as cl
 from cocurve_lab.extensions.judging.generation import Question
+from cocurve_lab.extensions.pretrained.kept import kept_plans
+from cocurve_lab.models.identity import demo_folder
 from cocurve_studies import abilities
 from cocurve_studies.certainty import findings as certain
 from cocurve_studies.certainty import sensitivity
 from cocurve_studies.findings import Finding
+from cocurve_studies.start import curvature_for
 from cocurve_studies.structure import bridges, causal, edges, geometry
 from cocurve_studies.structure import findings as structural
 from cocurve_studies.tables import Table, pick
@@ -151,3 +156,19 @@ def test_a_study_is_kept_resumed_judged_and_drawn(
         figure = study.draw(first)
         assert figure.layout.title.text
         assert any(len(trace.x) for trace in figure.data)
+
+
+def test_notebooks_start_from_the_h_that_ships(tmp_path: Path) -> None:
+    model, tokenizer = cl.load_model("demo")
+    units = cl.enumerate_units(model)
+    every = {"seq_len": None, "positions_per_sequence": "all", "text_file": None}
+    calibration, judge = cl.default_calibration("demo", tokenizer, 64, 8, **every)
+    with forbidden(model):
+        h = curvature_for("demo", model, units, calibration, 256, tmp_path)
+        with pytest.raises(AssertionError):  # of other settings it is built
+            curvature_for("demo", model, units, calibration, 128, tmp_path)
+    assert (h.provenance["sequences_done"], len(h.group_grams)) == (64, 16)
+    judge.require_disjoint(h)
+    small = cl.Curvature.load(demo_folder() / "H_16_rows.npz")  # of the first of the same rows
+    assert np.corrcoef(np.log(h.saliency), np.log(small.saliency))[0, 1] > 0.95
+    assert kept_plans(h) is None
