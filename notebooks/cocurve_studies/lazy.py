@@ -8,8 +8,12 @@ if TYPE_CHECKING:
     from pandas import DataFrame as DataFrame
     from pandas.io.formats.style import Styler as Styler
     from plotly.graph_objects import Figure as Figure
-    from transformers import PreTrainedModel as PreTrainedModel
-    from transformers import PreTrainedTokenizerBase as PreTrainedTokenizerBase
+    from transformers import (
+        PreTrainedModel as PreTrainedModel,
+    )
+    from transformers import (
+        PreTrainedTokenizerBase as PreTrainedTokenizerBase,
+    )
 
     from cocurve_lab.calibration import CalibrationSet as CalibrationSet
     from cocurve_lab.extensions.interactions.measured import Interactions as Interactions

@@ -22,7 +22,6 @@ from .shared import solved
 from .tables import table_of
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
-TRADED = (0.1, 0.15, 0.2, 0.25, 0.3)
 Pair = tuple[Selection, Selection]  # the plans of lambda 0 and 1
 
 
@@ -81,7 +80,9 @@ def lambda_changes(curvature: Curvature, ratios: Sequence[float] = RATIOS) -> st
     return f"Units in one of the plans of λ 0 and λ 1 only: {told}; {most_told}."
 
 
-def trade_table(curvatures: Mapping[str, Curvature], ratios: Sequence[float] = TRADED) -> DataFrame:
+def trade_table(
+    curvatures: Mapping[str, Curvature], ratios: Sequence[float] = (0.1, 0.15, 0.2, 0.25, 0.3)
+) -> DataFrame:
     """Count what the plans of lambda 0 and 1 remove, by H and ratio.
 
     Returns:
