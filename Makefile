@@ -11,14 +11,14 @@ VENV ?= .venv
 PORT ?= 8888
 ARGS ?=
 NOTEBOOK ?= notebooks/01_build_H.ipynb
-MARKERS ?= not gpu and not network
+MARKERS ?= not gpu and not network and not notebooks
 WORKERS ?= 3
 
 RUN := $(VENV)/bin/python -m
 INSTALLED := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help lab demo test newest smollm2 vllm check format lock clean
+.PHONY: help lab demo test notebooks newest smollm2 vllm check format lock clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | \
@@ -38,6 +38,9 @@ demo: $(INSTALLED) ## build H of the embedded model, prune it and compare, in th
 # thread that sleeps while it waits, so that kernels and browsers get their share of the cores.
 test: $(INSTALLED) ## run the tests that need neither a GPU nor the network
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(RUN) pytest -n $(WORKERS) --dist loadfile -m "$(MARKERS)" $(ARGS)
+
+notebooks: $(INSTALLED) ## run all ten notebooks at their defaults
+	@$(RUN) pytest tests/notebooks/test_defaults.py $(ARGS)
 
 newest: $(INSTALLED) ## run the quick tests with the newest transformers, and read saved folders with 4.57
 	@ARGS="$(ARGS)" TORCH_INDEX="$(TORCH_INDEX)" sh .ci/newest $(VENV)

@@ -1,21 +1,20 @@
 """The paper's studies, one room per notebook: functions that return tidy tables, and charts.
 
-    study.py     the runner: plans measured, tables kept, draws of H
-    draws.py     errors of a difference between plans, over rows and draws of H
-    claims.py    claims of the paper and the lab as rows, and their evaluator
-    findings.py  a claim beside what was measured, and the verdict
-    chart.py     series, axes and the common look of every chart
-    sections.py  the notebook section of each study
+    start.py      the H that a notebook starts from
+    study.py      the runner: plans measured, tables kept, draws of H
+    draws.py      errors of a difference between plans, over rows and draws of H
+    findings.py   claims of the paper and the lab; a number and its interval beside each
+    chart.py      series, axes and the common look of every chart
+    tables.py     tables, kept and shown
+    shared.py     the recipe of a build, marks of kept tables, comparisons, resampling
     sentences.py  what a picture shows, computed from this model
-    shared.py    the recipe of a build, marks of kept tables, comparisons, resampling
-    abilities.py  right answers by lambda (notebook 13) and by edge variant (notebook 07)
-    best_plan.py  plans of several ways, refits, and swaps by hand (notebook 11)
-    exercises.py  the checks of the notebooks' exercises
-    trust/       notebooks 06, 12 and 13: when to trust the edges
-    structure/   notebook 07: bridges and structure
-    certainty/   notebook 08: how sure H is
-    bake_off/    notebooks 09 and 13: CoCurve against other methods
-    paper/       `cocurve paper`: the paper's tables on other models
+    exercises.py  the checks of the exercises of notebooks 01 to 05
+    abilities.py  right answers by lambda and by edge variant
+    trust/        notebook 06: when to trust the edges
+    structure/    notebook 07: bridges and structure
+    certainty/    notebook 08: how sure H is
+    bake_off/     notebook 09: CoCurve against other methods
+    paper/        `cocurve paper`: the paper's tables on other models
 
 Arguments have one meaning in all studies: `model` is dense, `curvature` its H [M, M] in nats per
 token, `held_out` text that H has not seen, `ratios` shares of removable cost in [0, 1),
@@ -32,11 +31,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .bake_off.compare import compare as compare
-    from .bake_off.settings import CompareOptions as CompareOptions
-    from .bake_off.settings import Judges as Judges
+    from .bake_off.contenders import CompareOptions as CompareOptions
+    from .bake_off.contenders import Judges as Judges
 
 # The bake-off in one call. It is imported on first use: the studies of H alone need no torch.
-_HOMES = {"compare": "compare", "CompareOptions": "settings", "Judges": "settings"}
+_HOMES = {"compare": "compare", "CompareOptions": "contenders", "Judges": "contenders"}
 
 
 def __getattr__(name: str) -> Any:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cocurve_lab.extensions.figures import GUIDE, finish, graph_objects, log_axis, look
 
+from .lazy import Figure
 from .tables import Row, Table, pick
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
-HOVER = "%{text}<br>predicted %{x:.3g}<br>measured %{y:.3g}<extra></extra>"
 Values = str | Callable[[Row], Any] | Sequence[Any]  # a column, a function of a row, or the values
 Axis = str | Mapping[str, Any]  # its title, or its settings
 
@@ -102,10 +99,3 @@ def share_axis(title: str, **more: Any) -> dict[str, Any]:
 def log_scale(title: str, values: Iterable[float]) -> dict[str, Any]:
     """Return the settings of a logarithmic axis for these values."""
     return {"title_text": title, **log_axis(values)}
-
-
-def add_diagonal(figure: Any, values: Iterable[float]) -> None:
-    """Add the line on which measured and predicted values are equal, over the range of some."""
-    known = list(values)
-    ends = [min(known), max(known)] if known else []
-    figure.add_scatter(x=ends, y=ends, mode="lines", name="measured = predicted", line=GUIDE)

@@ -30,29 +30,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.curvature.uncertainty import Sample
 from cocurve_lab.solver.selection import Selection
 
+from .lazy import CalibrationSet, PreTrainedModel
 from .shared import resampled, solved
-from .tables import Folder, Row, is_kept
+from .tables import Row
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from cocurve_lab.calibration import CalibrationSet
-
-MOST = 8  # draws that a study is worth; a kept table of more draws is not looked for
 Plans = Mapping[Hashable, Selection | None]  # by any name; None where no plan reaches its ratio
 Measure = Literal["kl", "nll", "perplexity"]
-
-# what a column of differences carries beside it, see `Redrawn.columns`
-PARTS = ("_error", "_rows_error", "_draws_error", "_degrees", "_draws", "_note")
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +59,6 @@ class Redrawn:
         nll: the same for the loss on the next tokens.
         rows: R, number of held-out rows.
         groups: G, the number of groups that are resampled.
-        note: the reason why there are no draws; empty where there are.
     """
 
     asked: int = 0
@@ -74,7 +66,6 @@ class Redrawn:
     nll: Mapping[Hashable, np.ndarray] = field(default_factory=dict)
     rows: int = 0
     groups: int = 0
-    note: str = ""
 
     def columns(
         self,
@@ -95,36 +86,34 @@ class Redrawn:
         Returns:
             `<name>_error` alone if no draws were asked for, that over rows. Otherwise the error
             over rows and draws together, with `<name>_rows_error`, `<name>_draws_error`,
-            `<name>_degrees` (of freedom, for Student's t), `<name>_draws` (draws in which both
-            plans exist) and an empty `<name>_note`. With fewer than two such draws, or for a plan
-            that was not drawn again (a race stopped it early), the error over draws and the degrees
-            are None, the error is that over rows, and the note says why.
+            `<name>_degrees` (of freedom, for Student's t) and `<name>_draws` (draws in which both
+            plans exist). With fewer than two such draws the error over draws and the degrees are
+            None, and the error is that over rows.
         """
+        row: Row = {f"{name}_error": rows_error}
         if not self.asked:
-            return {f"{name}_error": rows_error}
+            return row
         both = self._values(plan, by) - self._values(other, by)
         both = both[np.isfinite(both)]
-        drawn = {plan, other} <= self.kl.keys()
-        lacking = "fewer than two draws have both plans" if drawn else "not solved again on draws"
-        note = self.note or lacking
-        parts: list[Any] = [rows_error, rows_error, None, None, len(both), note]
-        if len(both) > 1 and rows_error is not None and math.isfinite(rows_error):
-            over_draws = float(both.var(ddof=1)) * self.groups / (self.groups - 1)
-            total, degrees = self._sum(rows_error**2, over_draws, len(both))
-            parts = [math.sqrt(total), rows_error, math.sqrt(over_draws), degrees, len(both), ""]
-        return {f"{name}{end}": value for end, value in zip(PARTS, parts, strict=True)}
+        row |= {f"{name}_rows_error": rows_error, f"{name}_draws": len(both)}
+        row |= {f"{name}_draws_error": None, f"{name}_degrees": None}
+        if len(both) < 2 or rows_error is None or not math.isfinite(rows_error):
+            return row
+        over_rows = rows_error**2
+        over_draws = float(both.var(ddof=1)) * self.groups / (self.groups - 1)
+        total = over_rows + over_draws
+        # each share squared over its degrees: the variance of the estimate of the sum
+        doubt = over_rows**2 / (self.rows - 1)
+        doubt += over_draws**2 * (1 / (len(both) - 1) + 1 / (self.groups - 1))
+        return row | {
+            f"{name}_error": math.sqrt(total),
+            f"{name}_draws_error": math.sqrt(over_draws),
+            f"{name}_degrees": total**2 / doubt if doubt else math.inf,
+        }
 
     def _values(self, plan: Hashable, by: Measure) -> np.ndarray:
         values = (self.kl if by == "kl" else self.nll).get(plan, np.full(1, np.nan))
         return np.exp(values) if by == "perplexity" else values
-
-    def _sum(self, rows: float, draws: float, count: int) -> tuple[float, float]:
-        """Return the sum of two variances and its degrees of freedom."""
-        total = rows + draws
-        # each share squared over its degrees: the variance of the estimate of the sum
-        doubt = rows**2 / (self.rows - 1)
-        doubt += draws**2 * (1 / (count - 1) + 1 / (self.groups - 1))
-        return total, total**2 / doubt if doubt else math.inf
 
 
 def redraw(
@@ -144,26 +133,26 @@ def redraw(
         draws: number of draws; 0 measures nothing.
         measuring: `checkpoint` and `progress` of `measure_plans`.
     """
-    note, groups = _lacking(curvature), _groups(curvature)
-    if not draws or note:
-        return Redrawn(draws, rows=len(text), groups=groups, note=note)
+    if not draws:
+        return Redrawn()
     from cocurve_lab.measuring.risk import measure_plans
 
-    solved = [solve(drawn) for drawn in resampled(curvature, draws)]
-    names = list(dict.fromkeys(name for plans in solved for name in plans))
-    distinct = {
-        plan.fingerprint: plan for plans in solved for plan in plans.values() if plan is not None
-    }
-    values = {"": np.full(2, np.nan)}  # of a plan that does not exist
-    if distinct:
-        # all draws in one call: the teacher runs once per row, and batches are full
-        table = measure_plans(model, list(distinct.values()), text, **measuring)
-        assert table.nll is not None  # measure_plans always has it
-        means = np.stack([table.kl.mean(axis=1), table.nll.mean(axis=1)], axis=1)
-        values |= dict(zip(distinct, means, strict=True))
-    found = {name: np.array([values[_mark(plans.get(name))] for plans in solved]) for name in names}
-    kl, nll = ({name: pair[:, column] for name, pair in found.items()} for column in (0, 1))
-    return Redrawn(draws, kl, nll, len(text), groups)
+    drawn = [solve(h) for h in resampled(curvature, draws)]
+    distinct = {p.fingerprint: p for plans in drawn for p in plans.values() if p is not None}
+    # all draws in one call: the teacher runs once per row, and batches are full
+    table = measure_plans(model, list(distinct.values()), text, **measuring)
+    assert table.nll is not None  # measure_plans always has it
+    places = {mark: place for place, mark in enumerate(distinct)}
+    found: dict[Hashable, np.ndarray] = {}
+    for name in dict.fromkeys(name for plans in drawn for name in plans):
+        values = np.full((2, draws), np.nan)
+        for number, plan in enumerate(plans.get(name) for plans in drawn):
+            if plan is not None:
+                place = places[plan.fingerprint]
+                values[:, number] = table.kl[place].mean(), table.nll[place].mean()
+        found[name] = values
+    kl, nll = ({name: pair[column] for name, pair in found.items()} for column in (0, 1))
+    return Redrawn(draws, kl, nll, len(text), len(Sample.of(curvature)))
 
 
 def again(plan: Selection, curvature: Curvature) -> Selection | None:
@@ -172,58 +161,21 @@ def again(plan: Selection, curvature: Curvature) -> Selection | None:
     return solved(curvature, plan.requested_ratio, plan.interaction_strength, plan.guards)[0]
 
 
-def draw_marks(
-    folder: Folder,
-    name: str,
-    settings: Mapping[str, Any],
-    draws: int,
-    curvature: Curvature | None = None,
-) -> tuple[dict[str, Any], int]:
-    """Return the settings of a table with errors over draws, and its number of draws.
-
-    A kept table of the same study with more draws, up to `MOST`, is preferred: it is what a longer
-    run left there. Without draws the settings stay as they are.
+def draw_marks(settings: Mapping[str, Any], draws: int, curvature: Curvature) -> dict[str, Any]:
+    """Return the settings of a table with errors over draws; without draws they stay as they are.
 
     Args:
-        folder, name, settings: as for `kept_table`.
-        draws: the number of draws wanted; 0 or at least 2.
-        curvature: the H of the study, whose groups are resampled; None where the study builds it.
+        settings: as for `kept_table`.
+        draws: the number of draws; 0 or at least 2.
+        curvature: the H whose groups are resampled.
     """
-    if draws < 0 or draws == 1:
-        raise InputError(
-            f"draws is {draws}. Give 0 for errors over rows alone, or at least 2 (up to {MOST})."
-        )
     if not draws:
-        return dict(settings), 0
-    groups = []
-    if curvature is not None:
-        grams = curvature.group_grams
-        groups = [None if grams is None else fingerprint(grams)]
-    for count in range(max(MOST, draws), draws - 1, -1):
-        marked = {**settings, "draws": {"count": count, "groups": groups}}
-        if count == draws or is_kept(folder, name, marked):
-            return marked, count
-    raise AssertionError("the loop ends at `draws`")
-
-
-def carried(row: Row, name: str, into: str) -> Row:
-    """Return a column of differences under another name, with its error and the parts of that."""
-    ends = ("", *PARTS)
-    return {f"{into}{end}": row[f"{name}{end}"] for end in ends if f"{name}{end}" in row}
-
-
-# Draws --------------------------------------------------------------------------------------------
-def _groups(curvature: Curvature) -> int:
-    positions = curvature.group_positions
-    return 0 if positions is None else int(np.count_nonzero(positions))
-
-
-def _lacking(curvature: Curvature) -> str:
-    """Return the reason why an H cannot be drawn again; empty where it can."""
-    if curvature.group_grams is None:
-        return "H has no group Grams"
-    return "" if _groups(curvature) > 1 else "H has a single group of text"
-
-
-def _mark(plan: Selection | None) -> str:
-    return "" if plan is None else plan.fingerprint
+        return dict(settings)
+    if draws < 2 or curvature.group_grams is None:
+        groups = "groups" if curvature.group_grams is not None else "no groups"
+        raise InputError(
+            f"draws is {draws}, and H has {groups}. Give 0 for errors over rows alone, or at least "
+            "2 and an H from estimate_curvature."
+        )
+    groups_mark = fingerprint(curvature.group_grams)
+    return {**settings, "draws": {"count": draws, "groups": groups_mark}}

@@ -1,7 +1,8 @@
-"""A finding: a claim of the paper or of the lab beside its measurement, and the rules of a verdict.
+"""A claim of the paper or of the lab beside what was measured, and its verdict.
 
-A verdict on the paper needs its claim, its quantity and an error. Everything else that is tested is
-a claim of the lab and stands in a table of its own.
+A `Claim` names the range in which it holds. `Claim.on` sets measured numbers, each with its
+standard error, beside it: it agrees where the interval of two errors lies in the range, does not
+where it lies outside, and cannot be told where it reaches across an end.
 """
 
 from __future__ import annotations
@@ -9,19 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from scipy.special import stdtrit
 from scipy.stats import norm
 
 from cocurve_lab.extensions.writing import brief, plus_minus, typeset
 
-from .sections import link_to
 from .tables import WIDTH, Row, fold, styled
 
 Verdict = bool | None  # agrees, does not agree, or cannot be told
-Judge = Callable[[float], Verdict]  # the verdict on one number at so many standard errors
+Range = tuple[float, float]
 
 MIME = "application/vnd.cocurve.findings+json"  # of the bare values in a notebook's output
 _SIGNS: dict[Verdict, str] = {True: "✓", False: "✗", None: "?"}
@@ -36,7 +37,7 @@ class Finding:
     """One claim beside its measurement on the model at hand.
 
     Attributes:
-        study: the study it belongs to; sections.py says where it stands.
+        study: the study it belongs to.
         claim: the paper's claim, with its number; or the lab's.
         where: the section, table or figure that makes it; of the lab's, what it is about.
         ours: the measured value, with its error and unit.
@@ -80,16 +81,13 @@ class Findings(list[Finding]):
         printer.text(told(self))
 
     def _repr_html_(self) -> str:
-        """A table of the paper's claims and one of the lab's; the study is a link to its place."""
+        """A table of the paper's claims and one of the lab's."""
         from pandas import DataFrame
 
         tables = []
         for who, found in self.sides():
             rows = [
-                [
-                    _linked(f.study),
-                    *(escape(typeset(t)) for t in (f.claim, f.where, f.ours, f.said)),
-                ]
+                [escape(typeset(t)) for t in (f.study, f.claim, f.where, f.ours, f.said)]
                 for f in found
             ]
             table = DataFrame(rows, columns=["study", who, "where", "here", "verdict"])
@@ -107,30 +105,76 @@ class Findings(list[Finding]):
         return {MIME: [asdict(finding) for finding in self]}
 
 
-def _linked(study: str) -> str:
-    link, name = link_to(study), escape(study)
-    return name if link is None else f'<a href="{link}">{name}</a>'
-
-
 def told(findings: Iterable[Finding], width: int = WIDTH) -> str:
     """Return the findings as a list for `print`, broken between words at `width` characters."""
     return fold("\n".join(f"- {finding}" for finding in findings), width)
 
 
-# Verdicts -----------------------------------------------------------------------------------------
-def within(ours: float, error: float, low: float, high: float, factor: float = 2.0) -> Verdict:
-    """Judge whether a value lies in [low, high]; None where its error bar reaches across an end.
+# Claims -------------------------------------------------------------------------------------------
+class Measured(NamedTuple):
+    """A number that a claim is about.
 
-    The bar has `factor` standard errors on either side; an open end of the range is infinite.
+    Attributes:
+        value, error: with its standard error; None where one is unknown, 0 where it is exact.
+        degrees: of freedom of the error, for Student's t; None: a part of the error is unknown.
+        words: the number for reading; "" for "value ± error".
     """
-    reach = factor * error
-    if low <= ours - reach and ours + reach <= high:
-        return True
-    if ours + reach < low or ours - reach > high:
-        return False
-    return None
+
+    value: float | None
+    error: float | None = 0.0
+    degrees: float | None = math.inf
+    words: str = ""
+
+    def __str__(self) -> str:
+        return self.words or plus_minus(self.value, self.error)
+
+    def judged(self, holds: Range, factor: float = 2.0) -> Verdict:
+        """Tell whether the number lies in a range, by so many standard errors."""
+        return judged(self.value, self.error, *holds, factor, self.degrees)
 
 
+def column_of(row: Row, name: str, before: str = "") -> Measured:
+    """Return a column of differences, its error over rows and draws of H, and what it covers.
+
+    `before` says what it is of: "20%".
+    """
+    words = f"{before}: " if before else ""
+    words += plus_minus(row[name], row[f"{name}_error"]) + covered(row, name)
+    return Measured(row[name], row[f"{name}_error"], row.get(f"{name}_degrees", math.inf), words)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the paper (or the lab) says, where, and the range of the number in which it holds."""
+
+    study: str
+    claim: str
+    where: str
+    holds: Range = ABOVE
+    lab: bool = False
+
+    def on(
+        self, *measured: Measured, ours: str = "{}", holds: Range | None = None, **words: Any
+    ) -> Finding:
+        """Judge the claim on one number, or on several that must all bear it out.
+
+        Args:
+            measured: the numbers.
+            ours: what is said of them; {} stands for the numbers.
+            holds: the range, where it depends on the model.
+            words: further names of `ours` and of the claim.
+        """
+        judges = [partial(each.judged, holds or self.holds) for each in measured]
+        listed = "; ".join(map(str, measured)) or "nothing was measured"
+        return self.given(ours.format(listed, **words), every(judges), **words)
+
+    def given(self, ours: str, agrees: Verdict, **words: Any) -> Finding:
+        """Return the finding whose verdict is known otherwise, by a test of its own."""
+        claim = self.claim.format(**words) if words else self.claim
+        return Finding(self.study, claim, self.where, ours, agrees, self.lab)
+
+
+# Verdicts -----------------------------------------------------------------------------------------
 def judged(
     value: float | None,
     error: float | None,
@@ -139,26 +183,21 @@ def judged(
     factor: float = 2.0,
     degrees: float | None = math.inf,
 ) -> Verdict:
-    """Judge as `within`, and None where the value or its error is unknown (None or not finite).
+    """Judge whether a value lies in [low, high]; None where its bar reaches across an end.
 
-    `degrees` of freedom of the error lengthen the bar; None is an error that is unknown in part.
-    Equal plans differ by 0 without an error. That is no gain and no loss, so whether there is one
+    The bar has `factor` standard errors on either side, and is longer with few `degrees` of
+    freedom. The verdict is None where the value, its error or a part of that is unknown. Equal
+    plans differ by 0 without an error. That is no gain and no loss, so whether there is one
     (`ABOVE`, `BELOW`) cannot be told.
     """
     if value is None or error is None or not math.isfinite(value) or not math.isfinite(error):
         return None
-    if value == error == 0 and (low, high) in (ABOVE, BELOW):
+    if degrees is None or (value == error == 0 and (low, high) in (ABOVE, BELOW)):
         return None
-    return None if degrees is None else within(value, error, low, high, longer(factor, degrees))
-
-
-def judged_column(row: Row, name: str, low: float, high: float, factor: float = 2.0) -> Verdict:
-    """`judged` for a column of differences: over rows and draws of H where the row has both.
-
-    If draws were asked for and the error over them is unknown, the verdict is None.
-    """
-    degrees = row.get(f"{name}_degrees", math.inf)
-    return judged(row[name], row[f"{name}_error"], low, high, factor, degrees)
+    reach = longer(factor, degrees) * error
+    if low <= value - reach and value + reach <= high:
+        return True
+    return False if value + reach < low or value - reach > high else None
 
 
 def longer(factor: float, degrees: float) -> float:
@@ -166,13 +205,12 @@ def longer(factor: float, degrees: float) -> float:
     return -float(stdtrit(degrees, norm.sf(factor))) if math.isfinite(degrees) else factor
 
 
-def every(judges: Iterable[Judge]) -> Verdict:
+def every(judges: Iterable[Callable[[float], Verdict]]) -> Verdict:
     """Judge a claim about several numbers, each of which must bear it out.
 
     It holds if each number agrees at two standard errors. It fails if one number contradicts it
     clearly: by `strict` standard errors, because among many numbers one is far off by chance.
-    Otherwise, and without any number, it cannot be told. A judge is, for one number,
-    `partial(judged, value, error, low, high)` or the like.
+    Otherwise, and without any number, it cannot be told.
     """
     known = list(judges)
     level = strict(len(known))
@@ -191,20 +229,15 @@ def strict(count: int) -> float:
 
 
 # Words and cells ----------------------------------------------------------------------------------
-def with_error(row: Row, name: str) -> str:
-    """Return a column of differences, its standard error, and what that error covers.
-
-    "0.012 ± 0.005" over rows alone; "0.012 ± 0.009 (rows 0.005, 8 draws of H 0.0075)" over both.
-    """
-    return plus_minus(row[name], row[f"{name}_error"]) + covered(row, name)
-
-
 def covered(row: Row, name: str) -> str:
-    """Return the parts of an error in brackets; empty where no draws of H were asked for."""
+    """Return the parts of an error in brackets, "(rows 0.005, 8 draws of H 0.0075)".
+
+    Empty where no draws of H were asked for.
+    """
     if f"{name}_draws" not in row or row[f"{name}_rows_error"] is None:
         return ""
     if row[f"{name}_draws_error"] is None:
-        return f" (over rows alone; {row[f'{name}_note']}, so other draws of H are unknown)"
+        return " (over rows alone; other draws of H are unknown)"
     rows, draws = row[f"{name}_rows_error"], row[f"{name}_draws_error"]
     count = row[f"{name}_draws"]
     return f" (rows {brief(rows, 2)}, {count} draws of H {brief(draws, 2)})"
@@ -218,3 +251,13 @@ def number(value: Any) -> float:
 def percent(ratio: float) -> str:
     """Return a share as a whole percentage, "20%"."""
     return f"{ratio:.0%}"
+
+
+def nearest(rows: Iterable[Row], ratio: float = 0.2) -> list[Row]:
+    """Return the rows of the ratio nearest to the paper's, 20 %."""
+    found = list(rows)
+    if not found:
+        return []
+    ratios = {row["requested_ratio"] for row in found}
+    best = min(ratios, key=lambda each: abs(each - ratio))
+    return [row for row in found if row["requested_ratio"] == best]

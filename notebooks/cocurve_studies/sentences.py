@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,14 +17,11 @@ from cocurve_lab.solver.protection import opening_guards
 from cocurve_lab.solver.selection import Selection
 
 from .findings import percent
+from .lazy import AnswerTable, DataFrame
 from .shared import solved
-from .tables import DataFrame, Table, column, pick, table_of
-
-if TYPE_CHECKING:
-    from cocurve_lab.extensions.judging.answers import AnswerTable
+from .tables import table_of
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
-TRADED = (0.1, 0.15, 0.2, 0.25, 0.3)
 Pair = tuple[Selection, Selection]  # the plans of lambda 0 and 1
 
 
@@ -83,7 +80,9 @@ def lambda_changes(curvature: Curvature, ratios: Sequence[float] = RATIOS) -> st
     return f"Units in one of the plans of λ 0 and λ 1 only: {told}; {most_told}."
 
 
-def trade_table(curvatures: Mapping[str, Curvature], ratios: Sequence[float] = TRADED) -> DataFrame:
+def trade_table(
+    curvatures: Mapping[str, Curvature], ratios: Sequence[float] = (0.1, 0.15, 0.2, 0.25, 0.3)
+) -> DataFrame:
     """Count what the plans of lambda 0 and 1 remove, by H and ratio.
 
     Returns:
@@ -100,22 +99,6 @@ def trade_table(curvatures: Mapping[str, Curvature], ratios: Sequence[float] = T
         for name, curvature in curvatures.items()
         for ratio, plans in pairs(curvature, ratios).items()
     )
-
-
-def trade(curvature: Curvature, ratios: Sequence[float] = TRADED) -> str:
-    """Say where lambda 1 moves the budget between attention and FFN, and which way."""
-    sides: dict[str, list[str]] = {"more": [], "fewer": [], "as many": []}
-    for row in pick(trade_table({"": curvature}, ratios)):
-        counts = [row[f"{sort}, λ {k}"] for sort in ("attention", "FFN") for k in (0, 1)]
-        side = "as many" if counts[0] == counts[1] else "more" if counts[1] > counts[0] else "fewer"
-        told = f"{percent(row['requested_ratio'])}"
-        if side != "as many":
-            told += " ({1} for {0}, and {3} FFN groups for {2})".format(*counts)
-        sides[side].append(told)
-    said = [f"{side} at {', '.join(where)}" for side, where in sides.items() if where]
-    if not said:
-        return "No plan reaches any of these ratios."
-    return f"Attention units that λ 1 removes, against λ 0: {'; '.join(said)}."
 
 
 def _sorts(curvature: Curvature) -> dict[str, set[int]]:
@@ -144,45 +127,3 @@ def bridge_fate(curvature: Curvature, ratios: Sequence[float] = RATIOS) -> str:
 
 def _apart(zero: Selection, one: Selection) -> int:
     return len(set(zero.pruned) ^ set(one.pruned))
-
-
-# Notebook 08 --------------------------------------------------------------------------------------
-def intervals(table: Table) -> str:
-    """From `interval_table`: the span of saliencies, the intervals, and neighbors that overlap."""
-    ranked = sorted((r for r in pick(table) if r["saliency"] > 0), key=lambda row: row["saliency"])
-    if len(ranked) < 2:
-        return "Fewer than two units have a saliency."
-    saliency, low, high = (column(ranked, name) for name in ("saliency", "low", "high"))
-    span, width = saliency[-1] / saliency[0], np.median((high - low) / saliency)
-    meet = int((high[:-1] >= low[1:]).sum())
-    return (
-        f"The largest saliency is {span:.3g} times the smallest. Half of the intervals are longer "
-        f"than {width:.0%} of their saliency. Of {len(ranked) - 1} pairs of neighbors in the "
-        f"ranking, {meet} overlap."
-    )
-
-
-def settling(table: Table) -> str:
-    """From `stability_table`: optimism and overlap on the least and on the most text."""
-    parts = []
-    for strength in dict.fromkeys(row["interaction_strength"] for row in pick(table)):
-        rows = sorted(pick(table, interaction_strength=strength), key=lambda row: row["groups"])
-        first, last = rows[0], rows[-1]
-        parts.append(
-            f"λ {strength:g}, {first['groups']} to {last['groups']} rows: optimism "
-            f"{first['optimism']:.0%} to {last['optimism']:.0%}, overlap of halves "
-            f"{first['halves_overlap']:.0%} to {last['halves_overlap']:.0%}."
-        )
-    return "\n".join(parts)
-
-
-def stopping(table: Table) -> str:
-    """From `stopping_study`: the rows from which each error stayed within the tolerance."""
-    told, done, tolerance = [], column(table, "rows"), column(table, "tolerance")
-    names = {"risk_error": "predicted risk", "saliency_error": "saliency", "optimism": "optimism"}
-    for name, words in names.items():
-        # NaN, while a single group is there, is not within
-        out = np.flatnonzero(~(column(table, name) <= tolerance))
-        begun = done[out[-1] + 1 :] if len(out) else done
-        told.append(f"{words} {f'from {begun[0]} rows on' if len(begun) else 'never'}")
-    return f"Within {tolerance[0]:.0%} to the end: {', '.join(told)}."

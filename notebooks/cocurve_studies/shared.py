@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,13 +21,8 @@ from cocurve_lab.solver.guards import FREE, Guards
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
+from .lazy import CalibrationSet, PlanTable, PreTrainedModel
 from .tables import Folder, Row, Table, pick
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from cocurve_lab.calibration import CalibrationSet
-    from cocurve_lab.measuring.risk import PlanTable
 
 
 # Builds -------------------------------------------------------------------------------------------
@@ -67,19 +62,12 @@ class Recipe:
             options=BuildOptions(groups=self.groups),
         )
 
-    @property
-    def mark(self) -> list[Any]:
-        """The fields that decide the outcome, for `marks`."""
-        return [self.calibration.fingerprint, self.top_r, self.groups]
-
 
 # Kept tables --------------------------------------------------------------------------------------
 def marks(
     model: PreTrainedModel | None = None,
     curvature: Curvature | None = None,
     text: CalibrationSet | None = None,
-    *,
-    dtype: bool = True,
     **options: Any,
 ) -> dict[str, Any]:
     """Return the settings of a table for `kept_table`: fingerprints of inputs, and options.
@@ -89,17 +77,13 @@ def marks(
 
     Args:
         text: rows that plans are measured on.
-        dtype: whether the model's dtype is a key of its own. It is not in tables of plans of one H,
-            which already depends on it.
         options: anything else that decides the outcome, as JSON-able values.
     """
     found: dict[str, Any] = {}
     if model is not None:
         from cocurve_lab.models.identity import fingerprint_model, model_dtype
 
-        found["model"] = fingerprint_model(model)
-        if dtype:
-            found["dtype"] = model_dtype(model)
+        found |= {"model": fingerprint_model(model), "dtype": model_dtype(model)}
     if curvature is not None:
         found["curvature"] = curvature.fingerprint
     if text is not None:
@@ -128,8 +112,8 @@ def sequence_values(table: Table, name: str = "kl") -> np.ndarray:
 
 
 def known(value: Any) -> float | None:
-    """Return a number as a cell of a table; None for NaN and infinities."""
-    return float(value) if np.isfinite(value) else None
+    """Return a number as a cell of a table; None for None, NaN and infinities."""
+    return float(value) if value is not None and np.isfinite(value) else None
 
 
 # Plans --------------------------------------------------------------------------------------------
@@ -165,10 +149,8 @@ def compared(table: PlanTable, place: int, base: int) -> Row:
     }
 
 
-def plan_overlap(plan: Selection, other: Selection) -> float | None:
-    """Jaccard overlap of two pruned sets, [0, 1]; 1 if both are empty, None if units differ."""
-    if plan.units != other.units:
-        return None
+def plan_overlap(plan: Selection, other: Selection) -> float:
+    """Jaccard overlap of two pruned sets, [0, 1]; 1 if both are empty."""
     either = int((plan.indicator | other.indicator).sum())
     return int((plan.indicator & other.indicator).sum()) / either if either else 1.0
 

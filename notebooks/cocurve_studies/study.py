@@ -7,8 +7,8 @@ its folder, so that an interrupted one goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
@@ -17,10 +17,8 @@ from cocurve_lab.measuring.risk import PlanTable, measure_plans
 from cocurve_lab.solver.selection import Selection
 
 from .draws import Plans, Redrawn, draw_marks, redraw
-from .tables import DataFrame, Folder, Rows, kept_table
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from .lazy import DataFrame, PreTrainedModel
+from .tables import Folder, Rows, kept_table
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,26 +41,21 @@ class Study:
     def table(
         self, name: str, settings: Mapping[str, Any], compute: Callable[[Study], Rows]
     ) -> DataFrame:
-        """Read the table of these settings from the folder, or compute and keep it.
-
-        `compute` gets the study with its final number of draws, see `draw_marks`.
-        """
+        """Read the table of these settings from the folder, or compute and keep it."""
         if self.curvature is not None:
             self.text.require_disjoint(self.curvature)
-        settings, draws = draw_marks(self.cache, name, settings, self.draws, self.curvature)
-        return kept_table(self.cache, name, settings, lambda: compute(replace(self, draws=draws)))
+            settings = draw_marks(settings, self.draws, self.curvature)
+        return kept_table(self.cache, name, settings, lambda: compute(self))
 
     def measure(self, plans: Sequence[Selection]) -> PlanTable:
         """Measure plans on the text; what was measured before is read from the folder."""
         return measure_plans(self.model, plans, self.text, **self._measuring)
 
-    def redraw(
-        self, solve: Callable[[Curvature], Plans], curvature: Curvature | None = None
-    ) -> Redrawn:
-        """Measure plans of resampled H, by default of the study's own; see `redraw`."""
-        drawn = self.curvature if curvature is None else curvature
-        assert drawn is not None  # a study without an H of its own passes the one it builds
-        return redraw(self.model, drawn, solve, self.text, self.draws, **self._measuring)
+    def redraw(self, solve: Callable[[Curvature], Plans]) -> Redrawn:
+        """Measure plans of resampled H; see `redraw`."""
+        assert self.curvature is not None  # of studies with draws
+        h = self.curvature
+        return redraw(self.model, h, solve, self.text, self.draws, **self._measuring)
 
     @property
     def _measuring(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import os
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -35,11 +35,7 @@ from cocurve_lab.base.schema import (
 from cocurve_lab.base.storage import fingerprint, seal_json, unseal_json
 from cocurve_lab.extensions.writing import brief, plus_minus
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-    from pandas.io.formats.style import Styler
-else:
-    DataFrame = Any  # a name for annotations; pandas is imported where a table is made
+from .lazy import DataFrame, Styler
 
 log = logging.getLogger(__name__)
 

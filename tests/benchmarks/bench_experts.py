@@ -70,7 +70,8 @@ def measured(folder: str, rows: int, held_out: int, draws: int, cache: str) -> N
         kls = [_over_draws([one["kl"] for one in each]) for each in cells]
         behind = [
             _over_draws(
-                [one["behind"] for one in each], np.mean([one["behind_error"] for one in each])
+                [one["difference"] for one in each],
+                np.mean([one["difference_error"] for one in each]),
             )
             for each in cells
         ]

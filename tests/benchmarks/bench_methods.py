@@ -29,13 +29,14 @@ from cocurve_studies.bake_off.contenders import (
     BASELINES,
     DEPTH,
     OURS_CHOSEN,
+    CompareOptions,
     Contender,
+    Judges,
     Repairing,
     alike,
     all_methods,
     treated,
 )
-from cocurve_studies.bake_off.settings import CompareOptions, Judges
 from cocurve_studies.tables import pick
 from helpers.benchmarks import arguments, flag, head, row
 from helpers.demo_rows import demo_rows

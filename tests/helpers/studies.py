@@ -12,6 +12,8 @@ import cocurve_lab as cl
 from cocurve_studies.trust.choices import Texts
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
 
+QUIET = cl.ChoiceOptions(progress=False)
+
 
 class Problem:
     """A tiny model, its H from four groups, and texts that H has not seen."""

@@ -1,4 +1,4 @@
-"""One tiny problem for all studies: its H takes seconds."""
+"""The tiny model that several studies are run on."""
 
 from __future__ import annotations
 

@@ -1,141 +1,212 @@
-"""Findings: a sentence, a row, and a verdict that respects the error bar."""
+"""A claim is judged by the interval of its number; several numbers must all bear it out."""
 
 from __future__ import annotations
 
 import math
-from functools import partial
+import re
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from IPython.lib.pretty import pretty
+from scipy.stats import norm, t
 
+import cocurve_lab as cl
+from cocurve_studies.draws import Redrawn
 from cocurve_studies.findings import (
     ABOVE,
     BELOW,
-    NOT_ABOVE,
     NOT_BELOW,
+    Claim,
     Finding,
     Findings,
-    Judge,
-    Verdict,
-    every,
+    Measured,
+    column_of,
     judged,
+    longer,
+    nearest,
     strict,
-    told,
-    within,
 )
+from cocurve_studies.shared import resampled
+from cocurve_studies.structure.edges import edge_study
+from cocurve_studies.tables import (
+    Rows,
+    Table,
+    kept_rows,
+    kept_table,
+    pick,
+    shown,
+)
+from cocurve_studies.trust.choices import NONE, diagonal_study
+from helpers.studies import QUIET, Problem, forbidden
+
+CLAIM = Claim("edges", "edges save {what}", "Table 3", (0.0, 1.0))
 
 
 @pytest.mark.parametrize(
-    ("agrees", "verdict"),
-    [(True, "agrees"), (False, "does not agree"), (None, "cannot be told")],
-)
-def test_a_finding_says_what_was_found(agrees: bool | None, verdict: str) -> None:
-    finding = Finding("edges", "edges cut perplexity from 13.3 to 8.1", "Table 3", "2.1", agrees)
-    assert str(finding).endswith(f"Here: 2.1. {verdict.capitalize()}.")
-    assert "Paper (Table 3): edges cut" in str(finding)
-    page = Findings([finding])._repr_html_()
-    sign = {True: "✓", False: "✗", None: "?"}[agrees]
-    assert f">{sign} {verdict}<" in page
-    assert all(f">{text}<" in page for text in ("edges", "Table 3", "2.1"))
-
-
-@pytest.mark.parametrize(
-    ("ours", "error", "expected"),
+    ("value", "error", "expected"),
     [
         (0.5, 0.1, True),  # the bar reaches from 0.3 to 0.7
         (0.5, 0.3, None),  # from -0.1 on
         (1.5, 0.1, False),
         (1.1, 0.1, None),
         (-0.3, 0.1, False),
+        (None, 0.1, None),
+        (0.5, None, None),
+        (math.nan, 0.1, None),
     ],
 )
-def test_a_bar_across_an_end_cannot_tell(ours: float, error: float, expected: bool | None) -> None:
-    assert within(ours, error, 0, 1) is expected
-
-
-def test_open_ends() -> None:
-    assert within(3, 1, 0, math.inf) is True
-    assert within(-3, 1, 0, math.inf) is False
-    assert within(math.nan, 1, 0, math.inf) is None
-
-
-@pytest.mark.parametrize("value", [None, float("nan")])
-def test_an_unknown_number_has_no_verdict(value: float | None) -> None:
-    assert judged(value, 0.1, *ABOVE) is None
-    assert judged(1.0, value, *ABOVE) is None
+def test_a_bar_across_an_end_cannot_tell(
+    value: float | None, error: float | None, expected: bool | None
+) -> None:
+    assert CLAIM.on(Measured(value, error), what="KL").agrees is expected
 
 
 def test_no_difference_at_all_is_neither_a_gain_nor_a_loss() -> None:
-    for allowed, expected in ((ABOVE, None), (BELOW, None), (NOT_BELOW, True), (NOT_ABOVE, True)):
+    for allowed, expected in ((ABOVE, None), (BELOW, None), (NOT_BELOW, True)):
         assert judged(0.0, 0.0, *allowed) is expected
     assert judged(-0.1, 0.0, *ABOVE) is False  # exact, and not equal
 
 
-# One verdict of several ---------------------------------------------------------------------------
+def test_few_degrees_of_freedom_ask_for_a_longer_bar() -> None:
+    assert longer(2.0, math.inf) == 2.0
+    assert longer(2.0, 4) == pytest.approx(t.isf(norm.sf(2.0), 4))
+    row = {"x": 2.2, "x_error": 1.0, "x_degrees": 4.0}
+    assert column_of(row, "x").judged(ABOVE) is None
+    assert column_of(row | {"x_degrees": math.inf}, "x").judged(ABOVE) is True
+    assert column_of(row | {"x_degrees": None}, "x").judged(ABOVE) is None  # unknown in part
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "expected"),
+    ("values", "expected"),
     [
-        ([True, True], True),
-        ([True, None], None),
-        ([False, None], False),
-        ([True, False], False),  # a contradiction is a failure: the claim is about every number
-        ([None, False, True], False),
-        ([None], None),
+        ([0.5, 0.4], True),
+        ([0.5, 0.05], None),
+        ([0.5, -0.5], False),
+        ([0.5, -0.11], None),  # 2.2 errors below: by chance, among so many
         ([], None),
     ],
 )
-def test_one_failure_is_enough(verdicts: list[Verdict], expected: Verdict) -> None:
-    assert every(lambda _, told=told: told for told in verdicts) is expected
-
-
-def judges(*values: float) -> list[Judge]:
-    return [partial(judged, value, 1.0, *ABOVE) for value in values]
-
-
-def test_a_failure_among_many_numbers_must_be_clear() -> None:
-    assert every(judges(-2.1)) is False
-    assert every(judges(3.0, -2.1)) is None  # of two numbers one is beyond two errors more often
-    assert every(judges(3.0, -2.3)) is False
-    assert every(judges(*[3.0] * 5, -2.3)) is None
-    assert every(judges(*[3.0] * 5, -2.7)) is False
-    assert every(judges(*[2.1] * 6)) is True  # all at once beyond two errors is rarer, not commoner
-
-
-def test_more_comparisons_ask_for_more_standard_errors() -> None:
+def test_several_numbers_must_all_agree(values: list[float], expected: bool | None) -> None:
+    claim = Claim("edges", "they help", "Table 3")
+    found = claim.on(*(Measured(value, 0.05) for value in values))
+    assert found.agrees is expected
     assert strict(1) == pytest.approx(2.0)
-    assert strict(0) == pytest.approx(2.0)
-    # the chance that any of six normal values exceeds it by luck is at most that of one at two
-    assert 6 * math.erfc(strict(6) / math.sqrt(2)) == pytest.approx(math.erfc(math.sqrt(2)))
+    assert norm.sf(strict(4)) == pytest.approx(norm.sf(2.0) / 4)
 
 
-# Words --------------------------------------------------------------------------------------------
+def test_a_finding_has_the_number_beside_the_claim() -> None:
+    found = CLAIM.on(Measured(0.5, 0.1), ours="{} of {what}", what="KL")
+    assert found == Finding("edges", "edges save KL", "Table 3", "0.50 ± 0.10 of KL", True)
+    assert ">✓ agrees<" in Findings([found])._repr_html_()
 
 
-def test_findings_are_a_table_in_a_notebook_and_lines_elsewhere() -> None:
-    found = Findings([Finding("s", "a < b & c", "Table 1", "0.1 ± 0.2", None)])
-    assert ">a &lt; b &amp; c<" in found._repr_html_()
-    assert found._repr_html_().count("<tr>") == 2  # the heading and one row
-    assert pretty(found) == repr(found) == told(found)
-    assert Findings()._repr_html_().count("<tr>") == 1
+def test_the_paper_is_compared_at_its_own_ratio() -> None:
+    rows = [{"requested_ratio": ratio} for ratio in (0.1, 0.25, 0.4, 0.25)]
+    assert nearest(rows) == [rows[1], rows[3]]
+    assert nearest([]) == []
 
 
-def test_claims_of_the_lab_stand_in_a_table_of_their_own() -> None:
-    paper, lab = Finding("s", "one", "w", "o", True), Finding("s", "two", "w", "o", False, lab=True)
-    assert str(lab).startswith("Lab (w): two.")
-    first, second = Findings([lab, paper])._repr_html_().split("</table>")[:2]
-    assert ">the paper<" in first
-    assert ">the lab<" in second
-    assert ">one<" in first
-    assert ">two<" not in first
-    assert ">two<" in second
-    assert ">the paper<" not in Findings([lab])._repr_html_()
+def test_two_variances_are_added_and_the_draws_of_one_h_are_not_averaged() -> None:
+    kl = {"a": np.array([0.3, 0.5, 0.1, 0.3]), "b": np.array([0.1, 0.1, 0.1, 0.1])}
+    drawn = Redrawn(4, kl, {}, rows=10, groups=5)
+    row = {"difference": 0.2} | drawn.columns("difference", 0.05, "a", "b")
+    over_draws = np.var([0.2, 0.4, 0.0, 0.2], ddof=1) * 5 / 4
+    assert row["difference_draws_error"] == pytest.approx(math.sqrt(over_draws))
+    assert row["difference_rows_error"] == 0.05
+    assert row["difference_error"] == pytest.approx(math.sqrt(0.05**2 + over_draws))
+    doubt = 0.05**4 / 9 + over_draws**2 * (1 / 3 + 1 / 4)
+    assert row["difference_degrees"] == pytest.approx((0.05**2 + over_draws) ** 2 / doubt)
+    assert row["difference_draws"] == 4
+    assert Redrawn().columns("x", 0.05, "a", "b") == {"x_error": 0.05}
 
 
-def test_findings_are_told_in_lines_that_fit_and_lose_no_word() -> None:
-    found = [Finding("s", "claim " * 30, "here", "ours", None)] * 2
-    lines = told(found, 60).splitlines()
-    assert max(map(len, lines)) <= 60
-    assert sum(line.startswith("- Paper (here)") for line in lines) == 2
-    assert " ".join(" ".join(lines).split()) == " ".join(f"- {found[0]} - {found[1]}".split())
+def test_an_error_that_is_unknown_in_part_gives_no_verdict() -> None:
+    nan = np.array([math.nan, math.nan, 1.0])  # greedy stalled in two of the three draws
+    drawn = Redrawn(3, {"a": nan, "b": nan}, {}, rows=4, groups=4)
+    for pair in (("a", "b"), ("stopped", "b")):
+        row = {"d": 0.2} | drawn.columns("d", 0.01, *pair)
+        assert (row["d_error"], row["d_draws_error"]) == (0.01, None)
+        assert column_of(row, "d").judged(ABOVE) is None
+
+
+def ends(h: cl.Curvature, problem: Problem) -> float:
+    """KL(lambda 0) - KL(lambda 1) of one H."""
+    plans = [cl.solve_greedy(h, 0.4, strength) for strength in (0.0, 1.0)]
+    table = cl.measure_plans(problem.model, plans, problem.texts.report, progress=False)
+    return table.paired(0, 1)[0]
+
+
+def run(name: str, p: Problem, draws: int, cache: Path | None) -> Table:
+    if name == "edges":
+        how: dict[str, Any] = {"draws": draws, "cache": cache, "progress": False}
+        return edge_study(p.model, p.curvature, p.texts.report, (0.4,), **how)
+    how = {"options": QUIET, "draws": draws, "cache": cache}
+    return diagonal_study(p.model, p.curvature, p.texts, (0.4,), **how)
+
+
+@pytest.mark.parametrize("name", ["edges", "diagonal"])
+def test_every_difference_carries_both_errors(name: str, problem: Problem, tmp_path: Path) -> None:
+    plain, table = (pick(run(name, problem, draws, tmp_path)) for draws in (0, 3))
+    column = "difference" if name == "edges" else "edge_benefit"
+    wanted = {"variant": "diagonal"} if name == "edges" else {"search": NONE}
+    (before,), (after,) = pick(plain, **wanted), pick(table, **wanted)
+    parts = [after[f"{column}_{part}_error"] for part in ("rows", "draws")]
+    assert after[f"{column}_error"] == pytest.approx(math.hypot(*parts))
+    assert parts[0] == pytest.approx(before[f"{column}_error"])
+    gaps = [ends(h, problem) for h in resampled(problem.curvature, 3)]
+    assert parts[1] == pytest.approx(float(np.std(gaps, ddof=1)) * math.sqrt(4 / 3), rel=1e-3)
+    with forbidden(problem.model):  # the table is kept
+        assert pick(run(name, problem, 3, tmp_path)) == table
+    with pytest.raises(cl.InputError, match="draws is 1"):
+        run(name, problem, 1, tmp_path)
+
+
+ROWS = [
+    {"ratio": np.float64(0.2), "units": np.int64(3), "name": "a", "left": None, "best": np.True_},
+    {"ratio": math.nan, "units": 4, "name": "b", "left": math.inf, "best": False},
+]
+
+
+def never() -> Rows:
+    raise AssertionError("it was computed again")
+
+
+def test_a_table_is_computed_once_and_read_back_whole(tmp_path: Path) -> None:
+    first = kept_rows(tmp_path, "edges", {"seed": 0}, lambda: ROWS)
+    again = kept_rows(tmp_path, "edges", {"seed": 0}, never)
+    assert str(first) == str(again)  # NaN is not equal to itself
+    assert [type(again[0][name]) for name in ("ratio", "units", "best")] == [float, int, bool]
+    assert again[0]["left"] is None
+    assert math.isinf(again[1]["left"])
+    assert kept_table(tmp_path, "edges", {"seed": 0}, never)["units"].tolist() == [3, 4]
+    for name, seed in (("edges", 1), ("bridges", 0)):  # files of their own
+        with pytest.raises(AssertionError):
+            kept_rows(tmp_path, name, {"seed": seed}, never)
+    with pytest.raises(AssertionError):  # nothing is kept without a folder
+        kept_rows(None, "edges", {"seed": 0}, never)
+
+
+def test_a_broken_or_foreign_file_is_refused(tmp_path: Path) -> None:
+    kept_rows(tmp_path, "edges", {"seed": 0}, lambda: ROWS)
+    (path,) = tmp_path.glob("study_*.json")
+    whole = path.read_text()
+    for content in (whole[:40], whole.replace('"version": 1', '"version": 2'), "[]"):
+        path.write_text(content)
+        with pytest.raises(cl.FileFormatError, match="Delete it"):
+            kept_rows(tmp_path, "edges", {"seed": 0}, never)
+
+
+def test_a_table_for_reading_rounds_and_has_errors_beside_values() -> None:
+    table: Rows = [
+        {"plan": "<Q8_0>", "realized_ratio": 0.2042, "n": 12345, "kl": 0.5, "kl_error": 0.0123},
+        {"plan": "none", "realized_ratio": None, "n": 1, "kl": 0.0123456, "kl_error": math.nan},
+    ]
+    page = shown(table, {"plan": "", "realized_ratio": "removed", "n": "", "kl": "KL"}).to_html()
+    assert re.findall(r"<th [^>]*>([^<]*)</th>", page) == ["plan", "removed", "n", "KL"]
+    assert re.findall(r"<td [^>]*>([^<]*)</td>", page) == [
+        *("&lt;Q8_0&gt;", "20.4%", "12,345", "0.500 ± 0.012"),
+        *("none", "", "1", "0.0123"),
+    ]
+    with pytest.raises(KeyError, match="harm"):
+        shown(table, {"harm": ""})

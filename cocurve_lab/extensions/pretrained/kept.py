@@ -177,7 +177,7 @@ def curvature_of(content: dict[str, Any]) -> Curvature:
         content["sure_positions"],
         content["sure_risks"].astype(np.float64),
     )
-    return Curvature.from_groups(units, sums, content["provenance"] | {"kept": NAME})
+    return Curvature.from_groups(units, sums, {"kept": NAME} | content["provenance"])
 
 
 # Plans ------------------------------------------------------------------------------------------

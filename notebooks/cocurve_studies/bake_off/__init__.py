@@ -2,16 +2,13 @@
 
 In reading order:
 
-    contenders.py  the rows: methods, alone or several to choose from, a search, a repair
-    settings.py    who judges, and the options
+    contenders.py  the rows and who judges them: methods, a search, a repair
     compare.py     `compare`: every row at one budget
-    bench.py       its cells: evidence, plans, their choice, repairs; measured and kept one by one
-    costs.py       what a row's work costs
-    comparison.py  its table, also in the paper's form
-    frontier.py    the plans behind its cells, paired differences, texts side by side
+    bench.py       its cells: evidence, plans, their choice, repairs, and what they cost
+    comparison.py  its table
+    frontier.py    the plans behind its cells, paired differences, and pictures
     speeds.py      size and speed of the plans' pruned models
-    pictures.py    perplexity, abilities, guards, layers and speed as pictures
-    findings.py    the paper's claims beside the cells, with verdicts
+    findings.py    the paper's claims beside the cells
 
 The methods themselves are in `methods/`.
 """

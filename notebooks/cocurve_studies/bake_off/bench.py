@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from cocurve_lab.base.errors import InfeasibleError
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.choosing.gains import choose_gains
-from cocurve_lab.extensions.choosing.racing import TIE, ChoiceOptions, race_plans
+from cocurve_lab.extensions.choosing.racing import ChoiceOptions, race_plans
 from cocurve_lab.extensions.choosing.racing import Contender as Runner
 from cocurve_lab.extensions.choosing.search import SearchOptions, search_plan
 from cocurve_lab.extensions.choosing.settings import loosest_first
@@ -28,21 +33,18 @@ from cocurve_lab.extensions.repairing.repair import RepairOptions, repair
 from cocurve_lab.measuring.risk import compare_models, measure_plans, model_risk, standard_error
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.cocurve import CoCurve, curvature_of
-from cocurve_lab.models.architectures import describe
+from cocurve_lab.models.architectures import Architecture, describe
+from cocurve_lab.models.layer_calls import first_output
 from cocurve_lab.models.units import UnitSet, units_like
 from cocurve_lab.solver.guards import FREE
 from cocurve_lab.solver.plan_json import guards_to_plain
 from cocurve_lab.solver.selection import Selection
 
+from ..lazy import PreTrainedModel, PreTrainedTokenizerBase
 from ..shared import Recipe, marks
 from ..tables import Row, kept_rows, pick
 from .comparison import COMPARABLE
-from .contenders import REFITS, Contender
-from .costs import Cost, build_evaluations, counted
-from .settings import CompareOptions, Judges
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from .contenders import CompareOptions, Contender, Judges
 
 log = logging.getLogger(__name__)
 
@@ -269,7 +271,7 @@ class Bench:
     def _chosen(self, contender: Contender, candidates: list[Candidate], seen: Seen) -> Entry:
         """Return the candidate of lowest held-out KL, after its repair if there is one."""
         most = self.options.repaired
-        if contender.repair not in REFITS:
+        if contender.repair == "own":
             candidates = self._ranked(candidates)[: most if contender.repairs else 1]
         elif most is not None and len(candidates) > most:
             candidates = self._raced(contender, candidates, seen)[:most]
@@ -340,53 +342,21 @@ class Bench:
     ) -> tuple[Selection, PreTrainedModel | None]:
         """Return the plan and the repaired model; None for the model where a mask is the same."""
         method, evidence, plan = candidate
-        bare, wanted = plan.with_gains({}), contender.repair
-        own_gains = wanted == "own" and method.repairs and isinstance(method, CoCurve)
-        if own_gains or wanted == "gains":
+        bare, held_out = plan.with_gains({}), self.judges.held_out
+        if contender.repair == "own" and not method.repairs:
+            return plan, None
+        if contender.repair == "own" and isinstance(method, CoCurve):
             # only the gains that help on held-out rows, as in the paper
-            curvature = curvature_of(evidence) if own_gains else self._curvature(seen.calibration)
-            how: dict[str, Any] = {"options": ChoiceOptions(progress=False)}
-            return choose_gains(self.model, curvature, bare, self.judges.held_out, **how).best, None
-        if wanted == "own":
-            return plan, method.repair(self.model, plan, evidence) if method.repairs else None
-        if wanted == "gains and refit":
-            return bare, self._refitted_with_gains(bare, seen)
-        model = repair(
-            self.model,
-            bare,
-            seen.calibration,
-            sequential=wanted != "dense refit",
-            options=RepairOptions(progress=False),
-        )
-        if wanted == "refit and training":
-            model = recover(
-                self.model,
-                model,
-                seen.calibration,
-                self.judges.held_out,
-                options=RecoverOptions(progress=False),
-            )
+            quiet = ChoiceOptions(progress=False)
+            curvature = curvature_of(evidence)
+            return choose_gains(self.model, curvature, bare, held_out, options=quiet).best, None
+        if contender.repair == "own":
+            return plan, method.repair(self.model, plan, evidence)
+        model = repair(self.model, bare, seen.calibration, options=RepairOptions(progress=False))
+        if contender.repair == "refit and training":
+            options = RecoverOptions(progress=False)
+            model = recover(self.model, model, seen.calibration, held_out, options=options)
         return bare, model
-
-    def _refitted_with_gains(self, bare: Selection, seen: Seen) -> PreTrainedModel:
-        """Refit a plan, from gains where they help the pruned and the refitted model.
-
-        Gains must lower the held-out KL by more than `TIE` paired standard errors.
-        """
-        held_out, quiet = self.judges.held_out, RepairOptions(progress=False)
-        choice = choose_gains(
-            self.model,
-            self._curvature(seen.calibration),
-            bare,
-            held_out,
-            options=ChoiceOptions(progress=False),
-        )
-        without = repair(self.model, bare, seen.calibration, options=quiet)
-        if not choice.applied:
-            return without
-        other = repair(self.model, choice.best, seen.calibration, options=quiet)
-        found = model_risk(self.model, other, held_out) - model_risk(self.model, without, held_out)
-        return other if found.mean() < -TIE * standard_error(found) else without
 
     # Evidence -------------------------------------------------------------------------------------
 
@@ -423,15 +393,14 @@ class Bench:
         return evidence
 
     def _curvature(self, calibration: CalibrationSet, top_r: int = 256) -> Curvature:
-        """Return H of a calibration, from memory, from the folder of H or built."""
+        """Return H of a calibration: a given one, from memory, from the folder or built."""
         key = (calibration.fingerprint, top_r)
+        for given in self.options.curvatures:
+            if (given.provenance["calibration_fingerprint"], given.provenance["top_r"]) == key:
+                return given
         if key not in self.curvatures:
-            recipe = Recipe(
-                calibration,
-                top_r,
-                cache=self.options.curvatures or self.options.folder,
-                progress=self.options.progress,
-            )
+            options = self.options
+            recipe = Recipe(calibration, top_r, cache=options.folder, progress=options.progress)
             self.curvatures[key] = recipe.build(self.model, self.units)
         return self.curvatures[key]
 
@@ -504,3 +473,53 @@ def _cell(label: str, search: str, repeat: int, ratio: float) -> Row:
         "requested_ratio": float(ratio),
         "failed": "",
     }
+
+
+# Costs --------------------------------------------------------------------------------------------
+@dataclass
+class Cost:
+    """Work done so far.
+
+    Attributes:
+        evaluations: forward passes of one row through all layers; some of the layers count as that
+            part of a pass. Backward passes and the language model's head do not count.
+        seconds: wall clock.
+    """
+
+    evaluations: float = 0.0
+    seconds: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.evaluations + other.evaluations, self.seconds + other.seconds)
+
+
+@contextmanager
+def counted(architecture: Architecture, row_length: int) -> Iterator[Cost]:
+    """Count what runs inside, in this model and in copies of it, pruned or not.
+
+    `row_length` tokens make one row. The Cost is filled on leaving.
+    """
+    kinds, lock, tokens = {type(layer) for layer in architecture.layers}, threading.Lock(), [0]
+
+    def count(module: nn.Module, _: Any, output: Any) -> None:
+        if type(module) in kinds:
+            with lock:  # workers of a build run side by side
+                tokens[0] += first_output(output).shape[:-1].numel()
+
+    cost, begun = Cost(), time.monotonic()
+    # for all modules, because a copy does not have the hooks set on the original's layers later
+    hook = register_module_forward_hook(count)
+    try:
+        yield cost
+    finally:
+        hook.remove()
+        cost.evaluations = tokens[0] / (len(architecture.layers) * row_length)
+        cost.seconds = time.monotonic() - begun
+
+
+def build_evaluations(units: UnitSet, layers: int, rows: int) -> float:
+    """Count the forward passes of H: the teacher, and for each unit the layers from its own on.
+
+    That is slightly too much: within its own layer a unit's ablation starts at the projection.
+    """
+    return rows * (1 + sum(layers - unit.layer for unit in units) / layers)

@@ -7,7 +7,6 @@ killed run resumes. A method that fails leaves its reason in its own cells.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.progress import Bar
@@ -16,13 +15,10 @@ from cocurve_lab.methods.base import Method
 from cocurve_lab.models.runtime import require_one_device
 from cocurve_lab.models.units import enumerate_units
 
+from ..lazy import PreTrainedModel, PreTrainedTokenizerBase
 from .bench import Bench
 from .comparison import Comparison
-from .contenders import Competitor, named
-from .settings import CompareOptions, Judges
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from .contenders import CompareOptions, Competitor, Judges, named
 
 
 def compare(

@@ -1,8 +1,7 @@
-"""The table of a bake-off: every cell, and the paper's form of it."""
+"""The table of a bake-off: every cell, and its summary at a ratio."""
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from cocurve_lab.base.schema import parse_json
 from cocurve_lab.extensions.writing import as_csv
 from cocurve_lab.measuring.results import Tabular, standard_error
 
-from ..tables import DataFrame, Row, Rows, pick, styled, table_of
+from ..lazy import DataFrame
+from ..tables import Columns, Row, Rows, pick, table_of
 
 OURS = "CoCurve"  # its label in the table
 COMPARABLE = 0.012  # largest distance of realized from requested ratio at which rows are ranked
@@ -168,15 +168,12 @@ class Comparison(Tabular):
             if not cell["failed"]
         }
 
-    def unreached(self) -> str:
-        """Say which methods have no plan at which ratio, and why, with one line for each."""
-        lines = [
-            f"{row['method']} has no plan at {ratio:.0%}: {row['failed']}"
-            for ratio in self.ratios
-            for row in pick(self.summary(ratio, "searched"))
-            if not row["calibrations"]
-        ]
-        return "\n".join(lines) or "Every method has a plan at every ratio."
+    def columns(self, search: str = "none") -> Columns:
+        """Return the columns of `summary` for reading, with `shown`."""
+        names = {"method": "", "mark": "", "realized_ratio": "removed", "kl": "KL"}
+        names |= {name: name.removeprefix("accuracy ") for name in self.metrics if name != "kl"}
+        names |= {"evaluations": "passes", "seconds": ""}
+        return names | ({} if search == "none" else {"guards": ""}) | {"failed": ""}
 
     # Files ----------------------------------------------------------------------------------------
 
@@ -184,57 +181,3 @@ class Comparison(Tabular):
         """Write every cell as CSV, and return the path."""
         write_atomically(path, as_csv(self.rows).encode())
         return Path(path)
-
-    def to_html(self, ratio: float, search: str = "none") -> str:
-        """Format a ratio as the paper does: best bold, second underlined, under-pruned a dagger."""
-        metrics, priced = self.metrics, any("seconds" in row for row in self.rows)
-        lines = []
-        for row in [*pick(self.rows, search="dense"), *pick(self.summary(ratio, search))]:
-            line = {"method": f"{html.escape(row['method'])}{row.get('mark', '')}"}
-            lines.append(line)
-            if row.get("failed") and row.get("realized_ratio") is None:
-                line["removed"] = html.escape(row["failed"])
-                continue
-            line["removed"] = f"{row['realized_ratio']:.1%}"
-            for metric in metrics:
-                name = {"kl": "KL"}.get(metric, metric.removeprefix("accuracy "))
-                line[html.escape(name)] = _shown(row, metric)
-            if priced:
-                line |= {
-                    "passes": _whole(row.get("evaluations")),
-                    "seconds": _whole(row.get("seconds")),
-                }
-            if search != "none" and row.get("search") != "dense":
-                line["guards"] = html.escape(_searched(row))
-        note = (
-            f"Best bold, second underlined. {DAGGER} not ranked: the realized ratio is more than "
-            f"{COMPARABLE:.1%} from the requested one. KL in nats per token; columns after "
-            "perplexity are shares of right answers; ± is the standard deviation over calibrations."
-        )
-        if priced:
-            note += (
-                " Passes (rows run through all layers) and seconds are those of the evidence, a "
-            )
-            note += "measured search and a repair."
-        table = styled(table_of(lines).style.format(na_rep=""))
-        return f"{table.to_html()}<p>{html.escape(note)}</p>"
-
-
-def _shown(row: Row, metric: str) -> str:
-    if row.get(metric) is None:
-        return ""
-    spread = row.get(f"{metric}_spread")
-    text = f"{row[metric]:.3f}" + ("" if spread is None else f" ± {spread:.3f}")
-    tag = {1: "b", 2: "u"}.get(row.get(f"{metric}_rank") or 0)
-    return text if tag is None else f"<{tag}>{text}</{tag}>"
-
-
-def _searched(row: Row) -> str:
-    """Name the guards, and how many settings were searched for them."""
-    tried, out = (row.get(name, 0) for name in _COUNTS)
-    searched = f" (of {tried}, {out} out of reach)" if tried > 1 else ""
-    return f"{row['guards']}{searched}"
-
-
-def _whole(value: float | None) -> str:
-    return "" if value is None or not np.isfinite(value) else f"{value:,.0f}"

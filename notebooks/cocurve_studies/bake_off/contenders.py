@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from cocurve_lab.base.arguments import as_int
 from cocurve_lab.base.errors import InputError
+from cocurve_lab.calibration import CalibrationSet
+from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.extensions.choosing.settings import guards_grid
+from cocurve_lab.extensions.judging.generation import Question
 from cocurve_lab.methods.base import Method
 from cocurve_lab.methods.cocurve import CoCurve, Diagonal
 from cocurve_lab.methods.registry import get_method, method_names
 from cocurve_lab.methods.slimgpt import SlimGpt
 from cocurve_lab.methods.slimllm import SlimLlm
+from cocurve_lab.solver.guards import Guards
 
-Repairing = Literal["own", "refit", "dense refit", "gains", "gains and refit", "refit and training"]
+Repairing = Literal["own", "refit", "refit and training"]
 REPAIRS: tuple[Repairing, ...] = get_args(Repairing)
-REFITS = ("refit", "dense refit", "refit and training")  # chosen by the KL after the repair
 
 BASELINES = (
     "random",
@@ -41,11 +45,9 @@ class Contender:
     Attributes:
         methods: one method, or several among whose plans the held-out KL chooses.
         repair: what happens to the remaining weights. "own": what the method itself does, for most
-            nothing. The others repair any plan: "refit" and "dense refit" as `repair` with
-            statistics of the model pruned so far or of the dense one; "gains" as `choose_gains`;
-            "gains and refit" as a refit from gains that help; "refit and training" as `recover`
-            after `repair`. Refits and training read the calibration, gains H and the held-out rows,
-            on which training chooses its epoch.
+            nothing. The others repair any plan, and are chosen by the KL after it: "refit" as
+            `repair`, "refit and training" as `recover` after `repair`. Both read the calibration,
+            and training chooses its epoch on the held-out rows.
         evaluations: row evaluations of a measured search that starts from the plan; 0: no search.
             The search judges plans as pruned; a repair comes after it.
     """
@@ -53,13 +55,6 @@ class Contender:
     methods: tuple[Method, ...]
     repair: Repairing = "own"
     evaluations: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.methods:
-            raise InputError("a contender has no method. Give at least one.")
-        if self.repair not in REPAIRS:
-            raise InputError(f"repair is {self.repair!r}. Give one of {', '.join(REPAIRS)}.")
-        as_int(self.evaluations, "evaluations")
 
     @property
     def honours_guards(self) -> bool:
@@ -75,7 +70,7 @@ class Contender:
     def needs_whole_model(self) -> bool:
         """Whether all weights must be on one device: for gradients, or a repair of weights."""
         own = any(m.repairs and not isinstance(m, CoCurve) for m in self.methods)
-        repaired = own if self.repair == "own" else self.repair != "gains"
+        repaired = own if self.repair == "own" else True
         return repaired or any(method.needs_gradients for method in self.methods)
 
     def mark(self) -> list[Any]:
@@ -153,8 +148,42 @@ def alike(
 
 def treated(label: str, repair: Repairing = "own", evaluations: int = 0) -> str:
     """Return the label of a row after its treatment: "FLAP, searched, refitted"."""
-    words = {"own": "", "refit": ", refitted", "dense refit": ", refitted on dense inputs"}
-    words |= {"gains": ", gains", "gains and refit": ", gains, refitted"}
-    words["refit and training"] = ", refitted, trained"
+    words = {"own": "", "refit": ", refitted", "refit and training": ", refitted, trained"}
     searched = ", searched" if evaluations > 0 else ""
     return f"{label}{searched}{words[repair]}"
+
+
+# Judges and options -------------------------------------------------------------------------------
+class Judges(NamedTuple):
+    """Text that judges plans: rows to search guards on, other rows and questions to report on."""
+
+    held_out: CalibrationSet
+    test: CalibrationSet
+    questions: Sequence[Question] = ()
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Options of `compare`.
+
+    Attributes:
+        folder: keeps evidence, measurements and cells; None keeps nothing.
+        guards: the grid in which every row's guards are searched, by its own held-out KL with its
+            own options and repair; empty: no search. It is that of `choose_guards`.
+        ffn_groups: FFN groups per layer.
+        progress: show progress bars.
+        curvatures: H that CoCurve and its controls take where they are of the same calibration and
+            support; another H is built, and kept in `folder`.
+        unguarded: also measure rows without guards, where their guards are searched.
+        repaired: where weights are repaired, how many of a row's plans are repaired on the whole
+            calibration and compared on the held-out rows: those of lowest held-out KL, refitted on
+            a quarter of it, or as pruned where the repair is no refit. None: all of them.
+    """
+
+    folder: str | os.PathLike[str] | None = None
+    guards: Sequence[Guards] = guards_grid()
+    ffn_groups: int = 16
+    progress: bool = True
+    curvatures: Sequence[Curvature] = ()
+    unguarded: bool = True
+    repaired: int | None = None

@@ -1,64 +1,26 @@
-"""The plans behind the cells of a bake-off: errors of their order, and their texts side by side."""
+"""The plans behind the cells of a bake-off, and the errors of their order."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from cocurve_lab.base.errors import InfeasibleError, InputError
+import numpy as np
+
+from cocurve_lab.base.errors import InfeasibleError
 from cocurve_lab.calibration import CalibrationSet
+from cocurve_lab.extensions.figures import DEEP
 from cocurve_lab.extensions.judging.kept import plans_file
-from cocurve_lab.extensions.judging.lockstep import Sampling, compare_text
 from cocurve_lab.measuring.risk import measure_plans, standard_error
 from cocurve_lab.models.units import enumerate_units
 from cocurve_lab.solver.selection import Selection
 
-from ..tables import DataFrame, Row, Rows, pick, table_of
+from ..chart import chart, empty
+from ..lazy import DataFrame, Figure, PreTrainedModel
+from ..tables import Rows, table_of
 from .bench import Bench
-from .comparison import Comparison
-from .contenders import Competitor, named
-from .settings import CompareOptions, Judges
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-_LONG = 80  # characters of a prompt that a table still shows whole
-
-
-def leaders(
-    comparison: Comparison, ratio: float, count: int, search: str = "searched", metric: str = "kl"
-) -> list[str]:
-    """Name the methods of best rank at a ratio, best first; those off the ratio have no rank."""
-    ranked = comparison.summary(ratio, search).dropna(subset=f"{metric}_rank")
-    best = ranked.sort_values(f"{metric}_rank", kind="stable")["method"]
-    return [str(name) for name in best[:count]]
-
-
-def guards_table(
-    comparison: Comparison, ratios: Sequence[float], methods: Sequence[str]
-) -> DataFrame:
-    """Table KL and perplexity of some methods without guards and with their own best ones.
-
-    A method that failed at a ratio keeps its row, with the reason in place of the guards. One
-    without cells has no row.
-    """
-    rows: Rows = []
-    searches = {"none": "no guards", "searched": "own guards"}
-    for ratio in ratios:
-        cells = {
-            s: {row["method"]: row for row in pick(comparison.summary(ratio, s))} for s in searches
-        }
-        for name in (name for name in methods if name in cells["none"]):
-            own = cells["searched"][name]
-            row: Row = {"removed": f"{ratio:.0%}", "method": name}
-            for metric, heading, places in (("kl", "KL", 4), ("perplexity", "perplexity", 3)):
-                for search, words in searches.items():
-                    value = cells[search][name][metric]
-                    row[f"{heading}, {words}"] = None if value is None else round(value, places)
-            rows.append(row | {"its guards": own["failed"] or own["guards"]})
-    return table_of(rows)
+from .contenders import CompareOptions, Competitor, Judges, named
 
 
 def chosen_plans(
@@ -123,8 +85,6 @@ def paired_table(
         token), perplexity, nll_behind and nll_behind_error (its negative log-likelihood minus the
         reference's, nats per token; above 0 it is worse), sequences. The reference's own is 0.
     """
-    if reference not in plans:
-        raise InputError(f"there is no plan of {reference!r}. Choose one of {', '.join(plans)}.")
     path = plans_file(folder, model, text)
     table = measure_plans(model, list(plans.values()), text, checkpoint=path, progress=False)
     assert table.nll is not None  # measure_plans fills it
@@ -146,29 +106,32 @@ def paired_table(
     return table_of(sorted(rows, key=lambda row: float(row["perplexity"])))
 
 
-def side_by_side(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    plans: Mapping[str, Selection],
-    prompts: Sequence[str],
-    max_new_tokens: int = 24,
-) -> DataFrame:
-    """Continue each prompt greedily, by the dense model and by each plan.
+# Pictures -----------------------------------------------------------------------------------------
+def plot_layers(plans: Mapping[str, Selection]) -> Figure:
+    """Draw the share of each layer's removable parameters that each plan removes, as a heatmap."""
+    figure = empty()
+    values = np.array([layer_shares(plan) for plan in plans.values()])
+    few = values.shape[1] <= 16
+    figure.add_heatmap(
+        z=np.round(values, 4),
+        x=[f"{layer}" for layer in range(values.shape[1])],
+        y=list(plans),
+        zmin=0,
+        colorscale=DEEP,
+        texttemplate="%{z:.0%}" if few else None,
+        textfont={"color": "white"},
+        showscale=not few,  # few layers have their numbers written in
+        hovertemplate="%{y}, layer %{x}: %{z:.1%} removed<extra></extra>",
+    )
+    y = {"autorange": "reversed", "automargin": True}
+    title, height = "Share of each layer removed by each plan", 140 + 26 * len(plans)
+    return chart(figure, title, {"title_text": "layer", "type": "category"}, y, height=height)
 
-    Args:
-        model, tokenizer: the dense model.
-        plans: label -> plan; each label becomes a column.
-        prompts: texts to continue; of a long one the table shows the end.
-        max_new_tokens: largest length of a continuation.
 
-    Returns:
-        A row per prompt: prompt, dense, and one column per plan.
-    """
-    rows: Rows = []
-    for prompt in prompts:
-        row: Row = {"prompt": prompt if len(prompt) <= _LONG else f"…{prompt[-_LONG:]}"}
-        for label, plan in plans.items():
-            pair = compare_text(model, tokenizer, prompt, plan, Sampling(max_new_tokens))
-            row |= {"dense": pair.dense, label: pair.pruned}
-        rows.append(row)
-    return table_of(rows)
+def layer_shares(plan: Selection) -> np.ndarray:
+    """Return the share of each layer's removable parameters that a plan removes [layers]."""
+    units, gone = plan.units, plan.indicator
+    count = units.num_layers
+    total = np.bincount(units.layers, units.costs, minlength=count)
+    removed = np.bincount(units.layers[gone], units.costs[gone], minlength=count)
+    return np.divide(removed, total, out=np.zeros(count), where=total > 0)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency
@@ -16,11 +14,9 @@ from cocurve_lab.models.runtime import device_name, require_one_device
 from cocurve_lab.pruner.cutting import cut
 from cocurve_lab.solver.selection import Selection
 
+from ..lazy import DataFrame, PreTrainedModel
 from ..shared import marks
-from ..tables import DataFrame, Row, Rows, Table, kept_table, pick, table_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from ..tables import Row, Rows, Table, kept_table, pick, table_of
 
 
 def speed_table(
@@ -28,7 +24,6 @@ def speed_table(
     plans: Mapping[str, Selection],
     options: EfficiencyOptions | None = None,
     cache: str | os.PathLike[str] | None = None,
-    prune_seconds: Mapping[str, float] | None = None,
 ) -> DataFrame:
     """Measure size and speed of each plan's pruned model, timed in turn with the dense one.
 
@@ -38,13 +33,10 @@ def speed_table(
         options: batch sizes, lengths, repeats.
         cache: folder that keeps the table; None keeps nothing. Times belong to the machine and its
             load on that day: delete the table to take them again.
-        prune_seconds: label -> seconds that a plan took to make, as far as they are known. For
-            CoCurve this is the build of H, `curvature.provenance["seconds"]` (the paper's "Prune
-            time").
 
     Returns:
-        The rows of `Efficiency` with method, requested_ratio, realized_ratio, the pair's verdict
-        and prune_seconds (None if they are not known).
+        The rows of `Efficiency` with method, requested_ratio, realized_ratio and the pair's
+        verdict.
     """
     options = options or EfficiencyOptions()
     require_one_device(model)
@@ -68,9 +60,7 @@ def speed_table(
         threads=options.threads or torch.get_num_threads(),
         plans=[[label, plan.fingerprint] for label, plan in plans.items()],
     )
-    known = prune_seconds or {}
-    table = kept_table(cache, "speed", settings, compute)
-    return table_of(row | {"prune_seconds": known.get(row["method"])} for row in pick(table))
+    return kept_table(cache, "speed", settings, compute)
 
 
 def timing_marks(model: PreTrainedModel, options: EfficiencyOptions) -> Row:
@@ -85,8 +75,7 @@ def speed_summary(table: Table) -> DataFrame:
     """Summarize whether plans of one budget differ in speed, by ratio, quantity and batch size.
 
     `lowest` and `highest` are the slowest and the fastest plan's median ratio to the dense model.
-    `spread` is the median width of a plan's own quartile range, the change from repeating one
-    timing. `apart` says whether plans differ by more: the fastest and the slowest are further from
+    `apart` says whether plans differ by more: the fastest and the slowest are further from
     each other than the sum of the widths of their quartile ranges. (Ranges that just miss each
     other say little: of many plans, two do so by chance.) `faster` counts plans whose lower
     quartile is above 1.
@@ -105,7 +94,6 @@ def speed_summary(table: Table) -> DataFrame:
                 "plans": len(mine),
                 "lowest": slow["ratio"],
                 "highest": fast["ratio"],
-                "spread": float(np.median([_width(row) for row in mine])),
                 "apart": bool(fast["ratio"] - slow["ratio"] > _width(fast) + _width(slow)),
                 "faster": sum(row["low"] > 1 for row in mine),
             }
@@ -115,15 +103,3 @@ def speed_summary(table: Table) -> DataFrame:
 
 def _width(row: Row) -> float:
     return float(row["high"] - row["low"])
-
-
-def speed_sentence(row: Row) -> str:
-    """Say a row of `speed_summary` in words."""
-    lead = (
-        f"{row['requested_ratio']:.0%} removed, {row['quantity']} at batch {row['batch_size']}: "
-        f"{row['lowest']:.2f}x to {row['highest']:.2f}x dense, {row['faster']} of {row['plans']} "
-        "clearly faster"
-    )
-    if row["plans"] < 2:
-        return f"{lead}."
-    return f"{lead}; plans differ {'by' if row['apart'] else 'no'} more than repeats."

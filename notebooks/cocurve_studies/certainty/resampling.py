@@ -11,9 +11,6 @@ from cocurve_lab.base.errors import InputError
 from cocurve_lab.curvature.groups import Groups
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import ENOUGH, Sample, Statistic, jackknife, relative
-from cocurve_lab.extensions.analysis.gate import redundancy_interval
-
-GATE = "redundancy, gate"  # the interval of the FFN redundancy that the gate uses
 
 
 def of_groups(curvature: Curvature, groups: Iterable[int]) -> Curvature:
@@ -79,7 +76,7 @@ def coverage(
 
     Args:
         reference: a much larger H with groups [R, M, M].
-        statistic: as for `jackknife`; GATE tests the gate's interval of the redundancy instead.
+        statistic: as for `jackknife`.
         size, groups: sequences in each drawn calibration, and groups of them (2 to `size`).
         draws, seed: number of calibrations, at least 2; each takes the time of a jackknife and
             size x M^2 x 8 bytes.
@@ -90,8 +87,7 @@ def coverage(
             "and draws >= 2."
         )
     world, random = Sample.of(reference), np.random.default_rng(seed)
-    named = "ffn_redundancy" if statistic == GATE else statistic
-    truth = jackknife(reference, named).estimate
+    truth = jackknife(reference, statistic).estimate
     # where each group begins among the drawn rows: `add.reduceat` sums from there to the next start
     starts = np.array([part[0] for part in np.array_split(np.arange(size), groups)])
     found, held = [], np.zeros(truth.shape)
@@ -100,22 +96,10 @@ def coverage(
         grams = np.add.reduceat(world.grams[rows], starts, axis=0)
         positions = np.add.reduceat(world.positions[rows], starts)
         drawn = Curvature.from_groups(world.units, Groups(grams, positions), {})
-        result = jackknife(drawn, named)
+        result = jackknife(drawn, statistic)
         low, high = result.interval
-        if statistic == GATE:
-            ends = redundancy_interval(
-                float(result.estimate), drawn.ffn_redundancy_corrected, float(result.standard_error)
-            )
-            low, high = map(np.array, ends)
         held += (low <= truth) & (truth <= high)
         found.append((result.estimate, result.standard_error))
     values, errors = (np.stack(column) for column in zip(*found, strict=True))
     ratio = relative(errors.mean(axis=0), values.std(axis=0, ddof=1))
-    return Coverage(
-        GATE if statistic == GATE else result.name,
-        held / draws,
-        ratio,
-        draws,
-        groups,
-        result.confidence,
-    )
+    return Coverage(result.name, held / draws, ratio, draws, groups, result.confidence)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,13 +22,11 @@ from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 from cocurve_lab.solver.targets import Target
 
+from ..lazy import PreTrainedModel
 from ..shared import marks
 from ..tables import kept_rows
 from . import GuardsRule
 from .published import Published
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 LAMBDAS = (0.0, 0.5, 1.0)  # the paper's sweep
 

@@ -14,10 +14,11 @@ from cocurve_lab.extensions.choosing.settings import RELEASE_GUARDS
 from cocurve_lab.models.identity import demo_folder
 from cocurve_lab.solver.guards import FREE, Guards
 
+from ..lazy import PreTrainedTokenizerBase
 from ..tables import Row, Rows, pick
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig
 
 METRICS = "reference_metrics.json"
 # the release's name of a task, and of a metric

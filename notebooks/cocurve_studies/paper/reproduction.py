@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from cocurve_lab.base.atomic import write_atomically
 from cocurve_lab.base.errors import InfeasibleError
@@ -40,13 +40,11 @@ from cocurve_lab.pruner.saving import load_pruned
 from cocurve_lab.solver.selection import Selection
 
 from ..bake_off.speeds import timing_marks
+from ..lazy import PreTrainedModel, PreTrainedTokenizerBase
 from ..shared import marks
 from ..tables import Row, Rows, is_kept, kept_rows, pick, plus_minus
 from .published import Published, reference_metrics
 from .side_by_side import DENSE, HOURS, SIZES, best_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 

@@ -9,35 +9,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from cocurve_lab.base.errors import InputError
 from cocurve_lab.curvature.graph import Bridges, bridge_units
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import jackknife
-from cocurve_lab.extensions.figures import COLORS, DEEP, finish, graph_objects
 from cocurve_lab.solver.guards import UnitsLike
 from cocurve_lab.solver.solve import solve_greedy
 
+from ..lazy import DataFrame
 from ..shared import marks
-from ..tables import Columns, DataFrame, Row, Rows, Table, column, kept_table, pick, table_of
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
+from ..tables import Columns, Row, Rows, kept_table, table_of
 
 QUANTILES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 # columns of the two tables for reading, with `shown`
 THRESHOLD_COLUMNS: Columns = {
     "saliency_quantile": "saliency ≤ quantile",
+    "connectivity_quantile": "connectivity ≥",
     "bridges": "",
-    "expected": "",
-    "ranked": "too few",
-    "pruned_by_diagonal": "λ = 0",
-    "pruned_by_edges": "λ = 1",
+    "jaccard": "shared with both medians",
+    "pruned_by_diagonal": "λ = 0 removes",
+    "pruned_by_edges": "λ = 1 removes",
 }
 EDGE_COLUMNS: Columns = {
     "bridge": "",
@@ -53,7 +47,6 @@ EDGE_COLUMNS: Columns = {
 def bridge_table(
     curvature: Curvature,
     quantiles: Sequence[float] = QUANTILES,
-    connectivity: Literal["sum", "relative"] = "sum",
     ratio: float = 0.2,
     *,
     cache: str | os.PathLike[str] | None = None,
@@ -63,75 +56,60 @@ def bridge_table(
     Args:
         curvature: H [M, M].
         quantiles: of saliency (at most) and of connectivity (at least), every pair of them.
-        connectivity: as in `bridge_units`.
         ratio: of the two plans whose treatment of the bridges is counted.
 
     Returns:
-        One row per pair of thresholds. `bridges`, `attention` and `ffn` count units that pass both;
-        `ranked` says that `bridge_units` finds too few and lists others instead; `expected` is the
-        count if saliency and connectivity were independent; `jaccard` compares with median/median
-        (None where both are empty). `pruned_by_diagonal` and `pruned_by_edges` count bridges in
-        the plans of lambda 0 and 1. The same in every row: Pearson's `correlation` of saliency and
-        connectivity, its jackknife error over groups, and Spearman's `rank_correlation`.
+        One row per pair of thresholds. `bridges` counts units that pass both; `jaccard` compares
+        with median/median (None where both are empty). `pruned_by_diagonal` and `pruned_by_edges`
+        count bridges in the plans of lambda 0 and 1. The same in every row: Pearson's `correlation`
+        of saliency and connectivity, its jackknife error over groups, and Spearman's.
     """
-    if not quantiles:
-        raise InputError("bridge_table got no quantile. Give at least one in [0, 1].")
     settings = marks(
         curvature=curvature,
         quantiles=[float(q) for q in quantiles],
-        connectivity=connectivity,
         ratio=ratio,
     )
 
     def compute() -> Rows:
-        degree = _degree(curvature, connectivity)
-        middle = bridge_units(curvature, connectivity=connectivity)
-        reference = _passing(curvature.saliency, degree, middle)
+        reference = _passing(curvature, bridge_units(curvature))
         plans = [solve_greedy(curvature, ratio, strength).indicator for strength in (0.0, 1.0)]
-        error = _correlation_error(curvature, connectivity)
+        error = None
+        if curvature.group_grams is not None:
+            error = float(jackknife(curvature, _correlation).standard_error)
         rows = []
         for low in quantiles:
             for high in quantiles:
-                found = bridge_units(curvature, low, high, connectivity)
+                found = bridge_units(curvature, low, high)
+                chosen = _passing(curvature, found)
+                union = int((chosen | reference).sum())
                 rows.append(
                     {
                         "saliency_quantile": low,
                         "connectivity_quantile": high,
-                        "connectivity": connectivity,
                         "requested_ratio": ratio,
+                        "units": len(chosen),
+                        "bridges": int(chosen.sum()),
+                        "jaccard": float((chosen & reference).sum() / union) if union else None,
+                        "pruned_by_diagonal": int((chosen & plans[0]).sum()),
+                        "pruned_by_edges": int((chosen & plans[1]).sum()),
+                        "correlation": found.saliency_connectivity_correlation,
+                        "correlation_error": error,
+                        "rank_correlation": found.saliency_connectivity_rank_correlation,
                     }
-                    | _threshold_row(curvature, found, degree, reference, plans)
-                    | {"correlation_error": error}
                 )
         return rows
 
     return kept_table(cache, "bridge_thresholds", settings, compute)
 
 
-def _threshold_row(
-    curvature: Curvature,
-    found: Bridges,
-    degree: np.ndarray,
-    reference: np.ndarray,
-    plans: list[np.ndarray],
-) -> Row:
-    saliency, attention = curvature.saliency, curvature.units.kinds == "attention"
-    chosen = _passing(saliency, degree, found)
-    low, high = saliency <= found.saliency_threshold, degree >= found.connectivity_threshold
-    union = int((chosen | reference).sum())
-    return {
-        "units": len(chosen),
-        "bridges": int(chosen.sum()),
-        "attention": int((chosen & attention).sum()),
-        "ffn": int((chosen & ~attention).sum()),
-        "ranked": found.ranked,
-        "expected": float(low.sum() * high.sum() / len(chosen)),
-        "jaccard": float((chosen & reference).sum() / union) if union else None,
-        "pruned_by_diagonal": int((chosen & plans[0]).sum()),
-        "pruned_by_edges": int((chosen & plans[1]).sum()),
-        "correlation": found.saliency_connectivity_correlation,
-        "rank_correlation": found.saliency_connectivity_rank_correlation,
-    }
+def _correlation(part: Curvature) -> float:
+    return bridge_units(part).saliency_connectivity_correlation
+
+
+def _passing(curvature: Curvature, found: Bridges) -> np.ndarray:
+    """Units [M] that pass both thresholds, also where `bridge_units` lists others instead."""
+    low = curvature.saliency <= found.saliency_threshold
+    return low & (curvature.connectivity >= found.connectivity_threshold)
 
 
 def bridge_edges(curvature: Curvature, bridges: UnitsLike | None = None, top: int = 5) -> DataFrame:
@@ -148,11 +126,11 @@ def bridge_edges(curvature: Curvature, bridges: UnitsLike | None = None, top: in
         module, and the shares of units with at most the bridge's saliency and at least its
         connectivity.
     """
-    if top < 1:
-        raise InputError(f"top is {top}. Ask for at least one edge per bridge.")
     chosen = curvature.units.indices(bridge_units(curvature) if bridges is None else bridges)
-    correlation, grouped = curvature.correlation(), _groups(curvature) > 1
-    errors = jackknife(curvature, "edges").standard_error if grouped else None
+    correlation = curvature.correlation()
+    errors = None
+    if curvature.group_grams is not None:
+        errors = jackknife(curvature, "edges").standard_error
     rows: Rows = []
     for u in chosen:
         strength = np.abs(curvature.matrix[u])
@@ -186,80 +164,3 @@ def _edge_row(curvature: Curvature, u: int, v: int, rank: int) -> Row:
         "same_layer": unit.layer == partner.layer,
         "cross_module": unit.kind != partner.kind,
     }
-
-
-def plot_bridge_thresholds(table: Table) -> Figure:
-    """Plot the number of units that pass both thresholds, and the overlap with median/median."""
-    rows = pick(table)
-    if not rows:
-        raise InputError("the table has no rows. Pass one from bridge_table.")
-    low, high = (
-        sorted(set(column(table, name))) for name in ("saliency_quantile", "connectivity_quantile")
-    )
-    cells = {(row["saliency_quantile"], row["connectivity_quantile"]): row for row in rows}
-    grid = [[cells[x, y] for x in low] for y in high]
-    go = graph_objects()
-    figure = go.Figure(
-        go.Heatmap(
-            x=[f"{x:g}" for x in low],
-            y=[f"{y:g}" for y in high],
-            z=[[row["bridges"] for row in line] for line in grid],
-            text=[[_cell(row) for row in line] for line in grid],
-            texttemplate="%{text}",
-            colorscale=DEEP,
-            textfont={"color": "white"},
-            colorbar={"title": {"text": "units"}},
-            hovertemplate="saliency ≤ %{x}, connectivity ≥ %{y}: %{z} units<extra></extra>",
-        )
-    )
-    if 0.5 in low and 0.5 in high:
-        x, y = low.index(0.5), high.index(0.5)
-        figure.add_shape(
-            type="rect",
-            x0=x - 0.5,
-            x1=x + 0.5,
-            y0=y - 0.5,
-            y1=y + 0.5,
-            line={"color": COLORS["bridge"], "width": 3},
-        )
-    figure.update_xaxes(title_text="saliency at most this quantile", type="category")
-    figure.update_yaxes(title_text="connectivity at least this quantile", type="category")
-    row = rows[0]
-    error = row["correlation_error"]
-    title = (
-        f"Bridge units of {row['units']} (Jaccard with the boxed list); saliency and connectivity "
-        f"correlate {row['correlation']:.2f}" + ("" if error is None else f" ± {error:.2f}")
-    )
-    return finish(figure, title)
-
-
-def _cell(row: Row) -> str:
-    return f"{row['bridges']}" + ("" if row["jaccard"] is None else f" ({row['jaccard']:.2f})")
-
-
-def _degree(curvature: Curvature, connectivity: str) -> np.ndarray:
-    """Return the connectivity [M] that `bridge_units` cuts."""
-    if connectivity == "sum":
-        return curvature.connectivity
-    return np.abs(curvature.correlation()).sum(axis=1) - 1
-
-
-def _passing(saliency: np.ndarray, degree: np.ndarray, found: Bridges) -> np.ndarray:
-    """Units [M] that pass both thresholds, also where `bridge_units` lists others instead."""
-    return (saliency <= found.saliency_threshold) & (degree >= found.connectivity_threshold)
-
-
-def _groups(curvature: Curvature) -> int:
-    return 0 if curvature.group_grams is None else len(curvature.group_grams)
-
-
-def _correlation_error(
-    curvature: Curvature, connectivity: Literal["sum", "relative"]
-) -> float | None:
-    if _groups(curvature) < 2:
-        return None
-
-    def statistic(part: Curvature) -> float:
-        return bridge_units(part, connectivity=connectivity).saliency_connectivity_correlation
-
-    return float(jackknife(curvature, statistic).standard_error)

@@ -6,38 +6,30 @@ changes the H that is solved on; the predicted cost of a plan always comes from 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
-import numpy as np
-
-from cocurve_lab.base.errors import InfeasibleError, InputError
-from cocurve_lab.base.storage import fingerprint
-from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.extensions.figures import look
+from cocurve_lab.base.errors import InfeasibleError
+from cocurve_lab.curvature.matrix import BLOCKS, Curvature
+from cocurve_lab.extensions.analysis.variants import edge_variant, solve_variant
 from cocurve_lab.measuring.risk import PlanTable, standard_error
-from cocurve_lab.solver.guards import Guards
+from cocurve_lab.models.kinds import KINDS
+from cocurve_lab.solver.greedy import Greedy
+from cocurve_lab.solver.guards import FREE, Guards, Rules
 from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
+from cocurve_lab.solver.targets import require_strength
 
-from ..chart import add, chart, empty
 from ..draws import Plans, Redrawn
+from ..lazy import CalibrationSet, DataFrame, PreTrainedModel
 from ..shared import known, marks, solved
 from ..study import Study
-from ..tables import Columns, DataFrame, Folder, Row, Rows, Table, column, pick
-from .ablations import structure_table
-from .activations import with_correlations
+from ..tables import Columns, Folder, Row, Rows
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-    from transformers import PreTrainedModel
-
-    from cocurve_lab.calibration import CalibrationSet
-
-
-ACTIVATIONS = "activations"  # the axis of edges that are not of H
 METHOD = ("structure", "full H")  # axis and variant that every other row is compared with
+STRENGTHS = (0.0, 0.5, 1.0)  # of the axis "lambda"
 
 # columns of `edge_study` for reading, with `shown`
 COLUMNS: Columns = {
@@ -52,106 +44,153 @@ COLUMNS: Columns = {
 }
 
 
-@dataclass(frozen=True)
-class EdgeOptions:
-    """The plans to compare.
+# axis -> name of the row -> arguments of edge_variant; the first row of an axis is the method
+_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "structure": {
+        "full H": {},
+        "diagonal": {"structure": "diagonal"},
+        "within module": {"structure": "within_module"},
+        **{f"{block} block": {"structure": block} for block in BLOCKS},
+        **{
+            f"{block} block, no diagonal": {"structure": block, "keep_diagonal": False}
+            for block in BLOCKS
+        },
+    },
+    "reach": {
+        "all layers": {},
+        "adjacent layers": {"reach": "adjacent"},
+        "within layer": {"reach": "within_layer"},
+    },
+    "sign": {
+        "signed": {},
+        "clipped": {"sign": "clipped"},
+        "absolute": {"sign": "absolute"},
+        "correlation clipped": {"sign": "correlation_clipped"},
+    },
+}
 
-    Attributes:
-        ratios, guards: of all rows; the kinds axis restricts the kinds of the guards.
-        interaction_strength: lambda of all rows but those of the lambda axis.
-        strengths: lambdas of the lambda axis, solved on the full H.
-        correlations: name -> [M, M] in place of those of H, on its diagonal (axis "activations").
+
+def plain_greedy(
+    curvature: Curvature,
+    ratio: float,
+    interaction_strength: float = 1.0,
+    guards: Guards = FREE,
+) -> Selection:
+    """Solve by greedy on the marginal itself, not per parameter: Alg. 2 without dividing by c_u.
+
+    This is `solve_greedy` for the ablation of cost normalization; its arguments and errors are the
+    same. With equal costs the two agree.
     """
-
-    ratios: tuple[float, ...] = (0.2, 0.4)
-    interaction_strength: float = 1.0
-    strengths: tuple[float, ...] = (0.0, 0.5, 1.0)
-    guards: Guards = field(default_factory=Guards)
-    correlations: Mapping[str, np.ndarray] = field(default_factory=dict)
+    greedy = Greedy(curvature, Rules(curvature.units, guards, ratio))
+    greedy.divisors[:] = 1
+    return greedy.solve(require_strength(interaction_strength))
 
 
+def structure_table(
+    curvature: Curvature,
+    ratio: float,
+    interaction_strength: float = 1.0,
+    guards: Guards = FREE,
+) -> list[dict[str, Any]]:
+    """Solve every row of the edge ablations, ready for `measure_plans` ("Extended Ablations").
+
+    The axes are edge structure, reach, sign, the kinds that may be pruned (joint, head-only,
+    FFN-only) and the greedy rule (per cost, plain). The first row of each axis is the same plan,
+    that of the method; `measure_plans` measures equal plans once.
+
+    The kinds axis restricts `guards.kinds`; it is omitted if they name only one kind.
+
+    Returns:
+        One dict per row: "axis", "name", "selection" (its predicted risk is under the full H) and
+        "note". If a row has no plan (head-only at a high ratio, say), "selection" is None and
+        "note" gives the reason; otherwise "note" is empty.
+    """
+    settings = (ratio, interaction_strength)
+    solve_greedy(curvature, *settings, guards)  # raises where even the method has no plan
+    rows = []
+    for axis, variants in _VARIANTS.items():
+        for name, changes in variants.items():
+            variant = edge_variant(curvature, **changes)
+            solve = partial(solve_variant, curvature, variant, *settings, guards)
+            rows.append(_row(axis, name, solve))
+    if all(map(guards.allows, KINDS)):
+        for name, kinds in (("joint", KINDS), ("head-only", KINDS[:1]), ("FFN-only", KINDS[1:])):
+            only = replace(guards, kinds=kinds)
+            rows.append(_row("kinds", name, partial(solve_greedy, curvature, *settings, only)))
+    for name, rule in (("per cost", solve_greedy), ("plain", plain_greedy)):
+        rows.append(_row("rule", name, partial(rule, curvature, *settings, guards)))
+    return rows
+
+
+def _row(axis: str, name: str, solve: Callable[[], Selection]) -> dict[str, Any]:
+    """One row of the table; if no plan is reached, the reason becomes its note."""
+    selection, note = None, ""
+    try:
+        selection = solve()
+    except InfeasibleError as error:
+        note = str(error)
+    return {"axis": axis, "name": name, "selection": selection, "note": note}
+
+
+# The study ----------------------------------------------------------------------------------------
 def edge_study(
     model: PreTrainedModel,
     curvature: Curvature,
     held_out: CalibrationSet,
-    options: EdgeOptions = EdgeOptions(),
-    cache: Folder = None,
-    progress: bool = True,
+    ratios: Sequence[float] = (0.2, 0.4),
     *,
     draws: int = 0,
+    cache: Folder = None,
+    progress: bool = True,
 ) -> DataFrame:
     """Measure the held-out KL of the plan of every edge variant, beside that of the method.
 
-    The axes of `structure_table` (structure, reach, sign, kinds, rule), "lambda", and those of
-    `options.correlations`. Equal plans are measured once. Each draw of H makes every variant again;
-    correlations that are given stay as they are.
+    The axes are those of `structure_table` (structure, reach, sign, kinds, rule) and "lambda".
+    Equal plans are measured once. Each draw of H makes every variant again.
 
     Returns:
         One row per (axis, variant, ratio): realized_ratio, units, common (units shared with the
         method's plan), predicted_risk (under the full H), measured KL, difference (to the method's
-        plan), perplexity, perplexity_difference (its error is first order in the nll) and
-        dense_perplexity. Where a variant reaches no plan the numbers are None and `note` says why;
-        where the method itself reaches none, its row is the only one of that ratio.
+        plan), perplexity and perplexity_difference (its error is first order in the nll). Where a
+        variant reaches no plan the numbers are None and `note` says why.
     """
-    if not options.ratios:
-        raise InputError("ratios is empty. Give at least one share of removable cost, such as 0.2.")
 
     def compute(study: Study) -> Rows:
-        rows = [row for ratio in options.ratios for row in _variants(curvature, ratio, options)]
-        plans = [row["selection"] for row in rows if row["selection"] is not None]
-        if not plans:
-            return [_identity(row) for row in rows]
-        table, drawn = study.measure(plans), study.redraw(partial(_plans, options))
-        places = {plan.fingerprint: number for number, plan in enumerate(plans)}
-        methods = {row["requested_ratio"]: row["selection"] for row in rows if _is_method(row)}
+        rows = _variants(ratios, curvature)
+        plans = {row["selection"].fingerprint: row["selection"] for row in rows if row["selection"]}
+        table, drawn = study.measure(list(plans.values())), study.redraw(partial(_plans, ratios))
+        places = {mark: place for place, mark in enumerate(plans)}
+        methods = {_name(row)[0]: row["selection"] for row in rows if _name(row)[1:] == METHOD}
         return [
-            _identity(row)
-            | _numbers(table, places, row, methods.get(row["requested_ratio"]), drawn)
+            _identity(row) | _numbers(table, places, row, methods[_name(row)[0]], drawn)
             for row in rows
         ]
 
-    chosen = asdict(options)
-    if found := chosen.pop("correlations"):  # kept tables without any keep their names
-        chosen["correlations"] = {name: fingerprint(rho) for name, rho in found.items()}
-    settings = marks(model, curvature, held_out, **chosen)
+    settings = marks(model, curvature, held_out, ratios=[float(ratio) for ratio in ratios])
     study = Study(model, held_out, curvature, draws, cache, progress)
     return study.table("edges", settings, compute)
 
 
-def _variants(curvature: Curvature, ratio: float, options: EdgeOptions) -> Rows:
-    """Axis, name, selection or None, note and ratio of every row of one ratio."""
-    strength, guards = options.interaction_strength, options.guards
-    try:
-        rows = structure_table(curvature, ratio, strength, guards)
-    except InfeasibleError as error:
-        axis, name = METHOD
-        return [_entry(axis, name, None, str(error)) | {"requested_ratio": ratio}]
-    for value in options.strengths:
-        plan, note = solved(curvature, ratio, value, guards)
-        rows.append(_entry("lambda", f"lambda {value:g}", plan, note))
-    for name, rho in options.correlations.items():
-        plan, note = solved(with_correlations(curvature, rho), ratio, strength, guards)
-        priced = None if plan is None else plan.predicted_by(curvature)
-        rows.append(_entry(ACTIVATIONS, name, priced, note))
-    return [row | {"requested_ratio": ratio} for row in rows]
+def _variants(ratios: Sequence[float], curvature: Curvature) -> Rows:
+    """Axis, name, selection or None, note and ratio of every row."""
+    rows: Rows = []
+    for ratio in ratios:
+        found = structure_table(curvature, ratio)
+        for value in STRENGTHS:
+            plan, note = solved(curvature, ratio, value)
+            row = {"axis": "lambda", "name": f"lambda {value:g}"}
+            found.append(row | {"selection": plan, "note": note})
+        rows += [row | {"requested_ratio": ratio} for row in found]
+    return rows
 
 
-def _plans(options: EdgeOptions, curvature: Curvature) -> Plans:
+def _plans(ratios: Sequence[float], curvature: Curvature) -> Plans:
     """Return the plans of all rows on one draw of H."""
-    rows = [row for ratio in options.ratios for row in _variants(curvature, ratio, options)]
-    return {_name(row): row["selection"] for row in rows}
+    return {_name(row): row["selection"] for row in _variants(ratios, curvature)}
 
 
-def _name(row: Row) -> tuple[float, str, str]:
+def _name(row: Row) -> tuple[Any, str, str]:
     return row["requested_ratio"], row["axis"], row["name"]
-
-
-def _entry(axis: str, name: str, selection: Selection | None, note: str = "") -> Row:
-    return {"axis": axis, "name": name, "selection": selection, "note": note}
-
-
-def _is_method(row: Row) -> bool:
-    return (row["axis"], row["name"]) == METHOD
 
 
 def _identity(row: Row) -> Row:
@@ -168,26 +207,20 @@ def _identity(row: Row) -> Row:
         "perplexity",
         "perplexity_difference",
         "perplexity_difference_error",
-        "dense_perplexity",
     )
     named = {"axis": row["axis"], "variant": row["name"], "requested_ratio": row["requested_ratio"]}
     return named | {"note": row["note"]} | dict.fromkeys(names)
 
 
 def _numbers(
-    table: PlanTable,
-    places: dict[str, int],
-    row: Row,
-    method: Selection | None,
-    drawn: Redrawn,
+    table: PlanTable, places: dict[str, int], row: Row, method: Selection, drawn: Redrawn
 ) -> Row:
     """Return the measured columns of one row; nothing for a variant without a plan."""
     plan: Selection | None = row["selection"]
-    if plan is None or method is None:
+    if plan is None:
         return {}
     mine, other = places[plan.fingerprint], places[method.fingerprint]
-    assert table.nll is not None
-    assert table.dense_nll is not None
+    assert table.nll is not None  # measure_plans always has it
     difference, error = table.paired(mine, other)
     perplexity = table.perplexity
     nll_error = standard_error(table.nll[mine] - table.nll[other])
@@ -205,30 +238,4 @@ def _numbers(
         "perplexity": perplexity[mine],
         "perplexity_difference": perplexity[mine] - perplexity[other],
         **drawn.columns("perplexity_difference", perplexity_error, name, whole, "perplexity"),
-        "dense_perplexity": np.exp(table.dense_nll.mean()),
     }
-
-
-def plot_edges(table: Table) -> Figure:
-    """Plot the held-out KL of every variant, log axis; a dotted line per ratio is the method."""
-    figure, hover = empty(), "%{text}<br>KL %{x:.3g}<extra></extra>"
-    done = [row for row in pick(table) if row["measured"] is not None]
-    for number, ratio in enumerate(dict.fromkeys(column(table, "requested_ratio").tolist())):
-        rows, name = pick(done, requested_ratio=ratio), f"{ratio:.0%} removed"
-        y = [[row["axis"] for row in rows], [row["variant"] for row in rows]]
-        text = [_against_method(row) for row in rows]
-        add(figure, rows, "measured", y, name, number, bars="x", text=text, hover=hover)
-        for row in pick(rows, axis=METHOD[0], variant=METHOD[1]):
-            if row["measured"] > 0:
-                line = {"color": look(number)["color"], "dash": "dot"}
-                figure.add_vline(x=row["measured"], line=line)
-    missing = len(table) - len(done)
-    title = "Held-out KL by edge variant" + (f"; {missing} without a plan" if missing else "")
-    x = {"title_text": "held-out KL, nats per token", "type": "log"}
-    y_axis = {"title_text": "axis and variant", "autorange": "reversed"}
-    return chart(figure, title, x, y_axis, height=760)
-
-
-def _against_method(row: Row) -> str:
-    error = "" if row["difference_error"] is None else f" ± {row['difference_error']:.3g}"
-    return f"{row['variant']}: {row['difference']:+.3g}{error} against the method"

@@ -1,4 +1,4 @@
-"""The structure of H: its blocks, the budgets of its plans, and its spectrum.
+"""The structure of H: its blocks, and the budgets of its plans.
 
 Sections "Geometry of the Pruning Risk" and "Mechanism Analysis"; `propositions.py` has the paper's
 propositions. Nothing here runs a model: numpy alone, from H and its groups of sequences. Standard
@@ -7,31 +7,27 @@ errors are None for an H without groups.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cocurve_lab.base.errors import InputError
 from cocurve_lab.curvature.matrix import BLOCKS, Curvature
 from cocurve_lab.curvature.uncertainty import Sample
+from cocurve_lab.extensions.analysis.gate import redundancy_gate
 from cocurve_lab.extensions.figures import (
     COLORS,
     DASHES,
-    GUIDE,
     LABELS,
     SYMBOLS,
 )
 from cocurve_lab.models.kinds import KINDS
-from cocurve_lab.solver.guards import FREE, Guards
 from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
 
-from ..chart import add, chart, empty, log_scale, share_axis
+from ..chart import add, chart, empty, share_axis
+from ..lazy import DataFrame, Figure
 from ..shared import errors_of, group_marks, resampled, solved, spread_of
-from ..tables import Columns, DataFrame, Folder, Row, Rows, Table, column, kept_table, pick
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
+from ..tables import Columns, Folder, Row, Rows, Table, kept_table, pick
 
 REACHES = ("all", "same layer", "adjacent layers", "further")
 PAPER_BLOCKS = {"attention": 0.10, "cross": 0.086, "ffn": 0.07}  # Llama-3.1-8B-Instruct
@@ -108,79 +104,47 @@ def _halves(curvature: Curvature) -> list[np.ndarray] | None:
     return [half.correlation() for half in groups.halves()] if len(groups) > 1 else None
 
 
-def plot_blocks(table: Table) -> Figure:
-    """Plot mean |rho| per block and reach with error bars; gray bars are the noise floor."""
-    figure = empty()
-    looks = (("attention", "attention", ""), ("cross", "bridge", "x"), ("ffn", "ffn", "/"))
-    for block, color, pattern in looks:
-        rows = pick(table, block=block)
-        errors = [row["mean_absolute_error"] or 0.0 for row in rows]
-        figure.add_bar(
-            x=[row["reach"] for row in rows],
-            y=[row["mean_absolute"] for row in rows],
-            error_y={"array": errors, "color": GUIDE["color"]},
-            name=LABELS.get(block, block),
-            offsetgroup=block,
-            marker={"color": COLORS[color], "pattern": {"shape": pattern}},
-        )
-    for block in BLOCKS:
-        rows = [row for row in pick(table, block=block) if row["noise_floor"] is not None]
-        figure.add_bar(
-            x=[row["reach"] for row in rows],
-            y=[row["noise_floor"] for row in rows],
-            name="noise floor",
-            offsetgroup=block,
-            showlegend=block == BLOCKS[0],
-            marker={"color": "rgba(128,128,128,0.7)"},
-        )
-    figure.update_layout(barmode="group")
-    title = "Curvature correlation by block and distance"
-    return chart(figure, title, "distance of the two units", "mean |ρ|")
-
-
 # Budgets ------------------------------------------------------------------------------------------
 def budget_table(
     curvature: Curvature,
     ratio: float = 0.2,
     strengths: tuple[float, ...] = (0.0, 1.0),
-    guards: Guards = FREE,
     cache: Folder = None,
 ) -> DataFrame:
     """Return the share of cost that plans remove per layer and kind (appendix, "Layer pattern").
 
     Returns:
-        One row per lambda, kind and layer that has such units: units and share removed, share_error
-        (standard deviation of the share over 100 bootstrap draws of the groups, each solved anew)
-        and draws that had a plan. Where greedy reaches no plan, one row says so in `note`.
+        One row per lambda, kind and layer that has such units: units and share removed, and
+        share_error, the standard deviation of the share over 100 bootstrap draws of the groups,
+        each solved anew.
     """
-    settings = group_marks(curvature, ratio=ratio, strengths=list(strengths), guards=repr(guards))
+    settings = group_marks(curvature, ratio=ratio, strengths=list(strengths))
 
     def compute() -> Rows:
-        return [
-            row for value in strengths for row in _budget(curvature, ratio, float(value), guards)
-        ]
+        return [row for strength in strengths for row in _budget(curvature, ratio, strength)]
 
     return kept_table(cache, "budgets", settings, compute)
 
 
-def _budget(curvature: Curvature, ratio: float, strength: float, guards: Guards) -> Rows:
-    head: Row = {"interaction_strength": strength, "requested_ratio": ratio, "note": ""}
-    names = ("kind", "layer", "units", "share", "share_error", "draws")
-    plan, note = solved(curvature, ratio, strength, guards)
-    if plan is None:
-        return [head | dict.fromkeys(names) | {"note": note}]
-    again = [solved(part, ratio, strength, guards)[0] for part in resampled(curvature)]
-    drawn = [_shares(other) for other in again if other is not None]
-    shares, spread = _shares(plan), spread_of(drawn)
-    rows = []
-    for (kind, layer), place in np.ndenumerate(np.arange(shares.size).reshape(shares.shape)):
-        if np.isnan(shares[kind, layer]):
-            continue
-        units = plan.units
-        mine = plan.indicator & (units.layers == layer) & (units.kinds == KINDS[kind])
-        wobble = None if spread is None else spread.ravel()[place]
-        row = (KINDS[kind], layer, int(mine.sum()), shares[kind, layer], wobble, len(drawn))
-        rows.append(head | dict(zip(names, row, strict=True)))
+def _budget(curvature: Curvature, ratio: float, strength: float) -> Rows:
+    plan = solve_greedy(curvature, ratio, strength)
+    again = [solved(part, ratio, strength)[0] for part in resampled(curvature)]
+    spread = spread_of([_shares(other) for other in again if other is not None])
+    shares, units, rows = _shares(plan), plan.units, []
+    for number, kind in enumerate(KINDS):
+        for layer in np.flatnonzero(~np.isnan(shares[number])):
+            mine = plan.indicator & (units.layers == layer) & (units.kinds == kind)
+            rows.append(
+                {
+                    "interaction_strength": strength,
+                    "requested_ratio": ratio,
+                    "kind": kind,
+                    "layer": int(layer),
+                    "units": int(mine.sum()),
+                    "share": shares[number, layer],
+                    "share_error": None if spread is None else spread[number, layer],
+                }
+            )
     return rows
 
 
@@ -191,7 +155,7 @@ def _shares(plan: Selection) -> np.ndarray:
 
 def plot_budgets(table: Table) -> Figure:
     """Plot the share of each layer's attention and FFN cost removed, per lambda."""
-    figure, done = empty(), [row for row in pick(table) if not row["note"]]
+    figure, done = empty(), pick(table)
     for number, strength in enumerate(dict.fromkeys(row["interaction_strength"] for row in done)):
         dash, symbol = DASHES[number % len(DASHES)], SYMBOLS[number % len(SYMBOLS)]
         for kind in KINDS:
@@ -203,61 +167,143 @@ def plot_budgets(table: Table) -> Figure:
     return chart(figure, "Share of each layer removed, by kind and λ", "layer", y)
 
 
-# Spectrum -----------------------------------------------------------------------------------------
-def spectrum_table(curvature: Curvature, cache: Folder = None) -> DataFrame:
-    """Return the eigenvalues of H, largest first, and the effective number of directions.
+# Propositions -------------------------------------------------------------------------------------
+# columns of `proposition_table` for reading, with `shown`
+COLUMNS: Columns = {
+    "quantity": "",
+    "requested_ratio": "removed",
+    "value": "",
+    "reference": "by the proposition",
+}
+
+
+def proposition_table(
+    curvature: Curvature,
+    ratios: Sequence[float] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5),
+    cache: Folder = None,
+) -> DataFrame:
+    """Return both sides of the paper's propositions about H and its plans, for this H.
+
+    - "smallest eigenvalue over the largest" (Prop. "Gram equivalence"): at least -1e-6, what
+      float32 features leave.
+    - "share of |H| off the diagonal", and "single-unit KL CV, FFN": std / mean of the measured KL
+      of single FFN groups.
+    - "edge over diagonal" (Prop. "Edge-to-diagonal balance"), on the lambda = 0 plan S: median over
+      u in S with H_uu > 0 of |sum over v in S, v != u of H_uv| / (1/2 H_uu), against the median of
+      2 |S| |rho_bar|, with the mean correlation rho_bar over pairs of S.
+    - "weighted mean correlation" (Prop. "The diagonal omission"), on the same plan: the mean of
+      rho_uv over its pairs, weighted by sqrt(H_uu H_vv); the paper calls it the statistic of its
+      gate, so the reference is the FFN redundancy without sampling noise.
+    - "share of positive edges" of the plan of lambda 1.
+    - "overshoot" (Prop. "Overshoot bound"): realized less requested ratio, at most the largest
+      unit's share of the cost.
 
     Returns:
-        One row per eigenvalue: rank (from 1), eigenvalue, share of the trace, cumulative share,
-        with jackknife errors (low where eigenvalues nearly coincide); and, the same in every row,
-        effective_rank = exp of the entropy of the shares (Roy and Vetterli 2007), and participation
-        = trace^2 / sum of squares.
+        Rows of quantity, requested_ratio, units (|S|), value, value_error (plan fixed: a jackknife,
+        for medians and shares a bootstrap of the groups), reference and holds.
     """
-    if not curvature.saliency.sum() > 0:
-        raise InputError(
-            "the trace of H is 0, so no eigenvalue has a share of it. Build H on more text."
-        )
-    return kept_table(cache, "spectrum", group_marks(curvature), lambda: _spectrum(curvature))
+    settings = group_marks(curvature, ratios=list(ratios))
+
+    def compute() -> Rows:
+        rows = _whole_rows(curvature)
+        for ratio in ratios:
+            zero, one = (solve_greedy(curvature, ratio, strength) for strength in (0.0, 1.0))
+            rows += [_overshoot(plan) for plan in (zero, one)]
+            if len(zero) > 1 and len(one) > 1:
+                rows += [_balance(curvature, zero), _weighted(curvature, zero)]
+                rows.append(_positive(curvature, one))
+        return rows
+
+    return kept_table(cache, "propositions", settings, compute)
 
 
-def _spectrum(curvature: Curvature) -> Rows:
-    size = len(curvature.units)
-
-    def read(part: Curvature) -> np.ndarray:
-        values = part.spectrum()
-        shares = np.clip(values / values.sum(), 0.0, None)  # rounding makes the last ones negative
-        rank = np.exp(-(shares * np.log(np.where(shares > 0, shares, 1.0))).sum())
-        return np.concatenate([values, shares, np.cumsum(shares), [rank, 1 / (shares**2).sum()]])
-
-    values, errors = read(curvature), errors_of(curvature, read, 3 * size + 2)
-    whole = {
-        "effective_rank": values[-2],
-        "effective_rank_error": errors[-2],
-        "participation": values[-1],
-        "participation_error": errors[-1],
+def _row(quantity: str, value: float, error: float | None, plan: Selection | None = None) -> Row:
+    return {
+        "quantity": quantity,
+        "requested_ratio": None if plan is None else plan.requested_ratio,
+        "units": None if plan is None else len(plan),
+        "value": value,
+        "value_error": error,
+        "reference": None,
+        "holds": None,
     }
-    rows = []
-    for rank in range(size):
-        row: Row = {"rank": rank + 1}
-        for part, name in enumerate(("eigenvalue", "share", "cumulative")):
-            row |= {name: values[part * size + rank], f"{name}_error": errors[part * size + rank]}
-        rows.append(row | whole)
+
+
+def _whole_rows(curvature: Curvature) -> Rows:
+    spectrum = curvature.spectrum()
+    relative = spectrum[-1] / spectrum[0] if spectrum[0] > 0 else 0.0
+
+    def mass(part: Curvature) -> float:
+        total = float(np.abs(part.matrix).sum())
+        return 1 - float(part.saliency.sum()) / total if total > 0 else np.nan
+
+    gram = _row("smallest eigenvalue over the largest", relative, None)
+    rows = [gram | {"reference": 0.0, "holds": bool(relative >= -1e-6)}]
+    error = errors_of(curvature, mass, 1)[0]
+    rows.append(_row("share of |H| off the diagonal", mass(curvature), error))
+    if curvature.group_risks is not None:
+        risks = curvature.group_risks[:, curvature.units.kinds == "ffn"]
+        count = len(risks)
+        # the positions of a draw are one factor for all units, so they cancel in std / mean
+        drop = [_variation(risks.sum(axis=0) - part) for part in risks]
+        error = float(np.sqrt((count - 1) * np.var(drop))) if count > 1 else None
+        rows.append(_row("single-unit KL CV, FFN", _variation(risks.sum(axis=0)), error))
     return rows
 
 
-def plot_spectrum(table: Table) -> Figure:
-    """Plot the share of the trace by rank, log axis, and the cumulative share."""
-    figure = empty()
-    for number, name in enumerate(("share", "cumulative")):
-        add(
-            figure,
-            [row for row in pick(table) if row[name] > 0],
-            "rank",
-            name,
-            name,
-            number,
-            size=6,
-        )
-    title = f"Spectrum of H: effective rank {column(table, 'effective_rank')[0]:.1f}"
-    y = log_scale("share of the trace of H", column(table, "share"))
-    return chart(figure, title, "rank of the eigenvalue", y)
+def _variation(values: np.ndarray) -> float:
+    """Return std / mean, NaN of nothing."""
+    return float(values.std() / values.mean()) if values.any() else float("nan")
+
+
+def _overshoot(plan: Selection) -> Row:
+    most = float(plan.units.costs.max() / plan.units.total_cost)
+    over = plan.realized_ratio - plan.requested_ratio
+    return _row("overshoot", over, 0.0, plan) | {"reference": most, "holds": over <= most}
+
+
+def _balance(curvature: Curvature, plan: Selection) -> Row:
+    block = np.ix_(plan.pruned, plan.pruned)
+
+    def median(part: Curvature) -> float:
+        matrix = part.matrix[block]
+        diagonal = np.diagonal(matrix)
+        live = diagonal > 0
+        edges = np.abs(matrix.sum(axis=1) - diagonal)
+        return float(np.median(edges[live] / (diagonal[live] / 2))) if live.any() else np.nan
+
+    row = _bootstrapped("edge over diagonal", curvature, median, plan)
+    return row | {"reference": redundancy_gate(curvature, plan.requested_ratio).edge_to_diagonal}
+
+
+def _weighted(curvature: Curvature, plan: Selection) -> Row:
+    block, pairs = np.ix_(plan.pruned, plan.pruned), np.triu_indices(len(plan), k=1)
+
+    def weighted(part: Curvature) -> float:
+        root = np.sqrt(part.saliency[list(plan.pruned)])
+        weights = np.outer(root, root)[pairs]
+        total = float(weights.sum())
+        return float(part.correlation()[block][pairs] @ weights) / total if total > 0 else np.nan
+
+    error = errors_of(curvature, weighted, 1)[0]
+    clean = curvature.ffn_redundancy_corrected
+    reference = curvature.ffn_redundancy if clean is None else clean
+    row = _row("weighted mean correlation", weighted(curvature), error, plan)
+    return row | {"reference": reference}
+
+
+def _positive(curvature: Curvature, plan: Selection) -> Row:
+    block, pairs = np.ix_(plan.pruned, plan.pruned), np.triu_indices(len(plan), k=1)
+
+    def positive(part: Curvature) -> float:
+        return float((part.matrix[block][pairs] > 0).mean())
+
+    return _bootstrapped("share of positive edges", curvature, positive, plan)
+
+
+def _bootstrapped(
+    quantity: str, curvature: Curvature, statistic: Callable[[Curvature], float], plan: Selection
+) -> Row:
+    spread = spread_of([statistic(part) for part in resampled(curvature)])
+    error = None if spread is None else float(spread)
+    return _row(quantity, statistic(curvature), error, plan)

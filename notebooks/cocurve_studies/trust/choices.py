@@ -1,84 +1,62 @@
-"""The best lambda and the best guards, ratio by ratio (section "A trust-region view").
+"""The best lambda, ratio by ratio, and edges against the diagonal, without guards and with.
 
-Everything is chosen on one text and reported on another.
+Sections "A trust-region view" and "Ablations: the edge term is decisive". Everything is chosen on
+one text and reported on another.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from cocurve_lab.base.errors import InfeasibleError
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.extensions.choosing.racing import Candidate, ChoiceOptions, Judge
+from cocurve_lab.extensions.choosing.racing import Candidate, ChoiceOptions
 from cocurve_lab.extensions.choosing.settings import (
-    GuardsChoice,
-    InteractionChoice,
     choose_guards,
     choose_interaction_strength,
     guards_grid,
 )
 from cocurve_lab.extensions.figures import look
 from cocurve_lab.extensions.judging.kept import plans_file
+from cocurve_lab.measuring.risk import PlanTable, standard_error
 from cocurve_lab.solver.selection import Selection
 
 from ..chart import add, chart, empty, log_scale
-from ..draws import Redrawn, again, carried
-from ..shared import marks
+from ..draws import Redrawn, again
+from ..lazy import DataFrame, Figure, PreTrainedModel
+from ..shared import marks, solved
 from ..study import Study
-from ..tables import Columns, DataFrame, Folder, Row, Rows, Table, column, pick, table_of
+from ..tables import Columns, Folder, Row, Rows, Table, column, pick
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-    from transformers import PreTrainedModel
+NONE, OWN = "without guards", "each with its own guards"
 
-
-# lambda of the authors' release at 20 %, by model: the lowest held-out KL over its path
-RELEASED: Mapping[str, float] = MappingProxyType(
-    {"Llama-3.1-8B-Instruct": 0.0108, "Llama-3.2-3B": 0.0911, "Falcon3-7B": 0.2177}
-)
-
-# columns of `strength_summary` and `guards_study` for reading, with `shown`
-BEST_COLUMNS: Columns = {
+# columns of `strength_study` and of `diagonal_study` for reading, with `shown`
+STRENGTH_COLUMNS: Columns = {
     "requested_ratio": "removed",
-    "plans": "plans measured",
-    "best_from": "best λ from",
-    "best_to": "to",
-    "gate": "gate's λ",
-    "kl_best": "KL of the best",
-    "kl_lambda_0": "KL, λ 0",
-    "kl_lambda_1": "KL, λ 1",
-}
-BENEFIT_COLUMNS: Columns = {
-    "requested_ratio": "removed",
-    "edge_benefit": "KL(λ 0) − KL(λ 1)",
-    "lambda_0_behind": "KL(λ 0) − KL(best)",
-    "lambda_1_behind": "KL(λ 1) − KL(best)",
-}
-FITTING_COLUMNS: Columns = {
-    "requested_ratio": "removed",
+    "plan": "",
+    "start": "λ from",
+    "stop": "to",
+    "kl": "KL",
+    "difference": "KL − best",
     "edge_mass": "edge mass E",
-    "remainder": "remainder b",
     "fitting": "1 + b/E, fits",
     "printed": "1 − b/E, printed",
 }
-GUARDS_COLUMNS: Columns = {
+DIAGONAL_COLUMNS: Columns = {
     "requested_ratio": "removed",
-    "judge": "judged by",
-    "role": "plan",
-    "guards": "",
-    "kl": "KL",
-    "perplexity": "",
-    "difference": "",
+    "search": "",
+    "kl_0": "KL, diagonal",
+    "kl_1": "KL, edges",
+    "edge_benefit": "saved by edges",
+    "loss_benefit": "loss saved",
+    "guards_1": "guards, edges",
 }
-
-
-Name = tuple[Any, ...]  # of a choice: its ratio, and its judge; of a plan: that and its role
 
 
 class Texts(NamedTuple):
@@ -88,6 +66,7 @@ class Texts(NamedTuple):
     report: CalibrationSet
 
 
+# Lambda -------------------------------------------------------------------------------------------
 def strength_study(
     model: PreTrainedModel,
     curvature: Curvature,
@@ -98,22 +77,22 @@ def strength_study(
     draws: int = 0,
     cache: Folder = None,
 ) -> DataFrame:
-    """Measure the held-out KL of every plan that lambda makes, ratio by ratio.
+    """Measure the held-out KL of plans that lambda makes, ratio by ratio.
 
     Section "Trust-Region View". `texts` must be disjoint from each other and from the calibration.
 
     Returns:
-        One row per ratio and plan. `role` is "candidate" (measured on `texts.choose`; `chosen`
-        marks the best), or "best", "lambda 0", "lambda 1" (measured on `texts.report`, with the
-        difference to the best). `edge_mass` is E, `remainder` b, `fitting` 1 + b/E, `printed` 1 -
-        b/E. `gate` is the lambda of the redundancy gate, None where it is undecided. `edge_benefit`
-        is KL(lambda 0) - KL(lambda 1) on `texts.report`: positive where edges help.
+        One row per ratio and plan. `plan` is "candidate" (measured on `texts.choose`; `chosen`
+        marks the best, `tied` what cannot be told from it), or "best", "lambda 0", "lambda 1"
+        (measured on `texts.report`, with the difference to the best). `edge_mass` is E, `remainder`
+        b, `fitting` 1 + b/E, `printed` 1 - b/E.
     """
-    settings = choice_marks(model, curvature, texts, ratios, options)
 
     def compute(study: Study) -> Rows:
-        choices: dict[Name, InteractionChoice] = {
-            (ratio,): choose_interaction_strength(
+        rows: Rows = []
+        reported: dict[Any, Selection] = {}
+        for ratio in ratios:
+            choice = choose_interaction_strength(
                 model,
                 curvature,
                 ratio,
@@ -121,101 +100,35 @@ def strength_study(
                 report_on=texts.report,
                 options=kept_beside(options, cache, model, texts.choose),
             )
-            for ratio in ratios
-        }
-        candidates: dict[Name, Selection] = {
-            (*name, place): entry.selection
-            for name, choice in choices.items()
-            for place, entry in enumerate(choice.candidates)
-            if not entry.stopped_early
-        }
-        raced = _redrawn(replace(study, text=texts.choose), candidates)
-        reported = _redrawn(study, _reported(choices))
-        rows = []
-        for name, choice in choices.items():
-            benefit = _edge_benefit(study, name, choice, reported)
-            gate = {"gate": choice.gate.verdict}
-            rows += [row | benefit for row in _rows(name, choice, gate, raced, reported)]
+            for entry in choice.candidates:
+                chosen = entry is choice.chosen
+                rows.append(_candidate(ratio, "candidate", entry) | {"chosen": chosen})
+            for name, entry in choice.report.items():
+                rows.append(_candidate(ratio, name, entry) | {"chosen": False})
+                reported[ratio, name] = entry.selection
+        drawn = study.redraw(lambda h: {name: again(plan, h) for name, plan in reported.items()})
+        for row in rows:
+            ratio, plan, error = row["requested_ratio"], row["plan"], row["difference_error"]
+            if plan != "candidate":
+                row |= drawn.columns("difference", error, (ratio, plan), (ratio, "best"))
         return rows
 
     study = Study(model, texts.report, curvature, draws, cache, options.progress)
-    return study.table("strength", settings, compute)
+    return study.table("strength", choice_marks(model, curvature, texts, ratios, options), compute)
 
 
-def _edge_benefit(study: Study, name: Name, choice: InteractionChoice, drawn: Redrawn) -> Row:
-    """KL(lambda 0) - KL(lambda 1) over the same rows; None where one of the two has no plan."""
-    ends = ("lambda 0", "lambda 1")
-    plans = [choice.report[end].selection for end in ends if end in choice.report]
-    if len(plans) < 2:
-        return {"edge_benefit": None, "edge_benefit_error": None}
-    benefit, error = study.measure(plans).paired(0, 1)
-    zero, one = ((*name, end) for end in ends)
-    return {"edge_benefit": benefit} | drawn.columns("edge_benefit", error, zero, one)
-
-
-def _reported(choices: Mapping[Name, InteractionChoice | GuardsChoice]) -> dict[Name, Selection]:
-    """Return the plans measured on the reported rows, by name and role."""
+def _candidate(ratio: float, plan: str, entry: Candidate) -> Row:
+    fit = entry.fit
     return {
-        (*name, role): entry.selection
-        for name, choice in choices.items()
-        for role, entry in choice.report.items()
-    }
-
-
-def _redrawn(study: Study, plans: Mapping[Name, Selection]) -> Redrawn:
-    """Solve the same settings on draws of H."""
-    return study.redraw(lambda h: {name: again(plan, h) for name, plan in plans.items()})
-
-
-def _rows(
-    name: Name,
-    choice: InteractionChoice | GuardsChoice,
-    extra: Row,
-    raced: Redrawn,
-    reported: Redrawn,
-) -> Rows:
-    judge = choice.chosen.judge
-    winner = choice.candidates.index(choice.winner)
-    shared = {
-        "requested_ratio": choice.best.requested_ratio,
-        "left_out": choice.left_out,
-        "infeasible": len(choice.infeasible),
-        **extra,
-    }
-    rows = [
-        {"role": "candidate", **shared, **_candidate(entry), "chosen": entry is choice.chosen}
-        | raced.columns(
-            "difference", entry.difference_error, (*name, place), (*name, winner), judge
-        )
-        for place, entry in enumerate(choice.candidates)
-    ]
-    rows += [
-        {"role": role, **shared, **_candidate(entry), "chosen": role == "best"}
-        | reported.columns(
-            "difference", entry.difference_error, (*name, role), (*name, "best"), judge
-        )
-        for role, entry in choice.report.items()
-    ]
-    return rows
-
-
-def _candidate(entry: Candidate) -> Row:
-    fit, plan = entry.fit, entry.selection
-    return {
+        "requested_ratio": ratio,
+        "plan": plan,
         "start": entry.intervals[0][0],
         "stop": entry.intervals[-1][1],
-        "interaction_strength": plan.interaction_strength,
-        "guards": str(entry.guards[0]),
-        "realized_ratio": plan.realized_ratio,
-        "units": len(plan),
-        "predicted_risk": plan.predicted_risk,
+        "rows": entry.rows,
         "kl": entry.kl,
         "kl_error": entry.standard_error,
-        "perplexity": entry.perplexity,
-        "rows": entry.rows,
         "difference": entry.difference,
         "difference_error": entry.difference_error,
-        "stopped_early": entry.stopped_early,
         "tied": entry.tied,
         "edge_mass": fit.edge_mass,
         "remainder": fit.remainder,
@@ -223,90 +136,6 @@ def _candidate(entry: Candidate) -> Row:
         "fitting_error": fit.strength_error,
         "printed": fit.printed,
     }
-
-
-def strength_summary(table: Table) -> DataFrame:
-    """Summarize each ratio: the best plan's lambda, the lambda that fits, the edge benefit.
-
-    E and b are those of the plan of lambda = 1 on the reported rows: a plan and rows that were not
-    picked for their KL.
-    """
-    rows = []
-    for ratio in dict.fromkeys(row["requested_ratio"] for row in pick(table)):
-        part = pick(table, requested_ratio=ratio)
-        chosen = next(row for row in part if row["role"] == "candidate" and row["chosen"])
-        best, zero, one = (
-            next((row for row in part if row["role"] == role), None)
-            for role in ("best", "lambda 0", "lambda 1")
-        )
-        row: Row = {
-            "requested_ratio": ratio,
-            "best_from": chosen["start"],
-            "best_to": chosen["stop"],
-            "gate": chosen["gate"],
-            "plans": sum(row["role"] == "candidate" for row in part),
-        }
-        for name, entry in (("best", best), ("lambda_0", zero), ("lambda_1", one)):
-            row[f"kl_{name}"] = None if entry is None else entry["kl"]
-            row[f"kl_{name}_error"] = None if entry is None else entry["kl_error"]
-        for name, entry in (("lambda_0", zero), ("lambda_1", one)):
-            row |= {f"{name}_behind": None, f"{name}_behind_error": None}
-            row |= {} if entry is None else carried(entry, "difference", f"{name}_behind")
-        row |= carried(chosen, "edge_benefit", "edge_benefit")
-        for name in ("edge_mass", "remainder", "fitting", "fitting_error", "printed"):
-            row[name] = None if one is None else one[name]
-        row["remainder_error"] = row[
-            "kl_lambda_1_error"
-        ]  # of b = KL - 1/2 s^T H s, H taken as exact
-        rows.append(row)
-    return table_of(rows)
-
-
-# Guards -------------------------------------------------------------------------------------------
-def guards_study(
-    model: PreTrainedModel,
-    curvature: Curvature,
-    texts: Texts,
-    ratios: Sequence[float] = (0.2, 0.4),
-    *,
-    options: ChoiceOptions = ChoiceOptions(),
-    draws: int = 0,
-    cache: Folder = None,
-) -> DataFrame:
-    """Choose layer cap and protection by held-out KL and by perplexity, at lambda 1 (Alg. 2).
-
-    Each draw of H solves every plan again under the same guards; the choice is not repeated.
-
-    Returns:
-        One row per ratio, judge and plan; `role` as in `strength_study`, with "no guards" and
-        "release's guards" reported beside the best.
-    """
-    settings = choice_marks(model, curvature, texts, ratios, options)
-    settings["grid"] = [str(guards) for guards in guards_grid()]
-    judges: tuple[Judge, ...] = ("kl", "nll")
-
-    def compute(study: Study) -> Rows:
-        choices: dict[Name, GuardsChoice] = {
-            (ratio, judge): choose_guards(
-                model,
-                curvature,
-                ratio,
-                texts.choose,
-                report_on=texts.report,
-                options=replace(kept_beside(options, cache, model, texts.choose), judge=judge),
-            )
-            for ratio in ratios
-            for judge in judges
-        }
-        # no verdict compares the candidates, so they are not redrawn
-        reported = _redrawn(study, _reported(choices))
-        rows = []
-        for name, choice in choices.items():
-            rows += _rows(name, choice, {"judge": name[1]}, Redrawn(), reported)
-        return rows
-
-    study = Study(model, texts.report, curvature, draws, cache, options.progress)
-    return study.table("guards", settings, compute)
 
 
 def kept_beside(
@@ -324,11 +153,10 @@ def choice_marks(
     ratios: Sequence[float],
     options: ChoiceOptions,
 ) -> dict[str, Any]:
-    """Return the settings of a table of choices; the grid of guards is not among them."""
+    """Return the settings of a table of choices."""
     return marks(
         model,
         curvature,
-        dtype=False,
         choose=texts.choose.fingerprint,
         report=texts.report.fingerprint,
         ratios=[float(ratio) for ratio in ratios],
@@ -339,38 +167,116 @@ def choice_marks(
     )
 
 
-# Pictures -----------------------------------------------------------------------------------------
 def plot_strength(table: Table) -> Figure:
     """Plot held-out KL against lambda, one curve per ratio; a ring marks the plan that was chosen.
 
     The axis is symlog-like (arsinh), because published choices reach from 4.5e-5 to 0.2.
     """
     figure, scale = empty(), 1e-3
+    candidates = pick(table, plan="candidate")
 
     def middle(row: Row) -> float:
         return math.asinh((row["start"] + row["stop"]) / 2 / scale)
 
-    for number, ratio in enumerate(dict.fromkeys(row["requested_ratio"] for row in pick(table))):
-        rows = pick(table, requested_ratio=ratio, role="candidate")
-        rows.sort(key=lambda row: row["start"])
+    for number, ratio in enumerate(dict.fromkeys(row["requested_ratio"] for row in candidates)):
+        rows = sorted(pick(candidates, requested_ratio=ratio), key=lambda row: row["start"])
         words = [f"λ {row['start']:.4g} to {row['stop']:.4g}, {row['rows']} rows" for row in rows]
         hover = "%{text}<br>KL %{y:.4g}<extra></extra>"
-        name = f"{ratio:.0%}"
-        add(figure, rows, middle, "kl", name, number, line="solid", text=words, hover=hover)
-        ring = look(number) | {"symbol": "circle-open", "size": 16, "line": {"width": 2}}
-        figure.add_scatter(
-            x=[middle(row) for row in rows if row["chosen"]],
-            y=[row["kl"] for row in rows if row["chosen"]],
-            mode="markers",
-            showlegend=False,
-            marker=ring,
-            hovertemplate=f"chosen at {name}<extra></extra>",
+        add(
+            figure,
+            rows,
+            middle,
+            "kl",
+            f"{ratio:.0%}",
+            number,
+            line="solid",
+            text=words,
+            hover=hover,
         )
+        ring = look(number) | {"symbol": "circle-open", "line": {"width": 2}}
+        chosen = pick(rows, chosen=True)
+        add(figure, chosen, middle, "kl", "chosen", ring, bars="", size=16, showlegend=False)
     ticks = [0.0, 1e-3, 1e-2, 1e-1, 1.0]
     places = np.arcsinh(np.array(ticks) / scale).tolist()
     return chart(
         figure,
         "Held-out KL by λ, for each share removed (rings: the plans chosen)",
         {"title_text": "weight of the edges (λ)", "tickvals": places, "ticktext": ticks},
-        log_scale("held-out KL, nats per token", column(table, "kl")),
+        log_scale("held-out KL, nats per token", column(candidates, "kl")),
     )
+
+
+# Edges against the diagonal -----------------------------------------------------------------------
+def diagonal_study(
+    model: PreTrainedModel,
+    curvature: Curvature,
+    texts: Texts,
+    ratios: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.5),
+    *,
+    options: ChoiceOptions = ChoiceOptions(),
+    draws: int = 0,
+    cache: Folder = None,
+) -> DataFrame:
+    """Measure the plans of lambda 1 and lambda 0, without guards and each with its own.
+
+    Guards are chosen by `choose_guards` on `texts.choose`, in one grid and by one rule for both.
+    Each draw of H solves every plan again under the same guards; the choice is not repeated.
+
+    Returns:
+        One row per ratio and search (`NONE`, `OWN`) with a plan of either lambda. `kl_0` and
+        `kl_1` are those of lambda 0 and 1 on `texts.report`, `edge_benefit` is kl_0 - kl_1, and
+        `loss_benefit` the same of the loss on the text, the logarithm of perplexity: positive where
+        edges help.
+    """
+    settings = choice_marks(model, curvature, texts, ratios, options)
+    settings["grid"] = [str(guards) for guards in guards_grid()]
+
+    def compute(study: Study) -> Rows:
+        plans: dict[Any, Selection] = {}
+        chosen_by = kept_beside(options, cache, model, texts.choose)
+        for ratio in ratios:
+            for strength in (0.0, 1.0):
+                free, _ = solved(curvature, ratio, strength)
+                if free is not None:
+                    plans[ratio, NONE, strength] = free
+                try:
+                    choice = choose_guards(
+                        model,
+                        curvature,
+                        ratio,
+                        texts.choose,
+                        interaction_strength=strength,
+                        options=chosen_by,
+                    )
+                except InfeasibleError:
+                    continue
+                plans[ratio, OWN, strength] = choice.best
+        table, names = study.measure(list(plans.values())), list(plans)
+        drawn = study.redraw(lambda h: {name: again(plan, h) for name, plan in plans.items()})
+        rows: Rows = []
+        for ratio in ratios:
+            for search in (NONE, OWN):
+                pair = (ratio, search, 0.0), (ratio, search, 1.0)
+                if set(pair) <= plans.keys():
+                    places = [names.index(name) for name in pair]
+                    head = {"requested_ratio": ratio, "search": search}
+                    rows.append(head | _benefit(table, drawn, pair, places))
+        return rows
+
+    study = Study(model, texts.report, curvature, draws, cache, options.progress)
+    return study.table("diagonal", settings, compute)
+
+
+def _benefit(table: PlanTable, drawn: Redrawn, pair: tuple[Any, Any], places: list[int]) -> Row:
+    row: Row = {}
+    for name, place in zip(("0", "1"), places, strict=True):
+        row[f"guards_{name}"] = str(table.selections[place].guards)
+        row[f"kl_{name}"] = table.mean[place]
+        row[f"kl_{name}_error"] = table.standard_error[place]
+        row[f"perplexity_{name}"] = table.perplexity[place]
+    benefit, over_rows = table.paired(*places)
+    assert table.nll is not None  # measure_plans always has it
+    loss = table.nll[places[0]] - table.nll[places[1]]
+    row |= {"edge_benefit": benefit, "loss_benefit": float(np.mean(loss))}
+    row |= drawn.columns("edge_benefit", over_rows, *pair)
+    return row | drawn.columns("loss_benefit", float(standard_error(loss)), *pair, "nll")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.stats import spearmanr
@@ -18,11 +17,10 @@ from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
+from ..lazy import DataFrame, PreTrainedModel
+from ..shared import compared
 from ..study import Study
-from ..tables import Columns, DataFrame, Folder, Rows, Table, pick, plus_minus, table_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from ..tables import Columns, Folder, Rows, table_of
 
 RANKED = ("reap", "expert-frequency")  # one by one, equally many of each layer
 SOLVED = {  # name -> lambda, and whether every layer loses equally many
@@ -36,7 +34,7 @@ COLUMNS: Columns = {
     "requested_ratio": "removed",
     "plan": "plan",
     "kl": "KL",
-    "behind": "more than REAP",
+    "difference": "more than REAP",
 }
 PAIR_COLUMNS: Columns = {
     "pairs": "pairs of experts",
@@ -63,8 +61,8 @@ def experts_study(
     Every plan is made of the same calibration rows, without guards, and removes at least the ratio.
 
     Returns:
-        A row per ratio and plan: its KL on `report`, nats per token, and `behind`, what it costs
-        more than REAP, both with their standard error over rows, the second paired.
+        A row per ratio and plan: its KL on `report`, nats per token, and `difference`, what it
+        costs more than REAP, both with their standard error over rows, the second paired.
     """
     settings = {
         "ratios": list(ratios),
@@ -86,20 +84,11 @@ def experts_study(
                     curvature, ratio, strength, only, uniform=None if equal else ()
                 )
         table, names = study.measure(list(plans.values())), list(plans)
-        rows: Rows = []
-        for place, (ratio, name) in enumerate(names):
-            behind, error = table.paired(place, names.index((ratio, REAP)))
-            rows.append(
-                {
-                    "requested_ratio": ratio,
-                    "plan": name,
-                    "kl": table.mean[place],
-                    "kl_error": table.standard_error[place],
-                    "behind": behind,
-                    "behind_error": error,
-                }
-            )
-        return rows
+        return [
+            {"requested_ratio": ratio, "plan": name}
+            | compared(table, place, names.index((ratio, REAP)))
+            for place, (ratio, name) in enumerate(names)
+        ]
 
     return Study(model, report, curvature, cache=cache).table("experts", settings, compute)
 
@@ -152,24 +141,3 @@ def stand_ins(curvature: Curvature, measured: Interactions, draws: int = 200) ->
             row |= {key: float(value), f"{key}_error": float(error)}
         rows.append(row)
     return table_of(rows)
-
-
-def compared(table: Table, ratio: float) -> str:
-    """Say which plans of a ratio cost clearly less than REAP, and which clearly more."""
-    rows = [row for row in pick(table, requested_ratio=ratio) if row["plan"] != REAP]
-    sides: dict[str, list[str]] = {"less": [], "more": [], "neither": []}
-    for row in rows:
-        far = abs(row["behind"]) > 2 * row["behind_error"]
-        side = "neither" if not far else "less" if row["behind"] < 0 else "more"
-        told = f"{row['plan']} ({plus_minus(abs(row['behind']), row['behind_error'])})"
-        sides[side].append(told if far else row["plan"])
-    words = [
-        f"{start} {'; '.join(sides[side])}."
-        for side, start in (
-            ("less", "Clearly less than REAP cost:"),
-            ("more", "Clearly more:"),
-            ("neither", "Not to be told from it:"),
-        )
-        if sides[side]
-    ]
-    return f"At {ratio:.0%}, in nats per token. " + " ".join(words)

@@ -8,20 +8,18 @@ can resample the text.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Literal
 
 import numpy as np
 from scipy.stats import rankdata
 
 from cocurve_lab.base.errors import InputError
-from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import Sample
 from cocurve_lab.extensions.figures import (
     COLORS,
-    LABELS,
-    legend_beside,
-    look,
+    finish,
+    graph_objects,
 )
 from cocurve_lab.extensions.judging.agreement import (
     PREDICTIONS,
@@ -29,42 +27,16 @@ from cocurve_lab.extensions.judging.agreement import (
     predictions,
     same_budget_pool,
 )
+from cocurve_lab.extensions.judging.gap import RiskSplit
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
-from ..chart import HOVER, add, add_diagonal, chart, empty, log_scale
+from ..lazy import CalibrationSet, DataFrame, Figure, PreTrainedModel
 from ..shared import known, marks, sequence_columns, sequence_values
 from ..study import Study
-from ..tables import (
-    Columns,
-    DataFrame,
-    Folder,
-    Row,
-    Rows,
-    Table,
-    column,
-    kept_table,
-    pick,
-    table_of,
-)
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-    from transformers import PreTrainedModel
-
-    from cocurve_lab.calibration import CalibrationSet
-
+from ..tables import Columns, Folder, Row, Rows, Table, column, pick, table_of
 
 ACROSS, POOL = "across ratios", "same budget"
-# the paper's figures by group and statistic; an exponent of 3 is its bound on the gap
-PAPER = {
-    (f"{ACROSS}, lambda 1", "spearman"): 1.0,
-    (f"{ACROSS}, lambda 1", "pearson"): 0.95,
-    (f"{ACROSS}, lambda 1", "gap exponent in units"): 3.0,
-    (POOL, "spearman"): 0.81,
-    (POOL, "random over structured"): 3.0,
-}
-
 # columns of `fidelity_study` for reading, with `shown`
 COLUMNS: Columns = {
     "method": "plan",
@@ -93,7 +65,7 @@ class FidelityOptions:
 
 
 # Single units -------------------------------------------------------------------------------------
-def single_unit_fidelity(curvature: Curvature, cache: Folder = None) -> DataFrame:
+def single_unit_fidelity(curvature: Curvature) -> DataFrame:
     """Return predicted 1/2 H_uu and measured KL of every unit removed alone, both from the build.
 
     Rows, positions and support are the same on both sides (unless the build measured over the full
@@ -101,55 +73,25 @@ def single_unit_fidelity(curvature: Curvature, cache: Folder = None) -> DataFram
     (Proposition "Fisher quadratic").
 
     Returns:
-        One row per unit: unit, kind, layer, support (of measured), predicted, measured, and
-        measured_over_predicted, None where nothing is predicted; errors are over groups of
-        sequences.
+        One row per unit: unit, kind, predicted, measured, and measured_over_predicted, None where
+        nothing is predicted.
     """
-    if curvature.group_risks is None or curvature.group_positions is None:
+    measured, predicted = curvature.single_unit_risk, curvature.saliency / 2
+    if measured is None:
         raise InputError(
             "this H came without single-unit risks (a released or hand-made matrix). Use an H from "
             "estimate_curvature, which has them."
         )
-    grams, risks = curvature.group_grams, curvature.group_risks
-    settings = marks(curvature=curvature, groups=fingerprint(grams, risks))
-    return kept_table(cache, "single_units", settings, lambda: _single_units(curvature))
-
-
-def _single_units(curvature: Curvature) -> Rows:
-    groups = Sample.of(curvature)
-    half = np.diagonal(groups.grams, axis1=1, axis2=2) / 2  # [G, M] sums over positions
-    positions, risks = curvature.group_positions, curvature.group_risks
-    assert positions is not None
-    assert risks is not None
-    risks = risks[positions > 0]
-    scored = np.broadcast_to(groups.positions[:, None], half.shape)
-    columns = {
-        name: _ratio_of_sums(top, bottom)
-        for name, top, bottom in (
-            ("predicted", half, scored),
-            ("measured", risks, scored),
-            ("measured_over_predicted", risks, half),
-        )
-    }
-    return [
-        {"unit": unit.name, "kind": unit.kind, "layer": unit.layer}
-        | {"support": curvature.risk_support}
-        | {name: known(values[i]) for name, (values, _) in columns.items()}
-        | {f"{name}_error": known(errors[i]) for name, (_, errors) in columns.items()}
-        for i, unit in enumerate(curvature.units)
-    ]
-
-
-def _ratio_of_sums(top: np.ndarray, bottom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """sum / sum over the first axis and its linearized standard error; NaN where bottom is 0."""
-    count, below = len(top), bottom.sum(axis=0)
-    empty = np.full(below.shape, np.nan)
-    ratio = np.divide(top.sum(axis=0), below, out=empty.copy(), where=below > 0)
-    if count < 2:
-        return ratio, empty
-    # the delta method: groups differ in size, so this is no mean of their ratios
-    spread = ((top - ratio * bottom) ** 2).sum(axis=0) * count / (count - 1)
-    return ratio, np.divide(np.sqrt(spread), below, out=empty, where=below > 0)
+    return table_of(
+        {
+            "unit": unit.name,
+            "kind": unit.kind,
+            "predicted": predicted[u],
+            "measured": measured[u],
+            "measured_over_predicted": measured[u] / predicted[u] if predicted[u] > 0 else None,
+        }
+        for u, unit in enumerate(curvature.units)
+    )
 
 
 # Plans --------------------------------------------------------------------------------------------
@@ -226,70 +168,63 @@ def plan_columns(curvature: Curvature, plan: Selection, kl: np.ndarray, error: f
 
 # Summary of plans ---------------------------------------------------------------------------------
 def fidelity_summary(table: Table, draws: int = 2000, seed: int = 0) -> DataFrame:
-    """Summarize how well `fidelity_study` predicted, beside the paper's figures.
+    """Summarize how well `fidelity_study` predicted.
 
-    Each group gets pearson, pearson_log, spearman and median_ratio, and the spearman of the other
-    scores of `predictions`. Plans across ratios also get the exponent of the gap: the slope of
+    Each group gets pearson, spearman and median_ratio, and the spearman of the other scores of
+    `predictions`. Plans across ratios also get the exponent of the gap: the slope of
     log |measured - predicted| on the log of the number of units (||s||_1; Proposition "Surrogate-KL
-    gap" bounds it by a cube), and on that of the predicted risk. The pool gets the factor by which
-    random plans are worse.
+    gap" bounds it by a cube). The pool gets the factor by which random plans are worse.
 
     Returns:
-        Rows of group, statistic, value, value_error, low, high (95 %, from `draws` of a bootstrap
-        over sequences with plans and predictions fixed), fit_error (of the regression), points,
-        left_out and paper (its figure where it states one). Left out are plans without a logarithm
-        and, for exponents, gaps within two standard errors of 0.
+        Rows of group, statistic, value, value_error (from `draws` of a bootstrap over sequences
+        with plans and predictions fixed, and of an exponent also that of the fit) and points. Left
+        out are plans without a ratio and, for exponents, gaps within two standard errors of 0.
     """
     means = resampled_means(sequence_values(table), draws, seed)
-    predicted, error = column(table, "predicted"), column(table, "measured_error")
     rows: Rows = []
     for group, members in _groups(table).items():
-        x, y = predicted[members], means[:, members]
-        rows += _agreement_rows(group, x, y)
-        for name in [
-            name for name in PREDICTIONS if name != "predicted" and name in pick(table)[0]
-        ]:
-            other = column(table, name)[members].astype(float)
-            good = np.isfinite(other)
-            values = correlations(rankdata(other[good]), rankdata(y[:, good], axis=1))
-            row = statistic_row(
-                group, f"spearman, {name}", values, int(good.sum()), int((~good).sum())
-            )
-            rows.append(row)
+        x, y = column(table, "predicted")[members], means[:, members]
+        good = (x > 0) & (y[0] > 0)
+        rows.append(_row(group, "pearson", correlations(x[good], y[:, good])))
+        rows.append(_row(group, "median_ratio", np.median(y[:, good] / x[good], axis=1)))
+        for name in PREDICTIONS:
+            score = column(table, name)[members].astype(float)
+            known = good & np.isfinite(score)
+            ranks = rankdata(score[known]), rankdata(y[:, known], axis=1)
+            statistic = "spearman" if name == "predicted" else f"spearman, {name}"
+            rows.append(_row(group, statistic, correlations(*ranks)))
+        for row in rows[-2 - len(PREDICTIONS) :]:
+            row["points"] = int(good.sum())
         if group.startswith(ACROSS):
-            clear = np.abs(y[0] - x) > 2 * np.nan_to_num(error[members].astype(float))
+            error = column(table, "measured_error")[members].astype(float)
+            clear = np.abs(y[0] - x) > 2 * np.nan_to_num(error)
             size = column(table, "units")[members].astype(float)
-            gap = np.abs(y - x)
-            for name, scale in (("units", size), ("predicted risk", x)):
-                rows.append(_exponent(group, name, scale, gap, clear & (scale > 0)))
-    rows += _random_rows(table, means)
-    return table_of(row | {"paper": PAPER.get((row["group"], row["statistic"]))} for row in rows)
+            rows.append(_exponent(group, size, np.abs(y - x), clear & (size > 0)))
+    return table_of(rows + _random_row(table, means))
 
 
-# columns of `rank_table` for reading, with `shown`
-RANK_COLUMNS: Columns = {
-    "group": "plans",
-    "points": "",
-    **{f"{name}_spearman": words for name, words in PREDICTIONS.items()},
-}
-
-
-def rank_table(table: Table, draws: int = 2000, seed: int = 0) -> DataFrame:
-    """Arrange the rank correlations of `fidelity_summary`: one row per group, one column per score.
+def orders(table: Table, draws: int = 2000, seed: int = 0) -> Rows:
+    """Compare the order of the pool by 1/2 s^T H s with two orders without edges.
 
     Returns:
-        Rows of group, points, and `<score>_spearman` with its error over sequences; None where the
-        score is unknown or the plans are fewer than three.
+        Rows of score ("diagonal", "single_units"), full and alone (the rank correlations) and gain
+        with its error, paired over draws of text. A score that is unknown has no row.
     """
-    rows: dict[str, Row] = {}
-    for row in pick(fidelity_summary(table, draws, seed)):
-        name = row["statistic"].removeprefix("spearman, ")
-        name = "predicted" if name == "spearman" else name
-        if name in PREDICTIONS:
-            found = rows.setdefault(row["group"], {"group": row["group"], "points": row["points"]})
-            found[f"{name}_spearman"] = row["value"]
-            found[f"{name}_spearman_error"] = row["value_error"]
-    return table_of(rows.values())
+    pool = pick(table, group=POOL)
+    if len(pool) < 3:
+        return []
+    measured = rankdata(resampled_means(sequence_values(pool), draws, seed), axis=1)
+    full = correlations(rankdata(column(pool, "predicted")), measured)
+    rows: Rows = []
+    for name in ("diagonal", "single_units"):
+        score = column(pool, name).astype(float)
+        if not np.isfinite(score).all():  # a released H knows no KL of a single unit
+            continue
+        alone = correlations(rankdata(score), measured)
+        gain = (full - alone).round(12)  # equal ranks, equal bits
+        row = {"score": name, "full": full[0], "alone": alone[0], "gain": known(gain[0])}
+        rows.append(row | {"gain_error": _spread(gain)})
+    return rows
 
 
 def resampled_means(values: np.ndarray, draws: int, seed: int) -> np.ndarray:
@@ -299,57 +234,50 @@ def resampled_means(values: np.ndarray, draws: int, seed: int) -> np.ndarray:
     return np.vstack([np.ones(count), counts]) @ values.T / count
 
 
-def _groups(table: Rows) -> dict[str, np.ndarray]:
+def _groups(table: Table) -> dict[str, np.ndarray]:
     """Return the rows of each group of the summary, as indices."""
     group, method = column(table, "group"), column(table, "method")
-    across, pool, random = group == ACROSS, group == POOL, method == RANDOM
-    members = {ACROSS: across}
-    members |= {f"{ACROSS}, {name}": across & (method == name) for name in dict.fromkeys(method)}
-    members |= {POOL: pool, f"{POOL}, random": pool & random}
-    members[f"{POOL}, structured"] = pool & ~random
+    members = {ACROSS: group == ACROSS}
+    for name in dict.fromkeys(method):
+        members[f"{ACROSS}, {name}"] = members[ACROSS] & (method == name)
+    members[POOL] = group == POOL
     return {name: np.flatnonzero(mask) for name, mask in members.items() if mask.any()}
 
 
-def _agreement_rows(group: str, x: np.ndarray, y: np.ndarray) -> Rows:
-    good = (x > 0) & (y[0] > 0)
-    left_out, x, y = int((~good).sum()), x[good], y[:, good]
-    log_y = np.log(np.where(y > 0, y, np.nan))  # a draw may reach 0 where the mean does not
-    parts = {
-        "pearson": correlations(x, y),
-        "pearson_log": correlations(np.log(x), log_y),
-        "spearman": correlations(rankdata(x), rankdata(y, axis=1)),
-        "median_ratio": np.median(y / x, axis=1) if len(x) else np.full(len(y), np.nan),
-    }
-    return [statistic_row(group, name, v, len(x), left_out) for name, v in parts.items()]
-
-
-def _exponent(group: str, name: str, x: np.ndarray, gap: np.ndarray, good: np.ndarray) -> Row:
+def _exponent(group: str, x: np.ndarray, gap: np.ndarray, good: np.ndarray) -> Row:
     """Return the slope of log gap [1 + draws, n] on log x [n] over the good points."""
-    count, left_out = int(good.sum()), int((~good).sum())
-    slopes, error = np.full(len(gap), np.nan), None
-    if count >= 3 and np.ptp(x[good]) > 0:
-        centred = np.log(x[good]) - np.log(x[good]).mean()
-        log_gap = np.log(gap[:, good])
-        slopes = log_gap @ centred / (centred @ centred)
-        rest = log_gap[0] - log_gap[0].mean() - slopes[0] * centred
-        error = float(np.sqrt(rest @ rest / (count - 2) / (centred @ centred)))
-    row = statistic_row(group, f"gap exponent in {name}", slopes, count, left_out)
-    return row | {"fit_error": error}
+    row = _row(group, "gap exponent in units", np.full(len(gap), np.nan))
+    row["points"] = count = int(good.sum())
+    if count < 3 or np.ptp(x[good]) == 0:
+        return row
+    centred = np.log(x[good]) - np.log(x[good]).mean()
+    log_gap = np.log(gap[:, good])
+    slopes = log_gap @ centred / (centred @ centred)
+    rest = log_gap[0] - log_gap[0].mean() - slopes[0] * centred
+    fit = float(np.sqrt(rest @ rest / (count - 2) / (centred @ centred)))
+    return row | {"value": slopes[0], "value_error": float(np.hypot(fit, _spread(slopes) or 0.0))}
 
 
-def _random_rows(table: Rows, means: np.ndarray) -> Rows:
-    """Mean KL of the pool's random plans over that of its structured ones, and of its greedy."""
-    members = _groups(table)
-    if f"{POOL}, random" not in members or f"{POOL}, structured" not in members:
+def _random_row(table: Table, means: np.ndarray) -> Rows:
+    """Mean KL of the pool's random plans over that of its structured ones."""
+    pool, method = column(table, "group") == POOL, column(table, "method")
+    random, structured = pool & (method == RANDOM), pool & (method != RANDOM)
+    if not (random.any() and structured.any()):
         return []
-    random = members[f"{POOL}, random"]
-    others = {"structured": members[f"{POOL}, structured"], "greedy": members[POOL][:1]}
-    rows = []
-    for name, other in others.items():
-        below = means[:, other].mean(axis=1)
-        factor = means[:, random].mean(axis=1) / np.where(below > 0, below, np.nan)
-        rows.append(statistic_row(POOL, f"random over {name}", factor, len(random) + len(other), 0))
-    return rows
+    factor = means[:, random].mean(axis=1) / means[:, structured].mean(axis=1)
+    return [_row(POOL, "random over structured", factor) | {"points": int(pool.sum())}]
+
+
+def _row(group: str, statistic: str, values: np.ndarray) -> Row:
+    """Return a row of a summary, from a statistic [1 + draws]: as measured, then on draws."""
+    row: Row = {"group": group, "statistic": statistic, "value": known(values[0])}
+    return row | {"value_error": _spread(values)}
+
+
+def _spread(values: np.ndarray) -> float | None:
+    """Return the standard deviation over draws, those without a value left out."""
+    drawn = values[1:][np.isfinite(values[1:])]
+    return float(drawn.std(ddof=1)) if np.isfinite(values[0]) and len(drawn) > 1 else None
 
 
 def correlations(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -361,60 +289,51 @@ def correlations(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.divide(y @ x, scale, out=np.full(len(y), np.nan), where=scale > 0)
 
 
-def statistic_row(
-    group: str, statistic: str, values: np.ndarray, points: int, left_out: int
-) -> Row:
-    """One row of a summary, from a statistic [1 + draws]: as measured, then on bootstrap draws."""
-    drawn = values[1:][np.isfinite(values[1:])]
-    enough = np.isfinite(values[0]) and len(drawn) > 1
-    low, high = np.quantile(drawn, (0.025, 0.975)) if enough else (None, None)
-    return {
-        "group": group,
-        "statistic": statistic,
-        "value": known(values[0]),
-        "value_error": float(drawn.std(ddof=1)) if enough else None,
-        "low": None if low is None else float(low),
-        "high": None if high is None else float(high),
-        "fit_error": None,
-        "points": points,
-        "left_out": left_out,
-    }
+# Where the two part -------------------------------------------------------------------------------
+_AXES: dict[Literal["p_max", "shift"], str] = {
+    "p_max": "probability of the teacher's first choice",
+    "shift": "predicted ½ dzᵀF dz at the position, nats",
+}
+_BARS = {  # column of `RiskSplit.bins`: name, color, pattern
+    "predicted": ("predicted", COLORS["attention"], ""),
+    "kl_of_sum": ("KL of the summed shifts", COLORS["ffn"], "."),
+    "measured": ("measured", COLORS["bridge"], "/"),
+}
 
 
-# Pictures -----------------------------------------------------------------------------------------
-def plot_single_unit_fidelity(table: Table) -> Figure:
-    """Plot the measured KL of each unit alone against 1/2 H_uu, log axes, with the diagonal."""
-    kinds = (("attention", "circle"), ("ffn", "square"))
-    series = [
-        (LABELS[kind], {"color": COLORS[kind], "symbol": symbol}, pick(table, kind=kind))
-        for kind, symbol in kinds
-    ]
-    support = next((row["support"] for row in pick(table)), "the top-r support")
-    return _against_diagonal(table, series, f"Single units: predicted, and measured on {support}")
+def plot_split(split: RiskSplit) -> Figure:
+    """Plot the risk of a plan by confidence of the teacher and by size of the shift.
 
-
-def plot_fidelity(table: Table) -> Figure:
-    """Plot the measured KL of every plan against 1/2 s^T H s, log axes, with the diagonal."""
-    names = dict.fromkeys((row["group"], row["method"]) for row in pick(table))
-    series = [
-        (f"{method} ({group})", look(place), pick(table, group=group, method=method))
-        for place, (group, method) in enumerate(names)
-    ]
-    return _against_diagonal(table, series, "Plans: predicted and measured on held-out text")
-
-
-def _against_diagonal(
-    table: Rows, series: list[tuple[str, dict[str, str], Rows]], title: str
-) -> Figure:
-    figure = empty()
-    for name, style, rows in series:
-        words = [row.get("unit") or f"{row['requested_ratio']:.0%}" for row in rows]
-        add(figure, rows, "predicted", "measured", name, style, text=words, hover=HOVER)
-    positive = [
-        row["predicted"] for row in pick(table) if row["predicted"] and row["predicted"] > 0
-    ]
-    add_diagonal(figure, positive)
-    measured = [row["measured"] for row in pick(table) if row["measured"]]
-    x = log_scale("predicted ½ sᵀHs, nats per token", positive)
-    y = log_scale("measured KL, nats per token", measured)
-    return legend_beside(chart(figure, title, x, y))  # above, so many names would hit the title
+    Predicted, measured, and between them the exact KL of the summed shifts, on the same positions.
+    Bars are parts of the whole, nats per token, so those of one color add up to the same total in
+    both panels; above them stands the share of positions in the bin.
+    """
+    figure: Any = graph_objects().Figure()
+    for place, by in enumerate(_AXES):
+        bins, axis = split.bins(by), {"xaxis": f"x{place + 1}", "yaxis": f"y{place + 1}"}
+        for name, (label, color, pattern) in _BARS.items():
+            spread = {"array": bins["measured_error"], "thickness": 1, "color": "#808080"}
+            figure.add_bar(
+                x=bins["bin"],
+                y=bins[name],
+                name=label,
+                legendgroup=name,
+                showlegend=place == 0,
+                marker={"color": color, "pattern": {"shape": pattern}},
+                error_y=spread if name == "measured" else None,
+                text=[f"{share:.0%}" for share in bins["share"]],
+                textposition="outside" if name == "predicted" else "none",
+                hovertemplate="%{x}: %{y:.3g} nats per token<br>%{text} of positions"
+                f"<extra>{label}</extra>",
+                **axis,
+            )
+    figure.update_layout(
+        barmode="group",
+        xaxis={"domain": [0, 0.46], "title": {"text": _AXES["p_max"]}, "type": "category"},
+        xaxis2={"domain": [0.54, 1], "title": {"text": _AXES["shift"]}, "type": "category"},
+        yaxis={"title": {"text": "part of the KL, nats per token"}},
+        yaxis2={"anchor": "x2", "matches": "y"},
+    )
+    removed = split.selection.realized_ratio
+    title = f"Risk by position, {removed:.1%} removed; above the bars the share of positions"
+    return finish(figure, title)

@@ -10,32 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain, combinations
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from scipy.stats import rankdata
 
-from cocurve_lab.base.errors import InputError
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.interactions.measured import Interactions, measure_interactions
-from cocurve_lab.extensions.judging.gap import RiskSplit, split_risk
 from cocurve_lab.extensions.judging.kept import plans_file
 from cocurve_lab.measuring.risk import Meter, standard_error
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
-from ..chart import add, chart, empty
+from ..lazy import CalibrationSet, DataFrame, PreTrainedModel
 from ..shared import known, marks, sequence_columns, sequence_values
 from ..study import Study
-from ..tables import Columns, DataFrame, Folder, Row, Rows, Table, column, pick, table_of
+from ..tables import Columns, Folder, Row, Rows, Table, column, pick, table_of
 from .fidelity import correlations
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-    from transformers import PreTrainedModel
-
-    from cocurve_lab.calibration import CalibrationSet
 
 Parts = tuple[tuple[int, ...], ...]  # groups of units to remove together
 Measured = tuple[str, Parts, np.ndarray, np.ndarray]  # scale, parts; KL [sequences]: all, and sum
@@ -43,7 +35,6 @@ Measured = tuple[str, Parts, np.ndarray, np.ndarray]  # scale, parts; KL [sequen
 STRONGEST, ANY = "2 units, strongest edges", "2 units, any"
 SHARES = ("same_sign", "negative", "predicted_negative")
 FEWEST = 6  # with fewer cases all signs agree by chance more often than a value is two errors off
-GAPS = ("other_text", "expansion", "adding_up")
 _TOGETHER = 4  # removals per batch: larger ones begin at an earlier layer, and are slower on a CPU
 
 # columns of `reach_summary` (two tables) and of `edge_reach` for reading, with `shown`
@@ -60,15 +51,6 @@ SATURATION_COLUMNS: Columns = {
     "negative": "negative, measured",
     "predicted_negative": "negative, by H",
     "factor": "KL / sum of each alone",
-}
-GAP_COLUMNS: Columns = {
-    "scale": "removed together",
-    "predicted": "by H",
-    "interaction": "measured",
-    "other_text": "text, support",
-    "expansion": "",
-    "adding_up": "",
-    "mostly": "",
 }
 
 
@@ -94,13 +76,6 @@ class ReachOptions:
     layers: int = 15
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        if not self.ratios or min(self.pairs, self.sets) < 1 or min(self.sizes, default=2) < 2:
-            raise InputError(
-                f"ratios is {self.ratios}, pairs is {self.pairs}, sets is {self.sets} and sizes is "
-                f"{self.sizes}. Give a ratio, at least one pair and set, and sizes from 2."
-            )
-
 
 def edge_reach(
     model: PreTrainedModel,
@@ -115,10 +90,7 @@ def edge_reach(
     Returns:
         One row per case: scale, parts (in words), units (their number), predicted (by H),
         interaction (measured), kl_<n> (all parts removed) and alone_<n> (the sum of each removed
-        alone) of each sequence. The first set of each size has its gap, interaction - predicted, as
-        a sum of three (`split_risk`): other_text (H of these rows and the full vocabulary), and
-        expansion (of the KL) and adding_up (of the shifts), each taken first and last and averaged;
-        and mostly, the largest. They are None in other rows.
+        alone) of each sequence.
     """
     settings = marks(model, curvature, held_out, **asdict(options))
 
@@ -128,15 +100,7 @@ def edge_reach(
             *_of_wholes(study, curvature, "blocks", options.blocks),
             *_of_wholes(study, curvature, "layers", options.layers),
         ]
-        rows: dict[str, Rows] = {}
-        for scale, parts, kl, alone in measured:
-            row = case_row(curvature, scale, parts, kl, alone)
-            if len(parts) > 2 and scale not in rows:  # the first set of its size
-                plan = Selection.from_pruned(curvature.units, _union(parts))
-                split = split_risk(model, plan, held_out, progress=progress)
-                row |= _gaps(split, row["predicted"])
-            rows.setdefault(scale, []).append(row)
-        return list(chain(*rows.values()))
+        return [case_row(curvature, *case) for case in measured]
 
     study = Study(model, held_out, curvature, cache=cache, progress=progress)
     return study.table("edge_reach", settings, compute)
@@ -212,8 +176,6 @@ def case_row(
         "predicted": curvature.risk(together) - sum(map(curvature.risk, parts)),
         "interaction": float((kl - alone).mean()),
         "interaction_error": known(standard_error(kl - alone)),
-        **{f"{name}{error}": None for name in GAPS for error in ("", "_error")},
-        "mostly": None,
         **sequence_columns(kl),
         **sequence_columns(alone, "alone"),
     }
@@ -224,22 +186,6 @@ def _name(units: UnitSet, part: tuple[int, ...]) -> str:
     if len(part) == 1:
         return first.name
     return f"L{first.layer}" if len(kinds) > 1 else f"L{first.layer}.{first.kind}"
-
-
-def _gaps(split: RiskSplit, predicted: float) -> Row:
-    """The three parts of interaction - predicted of a set of units; they add up exactly."""
-    steps = (split.quadratic_of_sum, split.kl_of_sum, split.quadratic_of_joint, split.kl_of_joint)
-    a, b, c, d = (values.mean(axis=1) for values in steps)
-    by_h, alone = (v.mean(axis=1) for v in (split.units_predicted, split.units_measured))
-    first, second, third = (
-        a - by_h - predicted,
-        (b - a + d - c) / 2 - (alone - by_h),
-        (c - a + d - b) / 2,
-    )
-    row: Row = {}
-    for name, gap in zip(GAPS, (first, second, third), strict=True):
-        row |= {name: gap.mean(), f"{name}_error": known(standard_error(gap))}
-    return row | {"mostly": max(GAPS, key=lambda name: abs(row[name]))}
 
 
 # Summary ------------------------------------------------------------------------------------------
@@ -302,13 +248,3 @@ def _jackknife(without: list[dict[str, float]], name: str) -> float:
     """The standard error of a statistic from its values without each one; NaN for none."""
     values = [found[name] for found in without]
     return float(np.sqrt(len(values) - 1) * np.std(values)) if values else np.nan
-
-
-def plot_reach(table: Table) -> Figure:
-    """Plot the share of equal signs and the rank correlation by scale; see `reach_summary`."""
-    figure, rows = empty(), reach_summary(table)
-    add(figure, rows, "scale", "same_sign", "share of equal signs", 0)
-    add(figure, rows, "scale", "spearman", "rank correlation", 1)
-    x = {"title_text": "removed together", "type": "category"}
-    title = "Measured interactions against the edges of H"
-    return chart(figure, title, x, "share, or correlation", across=0)

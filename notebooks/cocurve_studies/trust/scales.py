@@ -10,9 +10,10 @@ from cocurve_lab.base.errors import InfeasibleError, InputError
 from cocurve_lab.extensions.analysis.variants import measured_diagonal
 from cocurve_lab.solver.solve import solve_greedy
 
+from ..lazy import Interactions
+
 if TYPE_CHECKING:
     from cocurve_lab import Curvature, Selection
-    from cocurve_lab.extensions.interactions.measured import Interactions
 
 
 def plans_by_scale(

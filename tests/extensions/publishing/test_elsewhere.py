@@ -80,7 +80,7 @@ def test_verbs_read_it(tuned: Path, tmp_path: Path) -> None:
     rows = ("--sequences", "4", "--length", "8", "--out", str(tmp_path / "H"))
     for command in (
         ("inventory", str(tuned)),
-        ("build", str(tuned), "--calibration", str(tmp_path / "text.txt"), *rows),
+        ("build", str(tuned), "--text", str(tmp_path / "text.txt"), *rows),
         ("export", str(tuned), "--gguf", str(tmp_path / "a.gguf"), "--no-tokenizer"),
         ("prune", str(tuned), str(tmp_path / "plan.json"), "--out", str(tmp_path / "twice")),
     ):
