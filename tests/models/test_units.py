@@ -169,7 +169,6 @@ SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vo
     [
         lambda: on_meta(BloomConfig(n_layer=1, hidden_size=8, n_head=2)),
         lambda: nn.Linear(2, 2),
-        lambda: "demo",
         lambda: LlamaModel(LlamaConfig(**SMALL)),  # no head
         lambda: broken("model.layers.1", mlp=nn.ModuleList([nn.Linear(2, 2)])),
         lambda: eight_bits("o_proj"),

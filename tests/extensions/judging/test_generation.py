@@ -30,6 +30,7 @@ from cocurve_lab.extensions.judging.lockstep import (
 )
 from cocurve_lab.measuring import logits
 from cocurve_lab.models.runtime import exclusive
+from data.make import measure
 from helpers.tiny_models import (
     CHAT,
     GROUPS,
@@ -342,7 +343,7 @@ def test_right_answers(said: str, within: bool, right: bool) -> None:
     assert Question("arithmetic", "2 + 3 =", "5", within=within).is_right(said) is right
 
 
-def test_demo_questions_are_the_files(measure: Any, demo: Any) -> None:
+def test_demo_questions_are_the_files(demo: Any) -> None:
     questions = cl.demo_questions(1)
     names = {question.capability for question in questions}
     assert names == {"arithmetic", "code", "commonsense", "knowledge", "stories"}
