@@ -1,12 +1,13 @@
 """Repair: the columns of W_O and W_down that stay make up for what went.
 
 Let x [tokens, R] be the kept columns of an output projection, e [tokens, d] what is lacking behind
-it, W_R [d, R] its kept weight and p [tokens] the weights of tokens. Least squares with a ridge gives
+it, W_R [d, R] its kept weight and p [tokens] the weights of tokens. Least squares with a ridge
+gives
 
     W_R += e^T P x (x^T P x + Gamma)^-1,   P = diag(p),
 
 the minimum of ||P^1/2 (x D^T - e)||^2 + ||D Gamma^1/2||^2 over D, so a large ridge changes nothing.
-Where the projection has a bias, x and e are centred, and the bias takes the difference of the means.
+Where the projection has a bias, x and e are centred, and it takes the difference of the means.
 
 Targets:
 - "gap" (sequential): x is of the model pruned and refitted so far, layer by layer. e is the dense
@@ -37,21 +38,23 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from ...base.arguments import as_float
 from ...base.errors import ArchitectureError, InputError
 from ...base.progress import Progress, open_bar
 from ...base.storage import fingerprint
 from ...calibration import CalibrationSet
+from ...measuring.results import mean_and_error
+from ...measuring.risk import model_risk
 from ...models.architectures import Architecture, describe
 from ...models.identity import require_source, weight_marks
 from ...models.kinds import KINDS
@@ -65,6 +68,8 @@ from .projection_inputs import Block, text_record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+RIDGES = (0.1, 0.3, 1.0, 3.0)  # that held-out text chooses among, for the target "gap"
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ def repair(
     calibration: CalibrationSet,
     *,
     sequential: bool = True,
+    held_out: Sequence[CalibrationSet] = (),
     options: RepairOptions = RepairOptions(),
 ) -> PreTrainedModel: ...
 @overload
@@ -116,15 +122,16 @@ def repair(
     calibration: CalibrationSet,
     *,
     sequential: bool = True,
+    held_out: Sequence[CalibrationSet] = (),
     options: RepairOptions = RepairOptions(),
     out: str | os.PathLike[str] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> PreTrainedModel | Path:
-    """Prune a model and refit the output projections that lost columns, by least squares on text.
+    """Prune a model and refit the output projections before what went, by least squares on text.
 
     Any plan can be repaired, whichever method made it. Blocks that lost nothing, and have none
-    missing behind them, stay as pruned. Weights in half precision are refitted in float64 and rounded once; on a
-    GPU, products of activations are float32.
+    missing behind them, stay as pruned. Weights in half precision are refitted in float64 and
+    rounded once; on a GPU, products of activations are float32.
 
     The refit starts from the plan's gains, if it has any.
 
@@ -135,7 +142,11 @@ def repair(
             for 40 % of the demo model, 4,096 tokens were too few, and 32,768 enough. Rows of all
             kinds of text that the model is for serve it best.
         sequential: statistics from the model pruned and refitted so far; False: from the dense one.
-        options: ridge and progress.
+        held_out: texts that choose. Without a ridge in the options, each of `RIDGES` is tried. A
+            refit is kept if its KL on each text, paired by row, is not above that of the pruned
+            model by more than one standard error; of those, the least mean over texts. None may be
+            kept. Not with `out`.
+        options: ridge, target and progress.
         out: a new folder. The refitted model is written there layer by layer, as `save_pruned`
             would. `model` may be a streamed one.
         tokenizer: with `out`: the dense model's, to save in the folder too.
@@ -151,6 +162,13 @@ def repair(
     require_measurable(model, calibration)
     require_source(model, selection)
     plan = _PlanRefit(model, selection, calibration, sequential, options)
+    if held_out:
+        if out is not None:
+            raise InputError(
+                "held-out text chooses among models in memory. Refit without out=, then "
+                "save_pruned."
+            )
+        return _chosen(plan, [text.require_disjoint(calibration) for text in held_out])
     if out is None:
         pruned = prune(model, selection)
         plan.refit(pruned)
@@ -289,6 +307,27 @@ class _PlanRefit:
             "ridge": float(ridge),
             **text_record(self.calibration),
         }
+
+
+def _chosen(plan: _PlanRefit, texts: Sequence[CalibrationSet]) -> PreTrainedModel:
+    """Return the refit of the ridge that is best on held-out texts, or the pruned model."""
+
+    def risks(pruned: PreTrainedModel) -> list[np.ndarray]:
+        return [model_risk(plan.model, pruned, text) for text in texts]
+
+    best = prune(plan.model, plan.selection)
+    as_cut = risks(best)
+    least = float(np.mean([found.mean() for found in as_cut]))
+    for ridge in RIDGES if plan.options.ridge is None else [plan.options.ridge]:
+        trial = replace(plan, options=replace(plan.options, ridge=ridge))
+        pruned = prune(plan.model, plan.selection)
+        trial.refit(pruned)
+        found = risks(pruned)
+        gains = [mean_and_error(now - cut) for now, cut in zip(found, as_cut, strict=True)]
+        mean = float(np.mean([now.mean() for now in found]))
+        if mean < least and all(more <= error for more, error in gains):
+            best, least = pruned, mean
+    return best
 
 
 def _require_attention(architecture: Architecture) -> None:
