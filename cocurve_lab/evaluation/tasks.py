@@ -129,10 +129,7 @@ def evaluate_tasks(
         require_permission(allow_code_execution)  # before anything is read from the hub
     own = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _LONGEST
     chat = uses_chat(tokenizer, False if chat is None and suite == "paper" else chat)
-    notes: list[str] = []
-    if uses_chat(tokenizer):  # said only where there is a choice
-        asked = "through" if chat else "without"
-        notes.append(f"prompts were asked {asked} the tokenizer's chat template")
+    asked = f"prompts were asked {'through' if chat else 'without'} the tokenizer's chat template"
     settings: dict[str, Any] = {
         "num_fewshot": {},
         "truncated": {},
@@ -140,7 +137,7 @@ def evaluate_tasks(
         "batch_size": options.batch_size,
         "max_length": int(min(own, options.max_length or _LONGEST)),
         "chat": chat,
-        "notes": notes,
+        "notes": [asked] if uses_chat(tokenizer) else [],  # said where there is a choice
     }
     versions = {name: version(name) for name in ("lm_eval", "torch", "transformers", "datasets")}
     report = EvaluationReport(suite, {}, settings=settings, versions=versions)
@@ -175,17 +172,14 @@ def suite_tasks(suite: str, options: TaskOptions) -> dict[str, TaskFile | None]:
         )
     if suite == "paper":
         work: dict[str, TaskFile | None] = dict.fromkeys(PAPER_NAMES)
-    elif suite == "local" and not options.files:
-        raise InputError('suite "local" needs files. Give options=TaskOptions(files=[...]).')
     else:
         tasks = demo_tasks() if suite == "demo" else local_tasks(options.files)
         work = {task.name: task for task in tasks}
-    if options.tasks is None:
-        return work
-    unknown = [name for name in options.tasks if name not in work]
-    if unknown:
-        raise InputError(f"there is no task {unknown[0]!r}. Choose one of {', '.join(work)}.")
-    return {name: made for name, made in work.items() if name in options.tasks}
+    wanted = work if options.tasks is None else options.tasks
+    for name in wanted:
+        if name not in work:
+            raise InputError(f"there is no task {name!r}. Choose one of {', '.join(work)}.")
+    return {name: made for name, made in work.items() if name in wanted}
 
 
 @dataclass
@@ -246,7 +240,6 @@ class _Bench:
         Returns the harness's own results, samples included.
         """
         from lm_eval.evaluator import evaluate
-        from lm_eval.models.huggingface import HFLM
 
         # the harness warns about model objects, and one is given on purpose
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -260,23 +253,18 @@ class _Bench:
         ):
             loaded = _loaded(task, str(folder), self.options.data)
             (known,) = loaded["tasks"].values()
-            if known.get_config("num_fewshot") is None:
-                known.set_config(key="num_fewshot", value=0)
             known.set_fewshot_seed(seed=_SEED)
-            replies = known.get_config("generation_kwargs")
-            if known.OUTPUT_TYPE == "generate_until" and replies is not None:
-                usual, most = int(replies.get("max_gen_toks", _REPLY)), length // 2
-                if usual > most:  # else nothing would be left for prompts
-                    known.set_config(
-                        key="generation_kwargs", value=replies | {"max_gen_toks": most}
-                    )
-                    notes.append(
-                        f"{task.name}: replies have at most {most} tokens, half the context, where "
-                        f"{usual} are usual"
-                    )
+            replies = known.get_config("generation_kwargs") or {}
+            usual, most = int(replies.get("max_gen_toks", _REPLY)), length // 2
+            if known.OUTPUT_TYPE == "generate_until" and usual > most:  # room for prompts
+                known.set_config(key="generation_kwargs", value=replies | {"max_gen_toks": most})
+                notes.append(
+                    f"{task.name}: replies have at most {most} tokens, half the context, where "
+                    f"{usual} are usual"
+                )
             # a template writes its own first token
             start = [] if chat else text_start(self.tokenizer)
-            wrapped: Any = HFLM(
+            wrapped = _checked_model()(
                 pretrained=self.model,
                 tokenizer=_opening(self.tokenizer),
                 backend="causal",
@@ -374,6 +362,42 @@ def _loaded(task: TaskFile, folder: str, data: str | os.PathLike[str] | None) ->
         return lm_eval.tasks.TaskManager(None, folder, False).load(task.name)
     except Exception as error:  # each hub client release raises its own network errors
         raise unreadable(task.dataset, data, error) from None
+
+
+def _checked_model() -> Any:
+    """The harness's model, which refuses records that it would fail on without naming them."""
+    from lm_eval.models.huggingface import HFLM
+
+    class Checked(HFLM):
+        def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> Any:
+            _require_scorable(self, requests)
+            return super().loglikelihood(requests, disable_tqdm)
+
+        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> Any:
+            _require_scorable(self, requests)
+            return super().generate_until(requests, disable_tqdm)
+
+    return Checked
+
+
+def _require_scorable(model: Any, requests: Sequence[Any]) -> None:
+    """Raise InputError for a prompt without a token, and for a choice longer than the context."""
+    for request in requests:
+        prompt, rest = request.args
+        record = f"{request.task_name}, record {request.doc_id + 1}"
+        if not prompt.strip() and not model.tok_encode(prompt):
+            raise InputError(
+                f"{record}: the prompt is empty, and the tokenizer puts no token before a text. "
+                "Give a prompt with text."
+            )
+        if isinstance(rest, str):
+            # a prompt may be empty after a first token
+            count = len(model._encode_pair(prompt or " ", rest)[1])
+            if count > model.max_length:
+                raise InputError(
+                    f"{record}: the choice {rest!r:.40} has {count:,} tokens, more than the "
+                    f"context of {model.max_length:,}. Shorten it."
+                )
 
 
 @contextmanager

@@ -25,7 +25,9 @@ from helpers.tiny_models import tiny_model, word_tokenizer
 
 CHOICE = {"query": "q", "choices": ["a", "b"], "gold": 0}
 HUMAN = {"prompt": "def f(x):\n", "test": "pass", "entry_point": "f"}
-MBPP = {"text": "", "code": "", "test_list": []}
+LONG = CHOICE | {"choices": ["b", "a " * 65]}
+WRITTEN = {"prompt": "w1", "answer": "w2"}
+MBPP = {"text": "", "code": "", "test_list": [], "task_id": 4}
 
 
 def file(folder: Path, content: str | bytes, name: str = "bad.jsonl") -> Path:
@@ -65,8 +67,8 @@ BAD: list[tuple[Callable[[Path], Any], str]] = [
     (lambda at: read_objects(file(at, "[1]\n")), "record 1"),
     (lambda at: read_objects(file(at, gzip.compress(b"{}" * 999)[:-9], "a.jsonl.gz")), "a.jsonl"),
     (lambda at: read_objects(at / "absent.jsonl"), "absent.jsonl"),
-    (lambda at: make_task("cloze", [], "../x"), "'../x'"),
-    (lambda at: make_task("mbpp", [MBPP | {"task_id": n} for n in (2, 4, 11)]), "2, 3, 4"),
+    (lambda at: make_task("rolling_text", [{"text": "w1"}], "../x"), "'../x'"),
+    (lambda at: make_task("mbpp", [MBPP]), "11 to 510"),
     # suites
     (lambda at: evaluate("piqa"), "'piqa'"),
     (lambda at: evaluate(limit=0), "limit is 0"),
@@ -76,6 +78,12 @@ BAD: list[tuple[Callable[[Path], Any], str]] = [
     (lambda at: evaluate("paper"), "allow_code_execution=True"),
     (lambda at: evaluate("demo", data=at), "demo"),
     (lambda at: evaluate("paper", data=at / "absent"), "absent"),
+    (
+        lambda at: evaluate("local", files=[records(at, WRITTEN, WRITTEN | {"prompt": " "})]),
+        "bad, record 2",
+    ),
+    (lambda at: evaluate("local", files=[records(at, CHOICE | {"query": ""})]), "bad, record 1"),
+    (lambda at: evaluate("local", files=[records(at, CHOICE, LONG)]), "65 tokens"),
     # programs
     (lambda at: Limits(seconds=0), "seconds is 0"),
     (lambda at: refusals("riscv64"), "riscv64"),

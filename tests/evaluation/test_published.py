@@ -217,6 +217,8 @@ def test_reference_metrics_are_those_of_the_papers_tables(tmp_path: Path) -> Non
         ("[1]", ""),
         ('{"mmlu": "high"}', "'high'"),
         ('{"ptb": true}', "ptb is True"),
+        ('{"ptb": -5}', "ptb is -5"),
+        ('{"wikitext": {"ppl": 0.0}}', "wikitext is"),
         ("git-lfs", ""),
     ],
 )
