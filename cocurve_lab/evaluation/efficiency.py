@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -108,7 +109,7 @@ def measure_efficiency(
     models = (dense, pruned)
     rows = [
         _row("parameters", "parameters", [[model.num_parameters() for model in models]]),
-        _row("weights", "bytes", [[_weight_bytes(model) for model in models]]),
+        _row("weights", "bytes", [[m.get_memory_footprint(return_buffers=False) for m in models]]),
     ]
     threads = options.threads or torch.get_num_threads()
     with measuring(dense, threads), measuring(pruned, threads):
@@ -160,7 +161,11 @@ def _measured(
         _row("decode", "tokens per second", batch * new / seconds[:, :, 1], batch),
     ]
     if prompt.device.type == "cuda":
-        peaks = [_peak_bytes(model, prompt, new) for model in models]
+        peaks = [
+            model.get_memory_footprint(return_buffers=False)
+            + most_held(prompt.device, partial(_run, model, prompt, new))
+            for model in models
+        ]
         rows.append(_row("peak memory", "bytes", [peaks], batch))
     return rows
 
@@ -195,22 +200,12 @@ def _run(model: Any, prompt: Tensor, new_tokens: int) -> tuple[float, float]:
 
 
 # Size and memory ----------------------------------------------------------------------------------
-def _weight_bytes(model: PreTrainedModel) -> int:
-    return sum(p.numel() * p.element_size() for p in model.parameters())
-
-
 def _cache_bytes(model: Any) -> int:
     """Bytes per token of all layers' keys and values, from a cache of two tokens."""
     _, cache = last_logits(model, _prompt(model, 1, 2), {})
     (layers,) = (held.layers for held in cache.values())
     held = [tensor for layer in layers for tensor in (layer.keys, layer.values)]
     return sum(tensor.numel() * tensor.element_size() for tensor in held) // 2
-
-
-def _peak_bytes(model: PreTrainedModel, prompt: Tensor, new_tokens: int) -> int:
-    """Bytes of weights plus the most held besides them during one prefill and decode."""
-    held = most_held(prompt.device, lambda: _run(model, prompt, new_tokens))
-    return _weight_bytes(model) + held
 
 
 def most_held(device: torch.device, call: Callable[[], Any]) -> int:

@@ -6,7 +6,7 @@ import copy
 import io
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -201,7 +201,7 @@ class _Bench:
             if task.average is not None:
                 self.found.averaged[name] = task.average
             results = self._measure(task, notes)
-            self._collect(task, results, notes)
+            self._collect(task.name, results)
             if task.program is not None:
                 execute_code(results, task, self.options, self.found)
                 notes.append(f"{name}: {WORTH}")
@@ -274,7 +274,7 @@ class _Bench:
                 prefix_token_id=start[-1] if start else None,  # before a whole text
             )
             # simple_evaluate would seed the caller's generators and ask git and pip
-            return evaluate(
+            results = evaluate(
                 wrapped,
                 loaded,
                 limit=settings["limit"],
@@ -282,11 +282,17 @@ class _Bench:
                 apply_chat_template=chat,
                 fewshot_as_multiturn=chat,
             )
+        settings["truncated"][task.name] = len(wrapped.cut)
+        if wrapped.cut:
+            notes.append(
+                f"prompts longer than the context of {length} tokens lost their start: "
+                f"{len(wrapped.cut)} of {task.name}"
+            )
+        return results
 
-    def _collect(self, task: TaskFile, results: Mapping[str, Any], notes: list[str]) -> None:
+    def _collect(self, name: str, results: Mapping[str, Any]) -> None:
         """Read a task's metrics, errors and counts."""
-        found, settings = self.found, self.found.settings
-        name = task.name
+        found = self.found
         scores = results["results"][name]
         values = found.values[name] = {}
         errors = found.errors[name] = {}
@@ -299,16 +305,7 @@ class _Bench:
                 errors[label] = float(error) if isinstance(error, (int, float)) else None
         found.samples[name] = results["n-samples"][name]["effective"]
         found.versions[f"task {name}"] = str(results["versions"].get(name, "unstated"))
-        settings["num_fewshot"][name] = results["n-shot"].get(name)
-        length = settings["max_length"]
-        room = length - (0 if settings["chat"] else len(text_start(self.tokenizer)))
-        cut = sum(_is_cut(row, self.tokenizer, room) for row in results["samples"].get(name, ()))
-        settings["truncated"][name] = cut
-        if cut:
-            notes.append(
-                f"prompts longer than the context of {length} tokens lost their start: {cut} of "
-                f"{name}"
-            )
+        found.settings["num_fewshot"][name] = results["n-shot"].get(name)
 
 
 def execute_code(
@@ -365,39 +362,51 @@ def _loaded(task: TaskFile, folder: str, data: str | os.PathLike[str] | None) ->
 
 
 def _checked_model() -> Any:
-    """The harness's model, which refuses records that it would fail on without naming them."""
+    """The harness's model, which looks at requests first; `cut` has the samples that are cut."""
     from lm_eval.models.huggingface import HFLM
 
     class Checked(HFLM):
+        cut: Collection[int] = ()
+
         def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> Any:
-            _require_scorable(self, requests)
+            self.cut = _cut_samples(self, requests)
             return super().loglikelihood(requests, disable_tqdm)
 
         def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> Any:
-            _require_scorable(self, requests)
+            self.cut = _cut_samples(self, requests)
             return super().generate_until(requests, disable_tqdm)
 
     return Checked
 
 
-def _require_scorable(model: Any, requests: Sequence[Any]) -> None:
-    """Raise InputError for a prompt without a token, and for a choice longer than the context."""
+def _cut_samples(model: Any, requests: Sequence[Any]) -> set[int]:
+    """Return the samples that are longer than the context, so that a prompt loses its start.
+
+    Raises:
+        InputError: a prompt without a token, or a choice longer than the context.
+    """
+    cut = set()
     for request in requests:
         prompt, rest = request.args
         record = f"{request.task_name}, record {request.doc_id + 1}"
-        if not prompt.strip() and not model.tok_encode(prompt):
+        before = len(model.tok_encode(prompt))
+        if before == 0:
             raise InputError(
                 f"{record}: the prompt is empty, and the tokenizer puts no token before a text. "
                 "Give a prompt with text."
             )
         if isinstance(rest, str):
-            # a prompt may be empty after a first token
-            count = len(model._encode_pair(prompt or " ", rest)[1])
-            if count > model.max_length:
+            after = len(model._encode_pair(prompt or " ", rest)[1])
+            if after > model.max_length:
                 raise InputError(
-                    f"{record}: the choice {rest!r:.40} has {count:,} tokens, more than the "
+                    f"{record}: the choice {rest!r:.40} has {after:,} tokens, more than the "
                     f"context of {model.max_length:,}. Shorten it."
                 )
+        else:
+            after = rest.get("max_gen_toks", _REPLY)
+        if before + after > model.max_length:
+            cut.add(request.doc_id)
+    return cut
 
 
 @contextmanager
@@ -429,17 +438,3 @@ def _opening(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     if found.chat_template:
         found.chat_template = fixed_template(found)
     return found
-
-
-def _is_cut(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, length: int) -> bool:
-    """Whether a prompt of this sample, with its reply, is longer than the context."""
-    for text, *rest in row["arguments"]:
-        room, whole = length, text
-        if rest and isinstance(rest[0], str):
-            whole += rest[0]
-        elif rest:
-            room -= rest[0].get("max_gen_toks", _REPLY)
-        # a whole text, without a rest, is scored window by window
-        if rest and len(whole) > room and len(bare_ids(tokenizer, whole)) > room:
-            return True
-    return False

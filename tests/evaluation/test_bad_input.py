@@ -17,7 +17,6 @@ from cocurve_lab.evaluation.code_execution import Limits, run_programs
 from cocurve_lab.evaluation.confinement import refusals
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency
 from cocurve_lab.evaluation.report import EvaluationReport
-from cocurve_lab.evaluation.suites import demo_tasks
 from cocurve_lab.evaluation.task_files import local_tasks, make_task
 from cocurve_lab.evaluation.tasks import TaskOptions, evaluate_tasks
 from cocurve_lab.extensions.texts.records import read_objects
@@ -122,11 +121,3 @@ def test_without_the_harness_the_package_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(cl.InputError, match="pip install lm-eval"):
         evaluate()
-
-
-def test_without_the_repository_s_prompts_the_demo_suite_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cocurve_lab.evaluation.suites.demo_folder", lambda: tmp_path / "demo")
-    with pytest.raises(cl.InputError, match="prompts"):
-        demo_tasks()
