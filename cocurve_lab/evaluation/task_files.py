@@ -114,13 +114,12 @@ def replies(until: Sequence[str], most: int) -> Record:
 
 
 # Files for the harness ----------------------------------------------------------------------------
-def write_task_files(tasks: Iterable[TaskFile], folder: str | os.PathLike[str]) -> list[Path]:
-    """Write NAME.yaml and NAME.jsonl of each task into a folder; return the YAML files.
+def write_task_files(tasks: Iterable[TaskFile], folder: str | os.PathLike[str]) -> None:
+    """Write NAME.yaml and NAME.jsonl of each task into a folder.
 
     `lm_eval --include_path FOLDER --tasks NAME` runs one; paths in the YAML are absolute. Code
     tasks are not scored there: the harness would execute code without our confinement.
     """
-    written = []
     folder = Path(folder).resolve()
     for task in tasks:
         settings: Record = {"task": task.name} | task.config
@@ -131,11 +130,9 @@ def write_task_files(tasks: Iterable[TaskFile], folder: str | os.PathLike[str]) 
             # its cache lies beside it, so nothing is left in the user's own
             files = {"data_files": {"test": str(data)}, "cache_dir": str(folder / "cache")}
             settings |= {"dataset_path": "json", "dataset_kwargs": files}
-        path = folder / f"{task.name}.yaml"
         # JSON is YAML; ASCII escapes of characters beyond 16 bits are not
-        write_atomically(path, json.dumps(settings, indent=1, ensure_ascii=False).encode())
-        written.append(path)
-    return written
+        text = json.dumps(settings, indent=1, ensure_ascii=False)
+        write_atomically(folder / f"{task.name}.yaml", text.encode())
 
 
 _LOCAL_TOKENS = 64  # the most of a generated reply to a question of a file

@@ -9,7 +9,7 @@ import re
 import struct
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,14 +57,8 @@ every = pytest.mark.parametrize("make", EVERY, ids=lambda make: make.__name__)
 
 
 @pytest.fixture
-def session() -> Iterator[Session]:
-    """A session whose instruments are closed in the end."""
-    made, before = Session(REAL), set(_instances)
-    yield made
-    for model_id in set(_instances) - before:
-        if widget := _instances.get(model_id):
-            widget.close()
-    assert made.worker.join(60)
+def session() -> Session:
+    return Session(REAL)
 
 
 BAD = [  # a value that a control refuses
@@ -166,7 +160,6 @@ def test_it_joins_the_session_given_or_the_curvatures_own(
     own = make(measured, model=MODEL)
     assert own.session is Session.of(measured)
     assert (own.session.model, own.matrix_name) == (MODEL, "measured KL")
-    own.close()
 
 
 @every
@@ -353,7 +346,6 @@ def test_every_instrument_leaves_picture_and_table_in_a_notebook_and_its_html(
         assert "<img" in text or "<table" in text
         assert "<script" not in text
         assert "application/vnd.jupyter.widget-view+json" in widget
-        instrument.close()
     data = [nbformat.v4.new_output("display_data", dict(data)) for data in shown]
     cell = nbformat.v4.new_code_cell("made", outputs=data)
     page, _ = HTMLExporter().from_notebook_node(nbformat.v4.new_notebook(cells=[cell]))
@@ -370,4 +362,3 @@ def test_the_picture_of_a_plan_has_its_units_dark(monkeypatch: pytest.MonkeyPatc
     rows = np.frombuffer(zlib.decompress(png[41:-16]), np.uint8).reshape(height, width + 1)
     dark = (rows[4::8, 1 + 8 :: 16] == 70).sum()  # of each unit the middle
     assert dark == len(explorer.selection.pruned)
-    explorer.close()

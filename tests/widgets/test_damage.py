@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,8 @@ def make(**more: object) -> LambdaExplorer:
 
 
 @pytest.fixture
-def explorer() -> Iterator[LambdaExplorer]:
-    made = make(prompt="w1 w2")
-    yield made
-    made.close()
+def explorer() -> LambdaExplorer:
+    return make(prompt="w1 w2")
 
 
 def test_a_rest_measures_both_plans_to_the_end(explorer: LambdaExplorer) -> None:
@@ -83,7 +80,6 @@ def test_a_first_kl_comes_from_two_rows_and_answers_come_before_more_rows() -> N
     assert (rows, 2 * each) in steps  # the first stage: few rows, then some right answers
     assert steps == sorted(steps)
     assert steps[-1] == (6, 8)
-    explorer.close()
 
 
 def test_the_next_move_stops_a_measurement_within_a_pass() -> None:
@@ -107,7 +103,6 @@ def test_the_next_move_stops_a_measurement_within_a_pass() -> None:
     assert explorer.damage.of(first) is None  # its pass never reached the end
     assert explorer.damage.of(explorer.selection).rows == 6
     assert explorer.error == ""
-    explorer.close()
 
 
 def test_plans_passed_by_are_not_measured_and_a_plan_that_returns_is_known_at_once() -> None:
@@ -122,7 +117,6 @@ def test_plans_passed_by_are_not_measured_and_a_plan_that_returns_is_known_at_on
     assert received(explorer, "damage")["measured"][-1] == plain_record(before)
     settle(explorer)
     assert len(explorer.session.measured) == 2  # A and B of 0.4 alone
-    explorer.close()
 
 
 def test_a_plan_that_the_session_knows_on_this_text_is_not_measured_again() -> None:
@@ -137,7 +131,6 @@ def test_a_plan_that_the_session_knows_on_this_text_is_not_measured_again() -> N
     settle(explorer)
     assert explorer.damage.of(explorer.selection).risk == 1.5
     assert len(session.measured) == 3
-    explorer.close()
 
 
 def test_it_can_be_switched_off_and_an_error_ends_the_work(
@@ -182,7 +175,6 @@ def test_kl_and_answers_outlive_the_kernel_in_a_folder_shared_with_the_studies(
     after = second.damage.of(second.selection)
     assert (after.risk, after.abilities) == (before.risk, before.abilities)
     assert second.error == ""
-    second.close()
 
 
 # By hand: a plan made by clicks, the measured edge of two units, and the next token
@@ -256,4 +248,3 @@ def test_a_prompt_begins_as_the_text_and_needs_a_tokenizer() -> None:
         assert explorer.prompt == (begun if tokenizer else "")
         assert ("next" in received(explorer, "damage")) == bool(tokenizer)
         assert explorer.error == ""
-        explorer.close()

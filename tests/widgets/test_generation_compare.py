@@ -55,10 +55,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    made = Bench()
-    yield made
-    assert made.session.worker.join(20)
+def bench() -> Bench:
+    return Bench()
 
 
 def press(instrument: GenerationCompare, do: str, **values: Any) -> None:
