@@ -1,4 +1,4 @@
-"""Sizes against counting by hand, and the verdict on made-up speeds."""
+"""Sizes against counting by hand, and speeds with their quartiles."""
 
 from __future__ import annotations
 
