@@ -179,9 +179,10 @@ def held(model: PreTrainedModel, text: cl.CalibrationSet, size: int) -> int:
     """Most bytes that a build holds beside the model."""
     units = cl.enumerate_units(model)
     options = cl.BuildOptions(units_per_batch=size, groups=1)
-    with most_held(model_device(model)) as most:
-        cl.estimate_curvature(model, units, text, progress=False, options=options)
-    return most[0]
+    return most_held(
+        model_device(model),
+        lambda: cl.estimate_curvature(model, units, text, progress=False, options=options),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -1,15 +1,16 @@
 """Size, speed and memory of a dense and a pruned model, in one run (appendix "Efficiency").
 
 Times on one machine differ from run to run more than models do. So the two models are timed in
-turn, and the ratio within each repeat is reported. Absolute numbers are there too; on a CPU they
-say little. A verdict in words says whether the pruned model is faster and, if not, why.
+turn, and the ratio within each repeat is reported, with its quartiles. Absolute numbers are there
+too; on a CPU they say little. A pruned model has as many operations as the dense one, each only
+narrower: time spent on weights can shrink by the ratio of parameters at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,26 +63,17 @@ class Efficiency:
             ratio (pruned over dense), low and high (its lower and upper quartile over repeats),
             repeats. Speeds are medians in tokens per second; sizes are exact, with
             ratio = low = high.
-        verdict: whether the pruned model is faster and, if not, why, in one or two sentences.
         protocol: how it was timed, in one sentence.
     """
 
     rows: tuple[dict[str, Any], ...]
-    verdict: str
     protocol: str
 
     def __repr__(self) -> str:
-        lines = [f"{'quantity':<26}{'batch':>6}{'dense':>15}{'pruned':>15}  pruned / dense"]
-        for row in self.rows:
-            batch = row["batch_size"] or ""
-            spread = (
-                "" if row["low"] == row["high"] else f" ({row['low']:.2f} to {row['high']:.2f})"
-            )
-            lines.append(
-                f"{row['quantity']:<26}{batch:>6}{row['dense']:>15,.0f}{row['pruned']:>15,.0f}"
-                f"  {row['ratio']:.2f}{spread}"
-            )
-        return "\n".join([*lines, self.verdict, self.protocol])
+        from pandas import DataFrame
+
+        table = DataFrame(self.rows).drop(columns="repeats")
+        return f"{table.to_string(index=False, float_format='{:,.2f}'.format)}\n{self.protocol}"
 
 
 def measure_efficiency(
@@ -117,7 +109,7 @@ def measure_efficiency(
     models = (dense, pruned)
     rows = [
         _row("parameters", "parameters", [[model.num_parameters() for model in models]]),
-        _row("weights", "bytes", [[_weight_bytes(model) for model in models]]),
+        _row("weights", "bytes", [[m.get_memory_footprint(return_buffers=False) for m in models]]),
     ]
     threads = options.threads or torch.get_num_threads()
     with measuring(dense, threads), measuring(pruned, threads):
@@ -129,7 +121,7 @@ def measure_efficiency(
         f"{options.new_tokens} decoded; medians of {options.repeats} repeats, dense and pruned in "
         "turn; ratios within a repeat, with quartiles."
     )
-    return Efficiency(tuple(rows), speed_verdict(rows), protocol)
+    return Efficiency(tuple(rows), protocol)
 
 
 def _prompt_length(model: PreTrainedModel, options: EfficiencyOptions) -> int:
@@ -169,7 +161,11 @@ def _measured(
         _row("decode", "tokens per second", batch * new / seconds[:, :, 1], batch),
     ]
     if prompt.device.type == "cuda":
-        peaks = [_peak_bytes(model, prompt, new) for model in models]
+        peaks = [
+            model.get_memory_footprint(return_buffers=False)
+            + most_held(prompt.device, partial(_run, model, prompt, new))
+            for model in models
+        ]
         rows.append(_row("peak memory", "bytes", [peaks], batch))
     return rows
 
@@ -204,10 +200,6 @@ def _run(model: Any, prompt: Tensor, new_tokens: int) -> tuple[float, float]:
 
 
 # Size and memory ----------------------------------------------------------------------------------
-def _weight_bytes(model: PreTrainedModel) -> int:
-    return sum(p.numel() * p.element_size() for p in model.parameters())
-
-
 def _cache_bytes(model: Any) -> int:
     """Bytes per token of all layers' keys and values, from a cache of two tokens."""
     _, cache = last_logits(model, _prompt(model, 1, 2), {})
@@ -216,53 +208,10 @@ def _cache_bytes(model: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in held) // 2
 
 
-def _peak_bytes(model: PreTrainedModel, prompt: Tensor, new_tokens: int) -> int:
-    """Bytes of weights plus the most held besides them during one prefill and decode."""
-    with most_held(prompt.device) as held:
-        _run(model, prompt, new_tokens)
-    return _weight_bytes(model) + held[0]
-
-
-@contextmanager
-def most_held(device: torch.device) -> Iterator[list[int]]:
-    """Record the most bytes allocated on a GPU at a time inside the block, beyond those before it.
-
-    Yields:
-        A list of one number, filled in on leaving.
-    """
-    held = [0]
+def most_held(device: torch.device, call: Callable[[], Any]) -> int:
+    """Return the most bytes allocated on a GPU at a time in a call, beyond those before it."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    yield held
-    held[0] = torch.cuda.max_memory_allocated(device) - before
-
-
-# Verdict ------------------------------------------------------------------------------------------
-FASTER = 1.02  # a median ratio below it is no speed-up worth mentioning
-
-
-def speed_verdict(rows: list[dict[str, Any]]) -> str:
-    """Say whether the pruned model is faster and, where it is not, what can be hoped for.
-
-    Args:
-        rows: of `Efficiency`; quantity, batch_size, ratio, low and high are read.
-    """
-    (parameters,) = (row["ratio"] for row in rows if row["quantity"] == "parameters")
-    fast: list[str] = []
-    slow: list[str] = []
-    for row in rows:
-        if row["quantity"] in ("prefill", "decode"):
-            clear = row["ratio"] >= FASTER and row["low"] > 1
-            (fast if clear else slow).append(
-                f"{row['quantity']} at batch {row['batch_size']} {row['ratio']:.2f}x "
-                f"({row['low']:.2f} to {row['high']:.2f})"
-            )
-    sentences = [f"Faster than dense: {'; '.join(fast)}."] if fast else []
-    if slow:
-        sentences.append(
-            f"No clear speed-up: {'; '.join(slow)}. {1 - parameters:.1%} of the parameters are "
-            f"gone, so time spent on weights can shrink by {1 / parameters:.2f}x at most, and the "
-            "number of operations is the same, each only narrower."
-        )
-    return " ".join(sentences)
+    call()
+    return torch.cuda.max_memory_allocated(device) - before

@@ -6,26 +6,24 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..base.errors import FileFormatError
 from ..base.schema import (
-    COUNT,
     OBJECT,
     TEXT,
     Field,
     Schema,
     dict_of,
     is_count,
-    is_object,
     is_text,
     optional,
     or_none,
     parse_json,
+    reading,
     require_fields,
-    told,
 )
 from ..base.storage import seal_json, unseal_json
 
 FORMAT, VERSION = "cocurve-evaluation", 1
+_SHOWN = ["task", "metric", "value", "value_error", "samples", "averaged"]
 
 
 def _is_score(value: Any) -> bool:
@@ -33,8 +31,8 @@ def _is_score(value: Any) -> bool:
 
 
 _FIELDS: Schema = {
-    "format": TEXT,
-    "version": COUNT,
+    "format": Field(FORMAT, lambda value: value == FORMAT),
+    "version": Field(f"{VERSION}, so another release wrote it", lambda value: value == VERSION),
     "suite": TEXT,
     "values": Field("numbers by task and metric", dict_of(dict_of(_is_score))),
     **optional(
@@ -117,29 +115,21 @@ class EvaluationReport:
     @classmethod
     def from_json(cls, text: str) -> EvaluationReport:
         """Read a report that `to_json` wrote."""
-        try:
+        remedy = "Evaluate again, or read it with the release that wrote it."
+        with reading("the text is not an evaluation report", remedy):
             content = parse_json(text)
             unseal_json(content, "Nothing of it was used")
-            found = (content.get("format"), content.get("version")) if is_object(content) else None
-            if found != (FORMAT, VERSION):
-                raise FileFormatError(f"its format and version are {told(found)}")
             fields = require_fields(content, _FIELDS)
-        except FileFormatError as error:
-            raise FileFormatError(
-                f"the text is not an evaluation report: {error}. Evaluate again, or read it with "
-                "the release that wrote it."
-            ) from None
         return cls(**{name: fields[name] for name in cls.__dataclass_fields__ if name in fields})
 
     def __repr__(self) -> str:
-        lines = [f"EvaluationReport, suite {self.suite!r} (* enters the average)"]
-        for row in self.rows():
-            error = row["value_error"]
-            spread = "" if error is None else f" ± {error:.4f}"
-            count = "" if row["samples"] is None else f"  n = {row['samples']}"
-            star = "*" if row["averaged"] else " "
-            value = f"{row['value']:.4f}{spread}"
-            lines.append(f"{star} {row['task']:<22} {row['metric']:<16} {value:<18}{count}")
+        from pandas import DataFrame
+
+        table = DataFrame(self.rows(), columns=_SHOWN)
+        lines = [
+            f"EvaluationReport, suite {self.suite!r}",
+            table.to_string(index=False, float_format="{:.4f}".format, na_rep=""),
+        ]
         if self.average is not None:
             lines.append(f"  average of {len(self.averaged)}: {self.average:.4f}")
         lines += [f"  {task} failed: {why}" for task, why in self.failed.items()]

@@ -93,25 +93,21 @@ class Source:
 
 def local_copy(data: str | os.PathLike[str], dataset: str) -> Path:
     """Return the folder of a dataset's local copy."""
-    place = Path(data) / dataset
+    place = Path(data).resolve() / dataset
     if not place.is_dir():
         raise InputError(
             f"there is no {place}. Copy the dataset {dataset} there, with its files as on the hub."
         )
-    return place.resolve()
+    return place
 
 
 def unreadable(what: str, data: str | os.PathLike[str] | None, error: Exception) -> InputError:
     """Make the error of a suite that cannot read a dataset."""
-    why = f"({type(error).__name__}: {error!s:.200})"
-    if data is not None:
-        return InputError(
-            f"{what} cannot be read from its copy in {data} {why}. Copy it again, with its files "
-            "as on the hub."
-        )
+    place = "the hub" if data is None else f"its copy in {data}"
     return InputError(
-        f"{what} cannot be read from the hub {why}. Go online, name a folder of local copies "
-        '(data=FOLDER, or --data FOLDER), or evaluate files you have with suite="local".'
+        f"{what} cannot be read from {place} ({type(error).__name__}: {error!s:.200}). Go online, "
+        "name a folder of copies with the files as on the hub (data=FOLDER, or --data FOLDER), or "
+        'evaluate files you have with suite="local".'
     )
 
 
@@ -130,7 +126,12 @@ PAPER_TEXTS = {
 }
 # The harness's own prompts, splits and examples: all zero-shot except gsm8k_5shot.
 PAPER_HARNESS = {
-    name: TaskFile(name, {"include": file}, average=average, dataset=dataset)
+    name: TaskFile(
+        name,
+        {"include": file, "num_fewshot": 5 if name == "gsm8k_5shot" else 0},
+        average=average,
+        dataset=dataset,
+    )
     for name, file, dataset, average in (
         ("arc_easy", "arc/arc_easy.yaml", "allenai/ai2_arc", "acc_norm"),
         ("arc_challenge", "arc/arc_challenge.yaml", "allenai/ai2_arc", "acc_norm"),
@@ -143,15 +144,14 @@ PAPER_HARNESS = {
     )
 }
 _MMLU = Source("cais/mmlu", "all", "test")
-_MBPP = "google-research-datasets/mbpp"
 # Tasks that are made here of questions on the hub. None is averaged: the paper's average is over
 # the seven commonsense tasks.
 PAPER_OWN = {
-    "mmlu": (_MMLU,),
-    "mmlu_letters": (_MMLU,),
-    "gsm8k": (Source("openai/gsm8k", "main", "test"),),
-    "humaneval": (Source("openai/openai_humaneval", None, "test"),),
-    "mbpp": (Source(_MBPP, "full", "prompt"), Source(_MBPP, "full", "test")),
+    "mmlu": _MMLU,
+    "mmlu_letters": _MMLU,
+    "gsm8k": Source("openai/gsm8k", "main", "test"),
+    "humaneval": Source("openai/openai_humaneval", None, "test"),
+    "mbpp": Source("google-research-datasets/mbpp", "full", "test"),
 }
 PAPER_CODE = ("humaneval", "mbpp")
 # The metric of each task that the paper's tables show. Its MMLU is acc_norm: "multiple-choice tasks
@@ -212,11 +212,6 @@ def demo_tasks() -> list[TaskFile]:
         if offered:
             chosen = make_task("multiple_choice", offered, f"{file.stem}_choice")
             choices.append(replace(chosen, average=None))
-    if not tasks:
-        raise InputError(
-            f"there are no prompts in {data / 'prompts'}. Clone the whole repository, or write "
-            "them again with `python -m data.make.world`."
-        )
     texts = [{"text": text} for text in read_documents(data / "texts" / "test.jsonl")]
     return [*tasks, *choices, make_task("rolling_text", texts, "texts")]
 
@@ -230,5 +225,4 @@ def paper_task(name: str, data: str | os.PathLike[str] | None = None) -> TaskFil
     """
     if name in PAPER_HARNESS:
         return PAPER_HARNESS[name]
-    rows = [row for source in PAPER_OWN[name] for row in source.rows(data)]
-    return replace(make_task(name, rows), average=None)
+    return replace(make_task(name, PAPER_OWN[name].rows(data)), average=None)

@@ -71,9 +71,11 @@ PROGRAMS: dict[str, Program] = {
     "humaneval": lambda record, reply: (
         f"{record['prompt']}{reply}\n{record['test']}\ncheck({record['entry_point']})\n"
     ),
-    "mbpp": lambda record, reply: f"{reply}\n{record['test']}\n",
+    "mbpp": lambda record, reply: "\n".join(
+        [reply, record["test_setup_code"], *record["test_list"], ""]
+    ),
 }
-_SHOTS, _TESTED = (2, 3, 4), range(11, 511)  # task ids of MBPP: its prompt and its test split
+_TESTED = range(11, 511)  # task ids of MBPP's test split; data/tasks/mbpp.yaml has its examples
 
 
 def make_task(
@@ -90,10 +92,20 @@ def make_task(
     """
     settings: Record = {"include": str(demo_folder().parent / "tasks" / f"{kind}.yaml")} | changes
     if kind == "mbpp":
-        rows = _with_examples(rows, name or kind)
+        rows = [
+            row | {"test_setup_code": row.get("test_setup_code") or ""}
+            for row in rows
+            if row["task_id"] in _TESTED
+        ]
     elif kind in FIELDS:
         rows = ({field: row[field] for field in FIELDS[kind]} for row in rows)
-    return TaskFile(name or kind, settings, tuple(rows), AVERAGED.get(kind), PROGRAMS.get(kind))
+    records = tuple(rows)
+    if not records:
+        raise InputError(
+            f"{name or kind} has no record to score (of MBPP tasks {_TESTED[0]} to {_TESTED[-1]} "
+            "are scored). Give a file that has some."
+        )
+    return TaskFile(name or kind, settings, records, AVERAGED.get(kind), PROGRAMS.get(kind))
 
 
 def replies(until: Sequence[str], most: int) -> Record:
@@ -101,43 +113,13 @@ def replies(until: Sequence[str], most: int) -> Record:
     return {"until": list(until), "do_sample": False, "max_gen_toks": most}
 
 
-def _with_examples(rows: Iterable[Record], name: str) -> list[Record]:
-    """Ask MBPP with three examples between [BEGIN] and [DONE] (appendix "Evaluation Protocol")."""
-    by_number = {row["task_id"]: row for row in rows}
-    tested = [row for number, row in by_number.items() if number in _TESTED]
-    if not tested or any(number not in by_number for number in _SHOTS):
-        raise InputError(
-            f"{name} has {len(by_number)} tasks; the three-shot protocol takes tasks "
-            f"{', '.join(map(str, _SHOTS))} as examples and scores {_TESTED[0]} to {_TESTED[-1]}. "
-            "Give the file that has both."
-        )
-    shots = (by_number[number] for number in _SHOTS)
-    examples = "".join(f"{_ask_mbpp(row)}{row['code']}\n[DONE]\n\n" for row in shots)
-    return [
-        {
-            "prompt": examples + _ask_mbpp(row),
-            "test": "\n".join([row.get("test_setup_code") or "", *row["test_list"]]),
-        }
-        for row in tested
-    ]
-
-
-def _ask_mbpp(row: Record) -> str:
-    tests = "\n".join(row["test_list"][:3])
-    return (
-        f"You are an expert Python programmer, and here is your task: {row['text']} Your code "
-        f"should pass these tests:\n\n{tests}\n[BEGIN]\n"
-    )
-
-
 # Files for the harness ----------------------------------------------------------------------------
-def write_task_files(tasks: Iterable[TaskFile], folder: str | os.PathLike[str]) -> list[Path]:
-    """Write NAME.yaml and NAME.jsonl of each task into a folder; return the YAML files.
+def write_task_files(tasks: Iterable[TaskFile], folder: str | os.PathLike[str]) -> None:
+    """Write NAME.yaml and NAME.jsonl of each task into a folder.
 
     `lm_eval --include_path FOLDER --tasks NAME` runs one; paths in the YAML are absolute. Code
     tasks are not scored there: the harness would execute code without our confinement.
     """
-    written = []
     folder = Path(folder).resolve()
     for task in tasks:
         settings: Record = {"task": task.name} | task.config
@@ -148,11 +130,9 @@ def write_task_files(tasks: Iterable[TaskFile], folder: str | os.PathLike[str]) 
             # its cache lies beside it, so nothing is left in the user's own
             files = {"data_files": {"test": str(data)}, "cache_dir": str(folder / "cache")}
             settings |= {"dataset_path": "json", "dataset_kwargs": files}
-        path = folder / f"{task.name}.yaml"
         # JSON is YAML; ASCII escapes of characters beyond 16 bits are not
-        write_atomically(path, json.dumps(settings, indent=1, ensure_ascii=False).encode())
-        written.append(path)
-    return written
+        text = json.dumps(settings, indent=1, ensure_ascii=False)
+        write_atomically(folder / f"{task.name}.yaml", text.encode())
 
 
 _LOCAL_TOKENS = 64  # the most of a generated reply to a question of a file
@@ -165,8 +145,8 @@ def local_tasks(files: Iterable[str | os.PathLike[str]]) -> list[TaskFile]:
     The kind of a task is told by the fields of the first record: "multiple_choice" (query, choices,
     gold), "schema" (context_options, continuation, gold), "cloze" (context, continuation),
     "generation" (prompt, answer; a reply ends with its line, after 64 tokens at most), "humaneval"
-    (prompt, test, entry_point), "mbpp" (text, code, test_list, task_id; asked with tasks 2, 3 and 4
-    as examples, scored on 11 to 510).
+    (prompt, test, entry_point), "mbpp" (text, code, test_list, task_id; asked with three
+    examples, scored on tasks 11 to 510).
     """
     paths: list[Path] = []
     for path in map(Path, files):

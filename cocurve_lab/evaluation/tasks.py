@@ -6,7 +6,7 @@ import copy
 import io
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -129,10 +129,7 @@ def evaluate_tasks(
         require_permission(allow_code_execution)  # before anything is read from the hub
     own = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _LONGEST
     chat = uses_chat(tokenizer, False if chat is None and suite == "paper" else chat)
-    notes: list[str] = []
-    if uses_chat(tokenizer):  # said only where there is a choice
-        asked = "through" if chat else "without"
-        notes.append(f"prompts were asked {asked} the tokenizer's chat template")
+    asked = f"prompts were asked {'through' if chat else 'without'} the tokenizer's chat template"
     settings: dict[str, Any] = {
         "num_fewshot": {},
         "truncated": {},
@@ -140,7 +137,7 @@ def evaluate_tasks(
         "batch_size": options.batch_size,
         "max_length": int(min(own, options.max_length or _LONGEST)),
         "chat": chat,
-        "notes": notes,
+        "notes": [asked] if uses_chat(tokenizer) else [],  # said where there is a choice
     }
     versions = {name: version(name) for name in ("lm_eval", "torch", "transformers", "datasets")}
     report = EvaluationReport(suite, {}, settings=settings, versions=versions)
@@ -175,17 +172,14 @@ def suite_tasks(suite: str, options: TaskOptions) -> dict[str, TaskFile | None]:
         )
     if suite == "paper":
         work: dict[str, TaskFile | None] = dict.fromkeys(PAPER_NAMES)
-    elif suite == "local" and not options.files:
-        raise InputError('suite "local" needs files. Give options=TaskOptions(files=[...]).')
     else:
         tasks = demo_tasks() if suite == "demo" else local_tasks(options.files)
         work = {task.name: task for task in tasks}
-    if options.tasks is None:
-        return work
-    unknown = [name for name in options.tasks if name not in work]
-    if unknown:
-        raise InputError(f"there is no task {unknown[0]!r}. Choose one of {', '.join(work)}.")
-    return {name: made for name, made in work.items() if name in options.tasks}
+    wanted = work if options.tasks is None else options.tasks
+    for name in wanted:
+        if name not in work:
+            raise InputError(f"there is no task {name!r}. Choose one of {', '.join(work)}.")
+    return {name: made for name, made in work.items() if name in wanted}
 
 
 @dataclass
@@ -207,7 +201,7 @@ class _Bench:
             if task.average is not None:
                 self.found.averaged[name] = task.average
             results = self._measure(task, notes)
-            self._collect(task, results, notes)
+            self._collect(task.name, results)
             if task.program is not None:
                 execute_code(results, task, self.options, self.found)
                 notes.append(f"{name}: {WORTH}")
@@ -246,7 +240,6 @@ class _Bench:
         Returns the harness's own results, samples included.
         """
         from lm_eval.evaluator import evaluate
-        from lm_eval.models.huggingface import HFLM
 
         # the harness warns about model objects, and one is given on purpose
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -260,23 +253,18 @@ class _Bench:
         ):
             loaded = _loaded(task, str(folder), self.options.data)
             (known,) = loaded["tasks"].values()
-            if known.get_config("num_fewshot") is None:
-                known.set_config(key="num_fewshot", value=0)
             known.set_fewshot_seed(seed=_SEED)
-            replies = known.get_config("generation_kwargs")
-            if known.OUTPUT_TYPE == "generate_until" and replies is not None:
-                usual, most = int(replies.get("max_gen_toks", _REPLY)), length // 2
-                if usual > most:  # else nothing would be left for prompts
-                    known.set_config(
-                        key="generation_kwargs", value=replies | {"max_gen_toks": most}
-                    )
-                    notes.append(
-                        f"{task.name}: replies have at most {most} tokens, half the context, where "
-                        f"{usual} are usual"
-                    )
+            replies = known.get_config("generation_kwargs") or {}
+            usual, most = int(replies.get("max_gen_toks", _REPLY)), length // 2
+            if known.OUTPUT_TYPE == "generate_until" and usual > most:  # room for prompts
+                known.set_config(key="generation_kwargs", value=replies | {"max_gen_toks": most})
+                notes.append(
+                    f"{task.name}: replies have at most {most} tokens, half the context, where "
+                    f"{usual} are usual"
+                )
             # a template writes its own first token
             start = [] if chat else text_start(self.tokenizer)
-            wrapped: Any = HFLM(
+            wrapped = _checked_model()(
                 pretrained=self.model,
                 tokenizer=_opening(self.tokenizer),
                 backend="causal",
@@ -286,7 +274,7 @@ class _Bench:
                 prefix_token_id=start[-1] if start else None,  # before a whole text
             )
             # simple_evaluate would seed the caller's generators and ask git and pip
-            return evaluate(
+            results = evaluate(
                 wrapped,
                 loaded,
                 limit=settings["limit"],
@@ -294,11 +282,17 @@ class _Bench:
                 apply_chat_template=chat,
                 fewshot_as_multiturn=chat,
             )
+        settings["truncated"][task.name] = len(wrapped.cut)
+        if wrapped.cut:
+            notes.append(
+                f"prompts longer than the context of {length} tokens lost their start: "
+                f"{len(wrapped.cut)} of {task.name}"
+            )
+        return results
 
-    def _collect(self, task: TaskFile, results: Mapping[str, Any], notes: list[str]) -> None:
+    def _collect(self, name: str, results: Mapping[str, Any]) -> None:
         """Read a task's metrics, errors and counts."""
-        found, settings = self.found, self.found.settings
-        name = task.name
+        found = self.found
         scores = results["results"][name]
         values = found.values[name] = {}
         errors = found.errors[name] = {}
@@ -311,16 +305,7 @@ class _Bench:
                 errors[label] = float(error) if isinstance(error, (int, float)) else None
         found.samples[name] = results["n-samples"][name]["effective"]
         found.versions[f"task {name}"] = str(results["versions"].get(name, "unstated"))
-        settings["num_fewshot"][name] = results["n-shot"].get(name)
-        length = settings["max_length"]
-        room = length - (0 if settings["chat"] else len(text_start(self.tokenizer)))
-        cut = sum(_is_cut(row, self.tokenizer, room) for row in results["samples"].get(name, ()))
-        settings["truncated"][name] = cut
-        if cut:
-            notes.append(
-                f"prompts longer than the context of {length} tokens lost their start: {cut} of "
-                f"{name}"
-            )
+        found.settings["num_fewshot"][name] = results["n-shot"].get(name)
 
 
 def execute_code(
@@ -376,6 +361,54 @@ def _loaded(task: TaskFile, folder: str, data: str | os.PathLike[str] | None) ->
         raise unreadable(task.dataset, data, error) from None
 
 
+def _checked_model() -> Any:
+    """The harness's model, which looks at requests first; `cut` has the samples that are cut."""
+    from lm_eval.models.huggingface import HFLM
+
+    class Checked(HFLM):
+        cut: Collection[int] = ()
+
+        def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> Any:
+            self.cut = _cut_samples(self, requests)
+            return super().loglikelihood(requests, disable_tqdm)
+
+        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> Any:
+            self.cut = _cut_samples(self, requests)
+            return super().generate_until(requests, disable_tqdm)
+
+    return Checked
+
+
+def _cut_samples(model: Any, requests: Sequence[Any]) -> set[int]:
+    """Return the samples that are longer than the context, so that a prompt loses its start.
+
+    Raises:
+        InputError: a prompt without a token, or a choice longer than the context.
+    """
+    cut = set()
+    for request in requests:
+        prompt, rest = request.args
+        record = f"{request.task_name}, record {request.doc_id + 1}"
+        before = len(model.tok_encode(prompt))
+        if before == 0:
+            raise InputError(
+                f"{record}: the prompt is empty, and the tokenizer puts no token before a text. "
+                "Give a prompt with text."
+            )
+        if isinstance(rest, str):
+            after = len(model._encode_pair(prompt or " ", rest)[1])
+            if after > model.max_length:
+                raise InputError(
+                    f"{record}: the choice {rest!r:.40} has {after:,} tokens, more than the "
+                    f"context of {model.max_length:,}. Shorten it."
+                )
+        else:
+            after = rest.get("max_gen_toks", _REPLY)
+        if before + after > model.max_length:
+            cut.add(request.doc_id)
+    return cut
+
+
 @contextmanager
 def _plain_generation(model: Any) -> Iterator[None]:
     """Decode greedily, without a checkpoint's own lengths and repetition penalties."""
@@ -405,17 +438,3 @@ def _opening(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     if found.chat_template:
         found.chat_template = fixed_template(found)
     return found
-
-
-def _is_cut(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, length: int) -> bool:
-    """Whether a prompt of this sample, with its reply, is longer than the context."""
-    for text, *rest in row["arguments"]:
-        room, whole = length, text
-        if rest and isinstance(rest[0], str):
-            whole += rest[0]
-        elif rest:
-            room -= rest[0].get("max_gen_toks", _REPLY)
-        # a whole text, without a rest, is scored window by window
-        if rest and len(whole) > room and len(bare_ids(tokenizer, whole)) > room:
-            return True
-    return False

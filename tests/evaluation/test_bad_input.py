@@ -17,7 +17,6 @@ from cocurve_lab.evaluation.code_execution import Limits, run_programs
 from cocurve_lab.evaluation.confinement import refusals
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency
 from cocurve_lab.evaluation.report import EvaluationReport
-from cocurve_lab.evaluation.suites import demo_tasks
 from cocurve_lab.evaluation.task_files import local_tasks, make_task
 from cocurve_lab.evaluation.tasks import TaskOptions, evaluate_tasks
 from cocurve_lab.extensions.texts.records import read_objects
@@ -25,7 +24,9 @@ from helpers.tiny_models import tiny_model, word_tokenizer
 
 CHOICE = {"query": "q", "choices": ["a", "b"], "gold": 0}
 HUMAN = {"prompt": "def f(x):\n", "test": "pass", "entry_point": "f"}
-MBPP = {"text": "", "code": "", "test_list": []}
+LONG = CHOICE | {"choices": ["b", "a " * 65]}
+WRITTEN = {"prompt": "w1", "answer": "w2"}
+MBPP = {"text": "", "code": "", "test_list": [], "task_id": 4}
 
 
 def file(folder: Path, content: str | bytes, name: str = "bad.jsonl") -> Path:
@@ -65,8 +66,8 @@ BAD: list[tuple[Callable[[Path], Any], str]] = [
     (lambda at: read_objects(file(at, "[1]\n")), "record 1"),
     (lambda at: read_objects(file(at, gzip.compress(b"{}" * 999)[:-9], "a.jsonl.gz")), "a.jsonl"),
     (lambda at: read_objects(at / "absent.jsonl"), "absent.jsonl"),
-    (lambda at: make_task("cloze", [], "../x"), "'../x'"),
-    (lambda at: make_task("mbpp", [MBPP | {"task_id": n} for n in (2, 4, 11)]), "2, 3, 4"),
+    (lambda at: make_task("rolling_text", [{"text": "w1"}], "../x"), "'../x'"),
+    (lambda at: make_task("mbpp", [MBPP]), "11 to 510"),
     # suites
     (lambda at: evaluate("piqa"), "'piqa'"),
     (lambda at: evaluate(limit=0), "limit is 0"),
@@ -76,6 +77,12 @@ BAD: list[tuple[Callable[[Path], Any], str]] = [
     (lambda at: evaluate("paper"), "allow_code_execution=True"),
     (lambda at: evaluate("demo", data=at), "demo"),
     (lambda at: evaluate("paper", data=at / "absent"), "absent"),
+    (
+        lambda at: evaluate("local", files=[records(at, WRITTEN, WRITTEN | {"prompt": " "})]),
+        "bad, record 2",
+    ),
+    (lambda at: evaluate("local", files=[records(at, CHOICE | {"query": ""})]), "bad, record 1"),
+    (lambda at: evaluate("local", files=[records(at, CHOICE, LONG)]), "65 tokens"),
     # programs
     (lambda at: Limits(seconds=0), "seconds is 0"),
     (lambda at: refusals("riscv64"), "riscv64"),
@@ -114,11 +121,3 @@ def test_without_the_harness_the_package_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(cl.InputError, match="pip install lm-eval"):
         evaluate()
-
-
-def test_without_the_repository_s_prompts_the_demo_suite_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cocurve_lab.evaluation.suites.demo_folder", lambda: tmp_path / "demo")
-    with pytest.raises(cl.InputError, match="prompts"):
-        demo_tasks()

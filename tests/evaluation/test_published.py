@@ -158,9 +158,6 @@ def test_all_eleven_models_have_numbers_and_guards() -> None:
     llama = cl.Guards(layer_cap=0.3, protect_first=2, protect_last=2)
     assert published("Llama-3.1-8B-Instruct").guards_at(0.2) == llama
     assert published("Phi-4").guards_at(0.2) == RELEASE_GUARDS
-    (gate,) = published("Phi-4").rows
-    assert gate["values"]["FFN redundancy"] == 0.174
-    assert "two sets" in published("Mistral-Small-24B").note
     assert published("") == ("", [], "")
     assert published("").guards_at(0.2) == FREE
 
@@ -217,6 +214,8 @@ def test_reference_metrics_are_those_of_the_papers_tables(tmp_path: Path) -> Non
         ("[1]", ""),
         ('{"mmlu": "high"}', "'high'"),
         ('{"ptb": true}', "ptb is True"),
+        ('{"ptb": -5}', "ptb is -5"),
+        ('{"wikitext": {"ppl": 0.0}}', "wikitext is"),
         ("git-lfs", ""),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.evaluation import suites, task_files, tasks
+from cocurve_lab.evaluation import task_files, tasks
 from cocurve_lab.evaluation.code_execution import (
     WORTH,
     Limits,
@@ -175,15 +175,6 @@ def test_long_prompts_are_counted(
     assert "1 of long" in repr(report)
 
 
-def test_the_files_are_what_the_harness_reads(harness: Any, tmp_path: Path) -> None:
-    from lm_eval.tasks import TaskManager
-
-    written = write_task_files(suites.demo_tasks(), tmp_path)
-    assert len(written) == 9
-    manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
-    assert sorted(manager.all_subtasks) == sorted(path.stem for path in written)
-
-
 # pass@1 -----------------------------------------------------------------------------------------
 
 
@@ -223,23 +214,21 @@ def test_code_goes_through_the_harness(harness: Any, tmp_path: Path) -> None:
     assert report.samples["human"] == 3
 
 
-def test_mbpp_asks_with_three_examples() -> None:
-    rows = [
-        {"task_id": n, "text": f"Task {n}.", "code": f"f = {n}", "test_list": [f"assert f == {n}"]}
-        for n in (2, 3, 4, 5, 11, 12)
-    ]
-    task = make_task("mbpp", rows)
-    assert len(task.records) == 2
-    prompt = task.records[0]["prompt"]
-    assert prompt.count("[BEGIN]\n") == 4
-    assert prompt.count("[DONE]\n\n") == 3
-    assert "Task 2." in prompt
-    assert "Task 5." not in prompt
-    assert prompt.endswith(
-        "Task 11. Your code should pass these tests:\n\nassert f == 11\n[BEGIN]\n"
-    )
+def test_mbpp_asks_with_three_examples(harness: Any, tmp_path: Path) -> None:
+    known = {"text": "Task 4.", "code": "f = 4", "test_list": ["assert f == 4"], "task_id": 4}
+    new = known | {"text": "Task 11.", "test_setup_code": "g = 1", "task_id": 11}
+    task = make_task("mbpp", [known, new])
+    assert [record["task_id"] for record in task.records] == [11]
+    write_task_files([task], tmp_path)
+    (made,) = harness.tasks.TaskManager(None, str(tmp_path), False).load("mbpp")["tasks"].values()
+    made.set_fewshot_seed(1)
+    asked = made.fewshot_context(next(iter(made.test_docs())), 3)
+    assert asked.count("[BEGIN]\n") == 4
+    assert asked.count("[DONE]\n\n") == 3
+    assert asked.startswith("You are an expert Python programmer, and here is your task: Write a ")
+    assert asked.endswith("Task 11. Your code should pass these tests:\n\nassert f == 4\n[BEGIN]\n")
     assert task.program is not None
-    assert task.program(task.records[0], "f = 11") == "f = 11\n\nassert f == 11\n"
+    assert task.program(task.records[0], "f = 4") == "f = 4\ng = 1\nassert f == 4\n"
 
 
 CHOICE = {"query": "q", "choices": ["a", "b"], "gold": 0}

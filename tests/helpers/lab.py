@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,20 +74,9 @@ def set_parameters(content: nbformat.NotebookNode, values: dict[str, Any]) -> No
     if not values:
         return
     cell = next(c for c in content.cells if "parameters" in c.metadata.get("tags", []))
-    own = {name: ast.unparse(value) for name, value in assigned(cell.source)}
-    assert own.keys() >= values.keys(), f"not among the parameters: {values.keys() - own.keys()}"
-    own |= {name: repr(value) for name, value in values.items()}
-    cell.source = "\n".join(f"{name} = {value}" for name, value in own.items())
-
-
-def assigned(source: str) -> Iterator[tuple[str, ast.expr]]:
-    """Every name of `a = 1` and `b, c = 2, 3`, with what it is given."""
-    for line in ast.parse(source).body:
-        assert isinstance(line, ast.Assign), ast.unparse(line)
-        names = [node.id for node in ast.walk(line.targets[0]) if isinstance(node, ast.Name)]
-        value = line.value
-        given = value.elts if len(names) > 1 and isinstance(value, ast.Tuple) else [value]
-        yield from zip(names, given, strict=True)
+    known = {node.id for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)}
+    assert known >= values.keys(), f"not among the parameters: {values.keys() - known}"
+    cell.source += "".join(f"\n{name} = {value!r}" for name, value in values.items())
 
 
 def red_boxes(notebook: nbformat.NotebookNode) -> list[str]:
@@ -215,8 +201,8 @@ class Lab:
             visit.theme("Light")  # the last visit's choice is remembered
             yield visit
         finally:
+            page.evaluate("() => jupyterapp.serviceManager.sessions.shutdownAll()")
             page.close()
-            self._end_kernels()
 
     @contextmanager
     def page(self, file: Path) -> Iterator[Any]:
@@ -231,14 +217,6 @@ class Lab:
             assert not visit.outside + visit.errors
         finally:
             context.close()
-
-    def _end_kernels(self) -> None:
-        listing = urllib.request.urlopen(f"{self.address}/api/sessions?token=local").read()
-        for session in json.loads(listing):
-            request = urllib.request.Request(
-                f"{self.address}/api/sessions/{session['id']}?token=local", method="DELETE"
-            )
-            urllib.request.urlopen(request).close()
 
 
 @contextmanager
@@ -272,23 +250,14 @@ def served(folder: Path, work: Path) -> Iterator[str]:
             yield address
         finally:
             server.terminate()
-            try:
-                server.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
-            for place in (*places.values(), folder / "ipython"):
-                shutil.rmtree(place, ignore_errors=True)
+            server.wait(timeout=60)
 
 
 def _answers(address: str, server: subprocess.Popen[bytes]) -> bool:
-    try:
-        urllib.request.urlopen(address, timeout=1).close()
-    except OSError:
-        assert server.poll() is None, "the server ended while starting"
-        time.sleep(0.5)
-        return False
-    return True
+    assert server.poll() is None, "the server ended while starting"
+    with suppress(OSError), urllib.request.urlopen(address, timeout=1):
+        return True
+    return False
 
 
 @contextmanager

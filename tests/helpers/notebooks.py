@@ -17,7 +17,6 @@ README = NOTEBOOKS[0].with_name("README.md").read_text(encoding="utf-8")
 SOLUTIONS = dict(
     re.findall(r"^# notebook (\d\d)\n(.*?)(?=\n\n\n# notebook|^```)", README, re.M | re.S)
 )
-OUTPUT = 105  # characters of a line of output in JupyterLab at 1280 pixels
 
 
 def run(
@@ -35,18 +34,8 @@ def run(
         coalesce_streams=True,  # one print can arrive in several messages
     )
     done = client.execute()
-    broken = broken_lines(done)
-    assert broken == [], broken
     assert red_boxes(done) == []
     return done
-
-
-def broken_lines(notebook: nbformat.NotebookNode) -> list[str]:
-    """Printed lines that JupyterLab would break inside a word at 1280 pixels."""
-    outputs = (o for cell in notebook.cells for o in cell.get("outputs", []))
-    printed = [o.text for o in outputs if o.output_type == "stream" and o.name == "stdout"]
-    lines = "\n".join(printed).splitlines()
-    return [line for line in lines if len(line) > OUTPUT and " " in line.strip()]
 
 
 def text_of(notebook: nbformat.NotebookNode) -> str:
@@ -56,13 +45,3 @@ def text_of(notebook: nbformat.NotebookNode) -> str:
         for output in cell.get("outputs", []):
             shown.append(output.get("text", "") or output.get("data", {}).get("text/plain", ""))
     return "\n".join(shown)
-
-
-def findings_of(text: str) -> list[str]:
-    """The findings that cells showed, each on one line; `told` breaks them."""
-    found = re.findall(
-        r"^- ((?:Paper|Lab) \(.*?(?:Agrees|Does\s+not\s+agree|Cannot\s+be\s+told)\.)$",
-        text,
-        re.M | re.S,
-    )
-    return [" ".join(finding.split()) for finding in found]

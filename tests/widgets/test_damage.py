@@ -1,9 +1,8 @@
-"""Damage measured while one looks: coarse first, then finer, stopped by the next move."""
+"""Damage measured while one looks: coarse first, then finer, stopped by the next move; by hand."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,12 @@ import cocurve_lab as cl
 from cocurve_lab.extensions.judging.answers import AnswerOptions
 from cocurve_lab.extensions.judging.generation import Question
 from cocurve_lab.extensions.judging.kept import answers_file
+from cocurve_lab.extensions.judging.lockstep import next_token_probabilities
 from cocurve_widgets import LambdaExplorer, Measured, Session
 from cocurve_widgets.damage import STAGES, plain_record
 from cocurve_widgets.packing import plan_mark
 from cocurve_widgets.session import text_name
-from helpers.instruments import received, settle
+from helpers.instruments import received, say, settle
 from helpers.problems import random_curvature
 from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
 from helpers.waiting import eventually
@@ -35,10 +35,8 @@ def make(**more: object) -> LambdaExplorer:
 
 
 @pytest.fixture
-def explorer() -> Iterator[LambdaExplorer]:
-    made = make()
-    yield made
-    made.close()
+def explorer() -> LambdaExplorer:
+    return make(prompt="w1 w2")
 
 
 def test_a_rest_measures_both_plans_to_the_end(explorer: LambdaExplorer) -> None:
@@ -82,7 +80,6 @@ def test_a_first_kl_comes_from_two_rows_and_answers_come_before_more_rows() -> N
     assert (rows, 2 * each) in steps  # the first stage: few rows, then some right answers
     assert steps == sorted(steps)
     assert steps[-1] == (6, 8)
-    explorer.close()
 
 
 def test_the_next_move_stops_a_measurement_within_a_pass() -> None:
@@ -106,7 +103,6 @@ def test_the_next_move_stops_a_measurement_within_a_pass() -> None:
     assert explorer.damage.of(first) is None  # its pass never reached the end
     assert explorer.damage.of(explorer.selection).rows == 6
     assert explorer.error == ""
-    explorer.close()
 
 
 def test_plans_passed_by_are_not_measured_and_a_plan_that_returns_is_known_at_once() -> None:
@@ -121,7 +117,6 @@ def test_plans_passed_by_are_not_measured_and_a_plan_that_returns_is_known_at_on
     assert received(explorer, "damage")["measured"][-1] == plain_record(before)
     settle(explorer)
     assert len(explorer.session.measured) == 2  # A and B of 0.4 alone
-    explorer.close()
 
 
 def test_a_plan_that_the_session_knows_on_this_text_is_not_measured_again() -> None:
@@ -136,7 +131,6 @@ def test_a_plan_that_the_session_knows_on_this_text_is_not_measured_again() -> N
     settle(explorer)
     assert explorer.damage.of(explorer.selection).risk == 1.5
     assert len(session.measured) == 3
-    explorer.close()
 
 
 def test_it_can_be_switched_off_and_an_error_ends_the_work(
@@ -181,4 +175,76 @@ def test_kl_and_answers_outlive_the_kernel_in_a_folder_shared_with_the_studies(
     after = second.damage.of(second.selection)
     assert (after.risk, after.abilities) == (before.risk, before.abilities)
     assert second.error == ""
-    second.close()
+
+
+# By hand: a plan made by clicks, the measured edge of two units, and the next token
+
+
+def test_clicks_make_plan_a_and_it_is_measured(explorer: LambdaExplorer) -> None:
+    start = explorer.selection.pruned
+    kept = next(u for u in range(len(CURVATURE.units)) if u not in start)
+    say(explorer, toggle=kept)
+    say(explorer, toggle=start[0])
+    assert set(explorer.pinned.pruned) == (set(start) | {kept}) - {start[0]}
+    assert explorer.selection.pruned == start  # B stays the solver's plan
+    pin = received(explorer, "pin")
+    assert (pin["hand"], pin["controls"]) == (True, None)
+    assert pin["node"] + pin["edge"] == pytest.approx(CURVATURE.risk(pin["order"]))
+    settle(explorer)
+    found = explorer.damage.of(explorer.pinned)
+    assert found.risk == pytest.approx(cl.pruning_risk(MODEL, explorer.pinned, TEXT))
+    explorer.toggle(CURVATURE.units[kept].name)  # restored, by name
+    assert set(explorer.pinned.pruned) == set(start) - {start[0]}
+    say(explorer, toggle=None)
+    assert explorer.pinned.pruned == ()
+    explorer.pin(cl.Selection.from_pruned(CURVATURE.units, [1, 2]))
+    assert not received(explorer, "pin")["hand"]  # of code
+    explorer.toggle(3)
+    assert received(explorer, "pin")["hand"]
+    assert set(explorer.pinned.pruned) == {1, 2, 3}
+
+
+def test_an_edge_is_what_two_units_cost_beyond_what_each_costs(explorer: LambdaExplorer) -> None:
+    u, v = 2, 9
+    explorer.pair = [u, v]
+    settle(explorer)
+    plans = [cl.Selection.from_pruned(CURVATURE.units, part) for part in ([u], [v], [u, v])]
+    kl = cl.measure_plans(MODEL, plans, TEXT, progress=False).kl
+    by_row = kl[2] - kl[0] - kl[1]
+    edge = received(explorer, "damage")["edge"]
+    assert edge["difference"] == pytest.approx(by_row.mean())
+    assert edge["error"] == pytest.approx(by_row.std(ddof=1) / np.sqrt(6))
+    assert edge["plans"] == [plan_mark([u, v])]
+    shown = {m["plan"]: m["risk"] for m in received(explorer, "damage")["measured"]}
+    for plan, risk in zip(plans, kl.mean(axis=1), strict=True):
+        assert shown[plan_mark(plan.pruned)] == pytest.approx(risk)
+    explorer.pair = [u]
+    assert "edge" not in received(explorer, "damage")
+    # pairs are no plans: other views do not get them
+    assert all(len(m.selection) > 2 for m in explorer.session.measured)
+
+
+def test_the_next_token_under_both_plans(explorer: LambdaExplorer) -> None:
+    settle(explorer)
+    plans = [explorer.damage.dense, cl.solve_greedy(CURVATURE, 0.4, 0.0), explorer.selection]
+    expected = next_token_probabilities(MODEL, TOKENIZER, plans, "w1 w2")
+    rows = received(explorer, "damage")["next"]["rows"]
+    top = np.argsort(-expected[0])[:5]
+    assert [row["token"] for row in rows[:5]] == [TOKENIZER.decode([i]) for i in top]
+    np.testing.assert_allclose([row["shares"] for row in rows[:5]], expected[:, top].T)
+    explorer.prompt = "w7"
+    assert received(explorer, "damage")["next"]["rows"] == []  # of another prompt
+    settle(explorer)
+    assert received(explorer, "damage")["next"]["prompt"] == "w7"
+    assert len(received(explorer, "damage")["next"]["rows"]) >= 5
+
+
+def test_a_prompt_begins_as_the_text_and_needs_a_tokenizer() -> None:
+    for tokenizer in (TOKENIZER, None):
+        session = Session(CURVATURE, MODEL, tokenizer)
+        explorer = LambdaExplorer(CURVATURE, session=session, held_out=TEXT)
+        begun = TOKENIZER.decode(TEXT.input_ids[0][:24], skip_special_tokens=True)
+        settle(explorer)
+        assert explorer.prompt == (begun if tokenizer else "")
+        assert ("next" in received(explorer, "damage")) == bool(tokenizer)
+        assert explorer.error == ""

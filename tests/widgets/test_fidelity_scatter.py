@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,12 +27,8 @@ CURVATURE = cl.estimate_curvature(MODEL, UNITS, CALIBRATION, top_r=16, progress=
 
 
 @pytest.fixture
-def scatter() -> Iterator[FidelityScatter]:
-    session = Session(CURVATURE)
-    made = FidelityScatter(CURVATURE, MODEL, HELD_OUT, session=session)
-    yield made
-    made.close()
-    session.worker.join(60)
+def scatter() -> FidelityScatter:
+    return FidelityScatter(CURVATURE, MODEL, HELD_OUT, session=Session(CURVATURE))
 
 
 def settle(scatter: FidelityScatter) -> None:
@@ -132,7 +127,6 @@ def test_the_statistics_are_scipys(scatter: FidelityScatter) -> None:
     assert len({row["name"] for row in rows}) == len(rows)
     again = FidelityScatter(CURVATURE, MODEL, HELD_OUT, session=scatter.session)
     assert plans(again) == rows  # a cell that runs again finds its points, named
-    again.close()
 
 
 def test_filters_hide_points_and_texts_are_told_apart(scatter: FidelityScatter) -> None:
@@ -283,7 +277,6 @@ def test_a_click_chooses_a_point_everywhere_and_unknown_names_are_errors(
         assert "L9.ffn[2]" in scatter.error
     say(scatter, mark="")
     assert session.selected_unit is None
-    other.close()
 
 
 def test_a_plan_of_another_view_is_marked_then_measured(scatter: FidelityScatter) -> None:
@@ -316,7 +309,6 @@ def test_without_a_model_it_shows_what_is_known() -> None:
     scatter.session.attach(MODEL)
     scatter.measure(cl.solve_greedy(CURVATURE, 0.2))
     assert scatter.view["reason"] == ""
-    scatter.close()
 
 
 def test_a_matrix_alone_has_no_gray_points_and_its_overlap_is_the_readers_word() -> None:
@@ -328,7 +320,6 @@ def test_a_matrix_alone_has_no_gray_points_and_its_overlap_is_the_readers_word()
     assert scatter.points.empty
     scatter.measure_lambda_sweep(0.3, [0.0, 1.0])
     assert len(drawn(scatter)) == scatter.points["measured_risk"].nunique()
-    scatter.close()
 
 
 def test_code_reproduces_the_points(scatter: FidelityScatter) -> None:
@@ -346,4 +337,3 @@ def test_code_reproduces_the_points(scatter: FidelityScatter) -> None:
     expected = {(r["name"], r["text"]): r["measured_risk"] for r in plans(scatter)}
     found = {(r["name"], r["text"]): r["measured_risk"] for r in again.table()}
     assert found == pytest.approx(expected, rel=1e-4)
-    again.close()

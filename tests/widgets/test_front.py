@@ -17,7 +17,6 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.cli import main
-from cocurve_lab.extensions.figures import COLORS, ORDERED
 from cocurve_lab.extensions.writing import brief, plus_minus, typeset
 from cocurve_lab.solver.guards import Rules, reachable_ratio
 from cocurve_lab.solver.protection import in_the_way
@@ -146,26 +145,6 @@ def test_what_is_copied_of_a_plan_makes_it_and_prunes(
     smaller, dense = cl.load_pruned("smaller"), cl.load_model("demo")[0]
     gone = dense.num_parameters() - smaller.num_parameters()
     assert gone == units.costs[order].sum()
-
-
-def test_front_end_files_are_small_and_self_contained() -> None:
-    files = sorted(FRONT.iterdir())
-    assert {file.suffix for file in files} == {".js", ".css"}
-    for file in files:
-        text = file.read_text(encoding="utf-8")
-        assert len(text.encode()) < 25_000, file.name
-        assert "http" not in text.replace("http://www.w3.org", ""), file.name  # no address at all
-        assert "eval(" not in text, file.name
-
-
-def test_one_palette_for_pages_and_pictures() -> None:
-    texts = {file.name: file.read_text(encoding="utf-8") for file in FRONT.glob("*.js")}
-    for name, value in COLORS.items():
-        assert f'{name}: "{value}"' in texts["kit.js"]
-    ordered = texts["kit.js"].split("export const ORDERED = [")[1].split("]")[0]
-    assert re.findall(r'"(#[0-9A-F]{6})"', ordered) == list(ORDERED)
-    colored = [name for name, text in texts.items() if re.search(r"#[0-9a-fA-F]{6}\b", text)]
-    assert colored == ["kit.js"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,9 @@ CURVATURE = random_curvature(make_units(6, 3, 8), seed=5)
 
 
 @pytest.fixture
-def explorer() -> Iterator[LambdaExplorer]:
+def explorer() -> LambdaExplorer:
     session = Session(CURVATURE)
-    made = LambdaExplorer(CURVATURE, session=session, protect_first=0, protect_last=0)
-    yield made
-    made.close()
+    return LambdaExplorer(CURVATURE, session=session, protect_first=0, protect_last=0)
 
 
 @pytest.mark.parametrize(("layers", "kept"), [(4, 0), (6, 1), (12, 2)])
@@ -212,7 +209,6 @@ def test_the_gate_is_marked_where_it_is_decided_and_of_h() -> None:
         assert gate["reason"]
         expected = cl.solve_greedy(curvature, 0.2, 1.0, explorer.guards)
         assert explorer.selection.pruned == expected.pruned
-        explorer.close()
 
 
 def test_a_large_curvature_stays_in_the_kernel() -> None:
@@ -226,4 +222,3 @@ def test_a_large_curvature_stays_in_the_kernel() -> None:
     ((content, (row,)),) = answers
     assert content == {"row": 17}
     np.testing.assert_array_equal(np.frombuffer(row), curvature.matrix[17])
-    explorer.close()

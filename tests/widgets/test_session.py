@@ -68,20 +68,6 @@ def test_its_thread_ends_with_the_work_and_no_kernel_waits_for_it() -> None:
     assert not threads[0].is_alive()
 
 
-def test_errors_reach_the_one_who_asked_and_the_mailbox_lives_on() -> None:
-    mailbox, errors, ran = Mailbox(), [], []
-
-    def broken(token: CancelToken) -> None:
-        raise ValueError("no")
-
-    mailbox.submit("a", broken, errors.append)
-    assert mailbox.join(10)
-    mailbox.submit("a", lambda token: ran.append(1), fail)
-    assert mailbox.join(10)
-    assert [str(error) for error in errors] == ["no"]
-    assert ran == [1]
-
-
 def test_an_error_that_cannot_be_told_ends_its_job_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     mailbox, gate, ran = Mailbox(), threading.Event(), []
     died = threading.Event()

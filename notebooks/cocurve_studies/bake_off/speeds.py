@@ -35,8 +35,7 @@ def speed_table(
             load on that day: delete the table to take them again.
 
     Returns:
-        The rows of `Efficiency` with method, requested_ratio, realized_ratio and the pair's
-        verdict.
+        The rows of `Efficiency` with method, requested_ratio and realized_ratio.
     """
     options = options or EfficiencyOptions()
     require_one_device(model)
@@ -49,7 +48,6 @@ def speed_table(
                 "method": label,
                 "requested_ratio": plan.requested_ratio,
                 "realized_ratio": plan.realized_ratio,
-                "verdict": measured.verdict,
             }
             rows += [own | row for row in measured.rows]
         return rows

@@ -151,7 +151,7 @@ def reference_metrics(folder: str | os.PathLike[str], ratio: float) -> Row:
             value = given.get(metric) if isinstance(given, dict) else given
             if value is None:
                 continue
-            if not is_number(value):
-                raise ValueError(f"{name} is {given!r:.80}, not a number or metrics")
+            if not is_number(value) or value < 0 or (value == 0 and metric == "ppl"):
+                raise ValueError(f"{name} is {given!r:.80}, not metrics or a number in its range")
             found[task] = float(value)
     return found
