@@ -10,11 +10,9 @@ import pytest
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.cli import DONE, FAILED, main
-from cocurve_lab.extensions.choosing import best_plan as flow
 from cocurve_lab.measuring.risk import compare_models
 from cocurve_lab.models.identity import model_name
-from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
+from helpers.tiny_models import tiny_model, word_tokenizer
 
 LENGTH, SEQUENCES = 16, 8
 
@@ -97,28 +95,3 @@ def test_what_cannot_be_done_is_said_before_the_work(text: Path) -> None:
             found(text, minutes=minutes)
     with pytest.raises(cl.InfeasibleError):
         found(text, 0.9, guards=cl.Guards(protect_first=2))
-
-
-def test_whole_layers_are_measured_where_time_allows() -> None:
-    model = tiny_model(layers=3)
-    units, rows = cl.enumerate_units(model, 4), tiny_text(2)
-    layers = flow._layers(model, units, rows, flow._Clock(60.0), None, False)
-    assert (len(layers.parts), layers.pool) == (3, (0, 1, 2))
-    assert flow._layers(model, units, rows, flow._Clock(1e-9), None, False) is None
-    curvature = cl.estimate_curvature(model, units, rows, 16, progress=False)
-    plans = flow._candidates(curvature, layers, 0.3, cl.Guards())
-    whole = plans["measured layers, lambda 0.5"]
-    assert len({units.layers[u] for u in whole.pruned}) == 1
-    capped = flow._candidates(curvature, layers, 0.3, cl.Guards(protect_first=1))
-    assert not any(name.startswith("measured") for name in capped)
-
-
-def test_compress_writes_a_folder(text: Path, tmp_path: Path) -> None:
-    tiny_model().save_pretrained(tmp_path / "model")
-    word_tokenizer(64).save_pretrained(tmp_path / "model")
-    command = ["compress", str(tmp_path / "model"), "--ratio", "0.3", "--minutes", "0.01"]
-    command += ["--text", str(text), "--length", str(LENGTH), "--sequences", str(SEQUENCES)]
-    command += ["--out", str(tmp_path / "smaller"), "--device", "cpu"]
-    assert main(command) == DONE
-    assert cl.load_pruned(tmp_path / "smaller").num_parameters() < tiny_model().num_parameters()
-    assert main(command) == FAILED  # the folder is there
