@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from itertools import combinations
 from pathlib import Path
@@ -99,23 +98,6 @@ def test_a_story_answers_its_own_question() -> None:
             name = re.findall(r"[A-Z]\w+", row["prompt"].rsplit(". ", 1)[1])
             person = next(word for word in name if word in world.FACTS)
             assert row["answer"] in world.FACTS[person].values()
-
-
-def test_choices_cost_what_their_probability_says() -> None:
-    draws = world.Draws("price")
-    assert draws.choice("abcd") in "abcd"
-    assert draws.nats == pytest.approx(math.log(4))
-    draws.nats = 0.0
-    taken = draws.weighted("ab", (1, 3))
-    assert draws.nats == pytest.approx(-math.log({"a": 0.25, "b": 0.75}[taken]))
-    draws.nats = 0.0
-    assert len(set(draws.sample("abcd", 2))) == 2
-    assert draws.nats == pytest.approx(math.log(4 * 3))
-    draws.nats = 1.0
-    assert draws.offered(lambda: draws.choice("abcd"))[1] == pytest.approx(math.log(4))
-    assert draws.nats == 1.0
-    assert draws.until(lambda: draws.between(1, 6), lambda thrown: thrown == 6) == 6
-    assert draws.nats == pytest.approx(1 + math.log(6))
 
 
 def test_most_of_the_text_is_a_choice(made: Made) -> None:

@@ -500,8 +500,6 @@ def test_broken_weights_are_named(name: str) -> None:
         scores_of(cl.get_method(name), model)
 
 
-
-
 # Allocation ---------------------------------------------------------------------------------------
 
 

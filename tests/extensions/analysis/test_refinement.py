@@ -15,7 +15,7 @@ from helpers.problems import make_units, random_curvature
 
 UNITS = make_units(3, 2, 2)  # 12 units, 4096 plans; a layer costs 32, all 96
 PLANS = np.array(list(product([0, 1], repeat=12)))
-SETTINGS = settings(max_examples=80, derandomize=True, deadline=None)
+SETTINGS = settings(max_examples=50, derandomize=True, deadline=None)
 
 guard_sets = st.builds(
     cl.Guards,
@@ -140,10 +140,10 @@ def test_no_exchange_improves_a_refined_plan(
 
 
 def test_what_the_refined_plan_keeps_and_leaves_out() -> None:
-    curvature = random_curvature(make_units(4, 3, 6), 5, shared=1.0)
+    curvature = random_curvature(make_units(4, 3, 6), 1, shared=1.0)
     guards = cl.Guards(layer_cap_factor=1.6, protect_last=1)
-    greedy = cl.solve_greedy(curvature, 0.35, 0.7, guards, include=[9, 2])
-    refined = cl.refine(greedy.with_gains({8: 1.2} if 8 in greedy.kept else {}), curvature)
+    greedy = cl.solve_greedy(curvature, 0.3, 0.7, guards, include=[9, 2])
+    refined = cl.refine(greedy.with_gains({8: 1.2}), curvature)
     assert refined.pruned[:2] == (9, 2)
     assert list(refined.pruned[2:]) == sorted(refined.pruned[2:])
     for field in ("guards", "interaction_strength", "requested_ratio", "forced"):

@@ -27,7 +27,7 @@ def diagonal_groups(per_group: np.ndarray, units: cl.UnitSet) -> cl.Curvature:
 
 
 def test_stability_solves_on_the_resampled_groups() -> None:
-    curvature = random_curvature(make_units(3, 2, 3), groups=5, positions=80)
+    curvature = random_curvature(make_units(3, 2, 3), groups=5, positions=30)
     guards = cl.Guards(layer_cap=0.7, protect_first=1)
     found = cl.selection_stability(curvature, 0.3, 0.5, guards, draws=40, seed=9)
     counts = np.random.default_rng(9).multinomial(5, [0.2] * 5, size=40)
@@ -42,7 +42,8 @@ def test_stability_solves_on_the_resampled_groups() -> None:
         overlaps.append(len(shared) / len({*plan.pruned, *found.selection.pruned}))
     np.testing.assert_allclose(found.frequency, times / 40)
     assert found.mean_overlap == pytest.approx(np.mean(overlaps))
-    assert 0 < len(found.contested()) < 15
+    contested = tuple(np.flatnonzero((times > 4) & (times < 36)).tolist())
+    assert found.contested() == contested != ()
     assert not found.trustworthy
 
 
@@ -61,6 +62,7 @@ def test_draws_on_which_greedy_stalls_are_counted_apart() -> None:
     stalls = int((12.1 * counts[:, 8:].sum(axis=1) / 16 < 6).sum())
     assert 60 < stalls < 180
     assert (found.infeasible, len(found.overlaps)) == (stalls, 300 - stalls)
+    assert found.trustworthy
     assert found.frequency.tolist() == [1, 1, 0]
 
 

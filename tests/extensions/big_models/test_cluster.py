@@ -22,7 +22,6 @@ from cocurve_lab.estimator.build import Measured
 from cocurve_lab.extensions.big_models import cluster as distributed
 from cocurve_lab.extensions.big_models.cluster import RayWorkers, RemoteWorker, parcel, unpack
 from cocurve_lab.models.identity import fingerprint_model
-from cocurve_lab.models.layers import weights_of
 from helpers import builds
 from helpers.builds import require_same_bits, stop_after
 from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
@@ -86,19 +85,6 @@ def test_a_model_travels_whole_or_by_its_place(tmp_path: Path) -> None:
         unpack(parcel(tiny_model("qwen2", seed=1), str(tmp_path / "model")), "cpu")
     with pytest.raises(cl.InputError):
         unpack(parcel(model, str(tmp_path / "no-such")), "cpu")
-
-
-def test_a_streamed_model_travels_by_its_place(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
-    tiny_model().save_pretrained(tmp_path)
-    word_tokenizer().save_pretrained(tmp_path)
-    streamed, _ = cl.load_model(tmp_path, device="cpu", stream=True)
-    with pytest.raises(cl.InputError):
-        parcel(streamed, None)
-    sent = unpack(pickle.loads(pickle.dumps(parcel(streamed, str(tmp_path)))), "cpu")
-    assert weights_of(sent).devices
-    assert fingerprint_model(sent) == fingerprint_model(tiny_model())
-    assert not weights_of(unpack(parcel(tiny_model(), str(tmp_path)), "cpu")).devices
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +158,6 @@ def workers(count: int = 2, **settings: Any) -> RayWorkers:
 def test_workers_read_a_streamed_model_from_its_place_and_ctrl_c_keeps_what_is_done(
     cluster: Any, tmp_path: Path
 ) -> None:
-    pytest.importorskip("accelerate")
     tiny_model().save_pretrained(tmp_path / "model")
     word_tokenizer().save_pretrained(tmp_path / "model")
     streamed, _ = cl.load_model(tmp_path / "model", device="cpu", stream=True)

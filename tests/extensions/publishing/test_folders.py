@@ -162,7 +162,6 @@ def test_other_families_say_that_they_need_us(tmp_path: Path, family: str) -> No
 
 @pytest.mark.slow
 def test_the_harness_scores_it_by_path(tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval")
     saved_case(tmp_path / "no heads", "no heads")
     found = run_bare("harness", [tmp_path / "no heads"], tmp_path / "home")["no heads"]
     assert found["score"] == pytest.approx(found["by hand"], abs=1e-4)
@@ -170,7 +169,6 @@ def test_the_harness_scores_it_by_path(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_adapters_train_on_it(tmp_path: Path) -> None:
-    pytest.importorskip("peft")
     names = ("no heads", "no FFN")
     for name in names:
         saved_case(tmp_path / name, name)
@@ -240,7 +238,6 @@ def test_what_a_trainer_saved_is_read_and_pruned_again(tmp_path: Path, name: str
 
 
 def test_verbs_read_it(tuned: Path, tmp_path: Path) -> None:
-    pytest.importorskip("gguf")
     from cocurve_lab.cli import main
 
     plan = cl.Selection.from_pruned(cl.enumerate_units(cl.load_pruned(tuned)), ["L2.ffn[1]"])
