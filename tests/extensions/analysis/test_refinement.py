@@ -201,31 +201,6 @@ def test_bad_input_is_refused(call: Any, error: type[Exception]) -> None:
 # The bound ----------------------------------------------------------------------------------------
 
 
-def fractional_knapsack(curvature: cl.Curvature, ratio: float) -> float:
-    """Cheapest way to reach the ratio if units could be cut in parts: by risk per parameter."""
-    risk, costs = curvature.saliency / 2, curvature.units.costs
-    need, value = ratio * costs.sum(), 0.0
-    for u in np.argsort(risk / costs):
-        part = min(1.0, need / costs[u])
-        value += part * risk[u]
-        need -= part * costs[u]
-        if need <= 0:
-            break
-    return value
-
-
-@pytest.mark.parametrize("ratio", [0.05, 0.2, 0.5, 0.9])
-def test_without_edges_the_bound_is_the_fractional_knapsack(ratio: float) -> None:
-    units = make_units(8, 3, 9)
-    curvature = random_curvature(units, 3)
-    expected = fractional_knapsack(curvature, ratio)
-    diagonal = cl.Curvature(np.diag(curvature.saliency), units)
-    for H, strength in ((diagonal, 1.0), (curvature, 0.0)):
-        bound = cl.risk_lower_bound(H, ratio, interaction_strength=strength)
-        assert expected * (1 - 2e-3) < bound < expected * 1.05  # costs are whole, so above is fine
-        assert bound <= cl.solve_greedy(diagonal, ratio).objective
-
-
 def test_the_bound_rounds_the_budget_to_whole_units() -> None:
     """Five of twelve equal units are needed for 0.4: no plan of 4.8 units exists."""
     units = make_units(3, 0, 4, ffn_cost=7)
@@ -241,12 +216,12 @@ def test_caps_and_protection_raise_the_bound() -> None:
     assert 0 < bounds[0] < 0.999 * bounds[1] < bounds[1] < 0.999 * bounds[2]
 
 
-@pytest.mark.parametrize("strength", [0.5, 1.0])
-def test_weak_edges_leave_a_tight_bound(strength: float) -> None:
+@pytest.mark.parametrize(("strength", "share"), [(0.0, 0.97), (0.5, 0.9), (1.0, 0.9)])
+def test_weak_edges_leave_a_tight_bound(strength: float, share: float) -> None:
     curvature = random_curvature(make_units(6, 4, 8), 4, positions=3000)
     refined = cl.refine(cl.solve_greedy(curvature, 0.3, strength), curvature)
     bound = cl.risk_lower_bound(curvature, 0.3, interaction_strength=strength)
-    assert 0.9 * refined.objective < bound <= refined.objective
+    assert share * refined.objective < bound <= refined.objective, bound / refined.objective
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -13,7 +13,6 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.estimator import batches
 from cocurve_lab.evaluation.efficiency import measure_efficiency
 from cocurve_lab.extensions.big_models.layerwise import LayerwisePasses
 from cocurve_lab.extensions.judging.lockstep import Sampling, compare_text, forced_kl
@@ -125,7 +124,7 @@ def test_an_interrupted_pass_leaves_nothing_behind(tmp_path: Path) -> None:
     assert all(weight.is_meta for weight in streamed.model.layers.parameters())
 
 
-@pytest.mark.parametrize("how", ["from_pretrained", "dispatch_model", "cpu_offload"])
+@pytest.mark.parametrize("how", ["from_pretrained", "cpu_offload"])
 def test_what_accelerate_offloaded_is_measured_too(tmp_path: Path, how: str) -> None:
     import accelerate
 
@@ -135,10 +134,6 @@ def test_what_accelerate_offloaded_is_measured_too(tmp_path: Path, how: str) -> 
     places |= {"model.norm": "disk", "lm_head": "disk"}
     if how == "from_pretrained":
         model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", device_map=places).eval()
-    elif how == "dispatch_model":
-        model = accelerate.dispatch_model(
-            tiny_model(), places, main_device="cpu", offload_dir=str(tmp_path / "off")
-        )
     else:
         model = accelerate.cpu_offload(tiny_model(), torch.device("cpu"))
     plan = cl.Selection.from_pruned(cl.enumerate_units(whole, GROUPS), [0, 5, 9])
@@ -283,20 +278,6 @@ def test_all_plans_of_a_row_take_one_reading_and_keep_their_bits(
     assert np.array_equal(found.kl, expected.kl)
     assert np.array_equal(found.nll, expected.nll)
     assert cl.pruning_risk(own, plans[3], TEXT) == cl.pruning_risk(model, plans[3], TEXT)
-
-
-def test_how_many_advance_follows_from_the_free_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own, stream = streamed(tmp_path, tiny_model())
-    fixed = batches.Room.of(describe(own), (), TEXT, 0).needed(3)
-    assert fixed > stream.bytes_present
-    state = 20 * 32 * 4  # T x d float32
-    # half of what is left beside a batch, in whole batches of 3
-    for free, most in ((fixed + 2 * 8.5 * state, 6), (0, 3), (1e12, 99)):
-        monkeypatch.setattr(batches, "free_memory", lambda _, free=free: free)
-        passes = LayerwisePasses(describe(own), stream, TEXT)
-        assert passes.most_together(3, 100) == most
 
 
 def test_what_does_not_fit_together_is_halved(

@@ -142,17 +142,6 @@ def test_what_it_reports_is_of_the_chosen_plan(monkeypatch: pytest.MonkeyPatch) 
     assert result.selection.requested_ratio == START.requested_ratio
 
 
-def test_plans_that_only_fit_the_rows_of_the_search_are_not_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Lower there, higher on held-out rows: the result is the start, and says so."""
-    signs = {"rows": 1, "held_out": -1}
-    planted(monkeypatch, lambda plan, name: 1 + signs[name] * by_quality(plan, name))
-    result = found(START)
-    assert (result.selection, result.chosen, result.difference[0]) == (START, 0, 0)
-    assert result.searched.mean[1] < result.searched.mean[0]
-
-
 def test_the_finalist_that_is_best_on_held_out_rows_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -407,23 +396,16 @@ def test_a_uniform_plan_stays_uniform(surrogate: Any) -> None:
 
 def test_whole_layers_move_towards_those_that_cost_least() -> None:
     start = cl.Selection.from_pruned(UNITS, LAYERS[0] + LAYERS[1])
-    around = Neighbors(start, random_share=0.0, scales=[of_layers([9, 8, 1, 2, 3, 4])])
+    scales = [of_layers([9, 8, 1, 2, 3, 4], [0, 1, 2, 3])]
+    around = Neighbors(start, random_share=0.0, scales=scales)
     rng, counts = np.random.default_rng(0), np.zeros(6)
     for _ in range(200):
         units = around.draw(start.pruned, rng) or frozenset()
         whole = [layer for layer in range(6) if units.issuperset(LAYERS[layer])]
         counts[whole] += len(whole) == 2
-    assert counts[2] == max(counts[2:]) > 10  # the cheapest enters most often
+    assert counts[2] > max(counts[3], 10)  # the cheaper one enters more often
+    assert not counts[4:].any()  # only parts of the pool move as a whole
     assert counts[1] > counts[0]  # the worst leaves most often
-
-
-def test_only_parts_of_the_pool_move_as_a_whole() -> None:
-    start = cl.Selection.from_pruned(UNITS, LAYERS[0])
-    around = Neighbors(start, scales=[of_layers([1, 1, 1, 1, 1, 1], [0, 3])])
-    rng = np.random.default_rng(0)
-    draws = [around.draw(start.pruned, rng) for _ in range(200)]
-    whole = {n for units in draws for n in range(6) if units and units.issuperset(LAYERS[n])}
-    assert whole == {3}
 
 
 def test_the_marginals_of_guided_draws_are_those_of_the_surrogate() -> None:
