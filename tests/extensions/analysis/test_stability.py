@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,15 +135,6 @@ def test_a_build_that_settles_at_its_last_sequence_is_complete() -> None:
     assert last.history[-1][1].converged
     assert [done for done, _ in last.history] == list(range(1, 19))
     assert (whole.provenance["complete"], whole.provenance["events"]) == (True, [])
-
-
-def test_a_stopped_build_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    text, path = tiny_text(20, 12), tmp_path / "build.ckpt"
-    for patience, done in ((1, 16), (3, 19)):  # the patience starts anew
-        stop = StopWhenConverged(tolerance=10.0, patience=patience)
-        found = build(text, checkpoint=path, on_sequence=stop)
-        assert found.provenance["sequences_done"] == done
-    require_same_bits(build(text, checkpoint=path), build(text))
 
 
 GROUPED = random_curvature(make_units(), groups=4)

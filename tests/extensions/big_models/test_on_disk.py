@@ -23,10 +23,8 @@ from cocurve_lab.extensions.big_models.on_disk import open_model
 from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import weight_marks
-from cocurve_lab.models.layers import weights_of
 from cocurve_lab.models.loading import keep_score_cap, shapes_only
 from cocurve_lab.models.weights import reader_of
-from cocurve_lab.pruner.saving import open_pruned
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
 # every way in which a layer is laid out, in pairs with heads and dtype
@@ -121,9 +119,7 @@ def test_what_was_written_is_verified_before_it_is_there(
 ) -> None:
     model = dense(tmp_path / "model", family, "mha", dtype=dtype)
     own, plan, text = streamed(tmp_path / "model", dtype), ragged(model), tiny_text()
-    expected = cl.save_pruned(cl.prune(model, plan), tmp_path / "memory")
     found = cl.prune(own, plan, out=tmp_path / "disk", verify=text)
-    assert differing(found, expected) == []
     small = cl.load_pruned(found, device="cpu", stream=True)
     whole = cl.check_equivalence(model, cl.prune(model, plan), plan, text)
     assert cl.check_equivalence(own, small, plan, text) == whole
@@ -144,7 +140,8 @@ def test_what_was_written_is_verified_before_it_is_there(
 def test_a_streamed_model_is_refitted_like_one_in_memory(
     family: str, target: Any, tmp_path: Path
 ) -> None:
-    model = dense(tmp_path / "model", family, "mha")
+    dtype = torch.bfloat16 if family == "gemma2" else torch.float32
+    model = dense(tmp_path / "model", family, "mha", dtype=dtype)
     plan, text, sequential = ragged(model), tiny_text(12, 24, seed=3), target != "dense"
 
     def refitted(source: PreTrainedModel, **out: Any) -> Any:
@@ -153,25 +150,10 @@ def test_a_streamed_model_is_refitted_like_one_in_memory(
     expected = cl.save_pruned(refitted(model), tmp_path / "memory")
     bare = cl.save_pruned(cl.prune(model, plan), tmp_path / "bare")
     assert "model.safetensors" in differing(bare, expected)
-    for source, name in ((streamed(tmp_path / "model"), "disk"), (model, "resident")):
+    for source, name in ((streamed(tmp_path / "model", dtype), "disk"), (model, "resident")):
         assert differing(refitted(source, out=tmp_path / name), expected) == [], name
     # and the model was not changed
     assert differing(cl.prune(model, plan, out=tmp_path / "again"), bare) == []
-
-
-def test_half_precision_and_the_reads_of_a_refit(tmp_path: Path) -> None:
-    model = dense(tmp_path / "model", dtype=torch.bfloat16)
-    own, text = streamed(tmp_path / "model", torch.bfloat16), tiny_text(12, 24, seed=3)
-    plan, stream = ragged(model), weights_of(own)
-    expected = cl.save_pruned(cl.repair(model, plan, text, options=QUIET), tmp_path / "memory")
-    own(text.input_ids[:1])
-    cl.measure_plans(own, [plan], text, progress=False)  # what is checked once is checked now
-    before, layer = stream.bytes_read, stream.bytes_present // 2
-    found = cl.repair(own, plan, text, options=QUIET, out=tmp_path / "disk")
-    assert differing(found, expected) == []
-    # the calls, the norms and the refit take a sweep each; what enters needs layer 0, and layer 1
-    # is fetched meanwhile
-    assert stream.bytes_read - before == (3 + 2 + 3 + 3) * layer
 
 
 def test_a_large_model_is_split_into_files_with_an_index(
@@ -193,28 +175,12 @@ def test_a_large_model_is_split_into_files_with_an_index(
     assert weight_marks(cl.load_pruned(found)) == weight_marks(pruned)
 
 
-def test_weights_of_several_dtypes_keep_theirs_and_another_is_converted_before_the_cut(
-    tmp_path: Path,
-) -> None:
+def test_another_dtype_is_converted_before_the_cut(tmp_path: Path) -> None:
     half = dense(tmp_path / "model", dtype=torch.bfloat16)
     plan = ragged(half)
     expected = cl.save_pruned(cl.prune(half.float(), plan), tmp_path / "memory")
     found = cl.prune(open_model(tmp_path / "model", dtype="float32"), plan, out=tmp_path / "disk")
     assert differing(found, expected) == []
-    half.model.norm.to(torch.float64)
-    expected = cl.save_pruned(cl.prune(half, plan), tmp_path / "of two dtypes")
-    assert differing(cl.prune(half, plan, out=tmp_path / "mixed"), expected) == []
-    assert load_file(expected / "model.safetensors")["model.norm.weight"].dtype == torch.float64
-
-
-def test_a_second_round_is_recorded(tmp_path: Path) -> None:
-    model = dense(tmp_path / "model")
-    first = cl.prune(open_model(tmp_path / "model"), ragged(model), out=tmp_path / "first")
-    loaded = cl.load_pruned(first)
-    plan = cl.Selection.from_pruned(cl.enumerate_units(loaded, GROUPS), [1, 5])
-    expected = cl.save_pruned(cl.prune(loaded, plan), tmp_path / "memory")
-    assert differing(cl.prune(open_pruned(first), plan, out=tmp_path / "disk"), expected) == []
-    assert len(json.loads((expected / "cocurve_manifest.json").read_text())["earlier_rounds"]) == 1
 
 
 # What must leave nothing behind ------------------------------------------------------------------

@@ -181,37 +181,6 @@ def test_no_more_is_measured_than_the_budget(
 # Resuming ---------------------------------------------------------------------------------------
 
 
-def test_a_killed_search_ends_as_an_uninterrupted_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, curvature = small()
-    start = cl.solve_greedy(curvature, 0.3)
-    real, calls, stops = risk._Engine.measure, [0], [3, 14]
-
-    def search_at(name: str) -> PlanSearch:
-        return found(start, 200, surrogate=curvature, checkpoint=tmp_path / name)
-
-    def interrupted(self: Any, number: int, plans: Any) -> np.ndarray:
-        calls[0] += 1
-        if stops and calls[0] == stops[0]:
-            stops.pop(0)
-            raise KeyboardInterrupt
-        return real(self, number, plans)
-
-    expected = search_at("whole")
-    monkeypatch.setattr(risk._Engine, "measure", interrupted)
-    while stops:
-        with pytest.raises(KeyboardInterrupt):
-            search_at("search")
-    result = search_at("search")
-    again = calls[0]
-    search_at("search")
-    assert calls[0] == again  # nothing is left to measure
-    assert result.selection.fingerprint == expected.selection.fingerprint
-    assert np.array_equal(result.held_out.kl, expected.held_out.kl)
-    assert (result.evaluations, result.history) == (expected.evaluations, expected.history)
-
-
 # Repair -----------------------------------------------------------------------------------------
 
 
@@ -241,10 +210,17 @@ def test_a_repair_may_be_a_context() -> None:
     assert placed.kl == pytest.approx(cl.pruning_risk(model, placed.selection, HELD_OUT), rel=1e-5)
 
 
-def test_a_file_of_another_repair_is_refused(tmp_path: Path) -> None:
+def test_a_search_is_resumed_and_a_file_of_another_repair_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own file is read again: the search goes the same way and measures nothing."""
     start, path = cl.solve_greedy(small()[1], 0.3), tmp_path / "search"
-    expected, resumed = (found(start, 30, repair=cl.prune, checkpoint=path) for _ in range(2))
+    expected = found(start, 30, repair=cl.prune, checkpoint=path)
+    with monkeypatch.context() as patch:
+        patch.setattr(risk._Engine, "measure", pytest.fail)
+        resumed = found(start, 30, repair=cl.prune, checkpoint=path)
     assert resumed.history == expected.history
+    assert np.array_equal(resumed.held_out.kl, expected.held_out.kl)
 
     def gains(dense: PreTrainedModel, plan: cl.Selection) -> Any:
         return cl.ablate(dense, plan.with_gains({u: 1.5 for u in plan.kept if u % 6 > 2}))
