@@ -13,7 +13,7 @@ import pytest
 from data.make import world
 
 DATA = Path(__file__).resolve().parents[2] / "data"
-SIZES = {"train": 6000, "calibration": 1000, "held_out": 3000, "test": 800}
+SIZES = {"train": 3000, "calibration": 1000, "held_out": 1000, "test": 800}
 Made = dict[str, list[Any]]
 
 

@@ -132,9 +132,9 @@ def test_drawn_labels_give_the_fisher_of_all_labels(family: str) -> None:
         method = cl.get_method("cbo", passes=passes)
         return method.measure(model, units, SHORT, seed=seed, progress=False)
 
-    found, expected = drawn(1600), enumerated_fisher(model)
+    found, expected = drawn(800), enumerated_fisher(model)
     fisher, diagonal = found.arrays["fisher"], expected.diagonal()
-    error = np.sqrt((np.outer(diagonal, diagonal) + expected**2) / 1600)
+    error = np.sqrt((np.outer(diagonal, diagonal) + expected**2) / 800)
     assert (np.abs(fisher - expected) < 5 * error).all()
     for place, members in enumerate(blocks(units).values()):
         assert (found.scores[members] == fisher[place, place] / 2).all()

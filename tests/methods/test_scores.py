@@ -485,10 +485,10 @@ def test_amp_sums_head_outputs_and_activations(family: str, heads: str) -> None:
 
 def test_random_draws_by_its_seed_alone() -> None:
     model, method = tiny_model(layers=1), cl.get_method("random")
-    draws = np.array([scores_of(method, model, seed=seed) for seed in range(100)])
+    draws = np.array([scores_of(method, model, seed=seed) for seed in range(40)])
     assert len(np.unique(draws)) == draws.size
     assert 0 <= draws.min() < draws.max() < 1
-    assert abs(draws.mean(axis=0) - 0.5).max() < 0.15  # five standard errors: no unit is favored
+    assert abs(draws.mean(axis=0) - 0.5).max() < 0.23  # five standard errors: no unit is favored
 
 
 @pytest.mark.parametrize("name", ["magnitude", "wanda-sp", "flap", "amp"])

@@ -155,7 +155,7 @@ def test_texts_perplexity_and_questions_are_those_of_the_loaded_model(tmp_path: 
         lambda m: cl.perplexity(m, tokenizer, text, context=16, stride=8),
         lambda m: compare_text(m, tokenizer, "w3 w9 w4", plan, Sampling(6)),
         lambda m: forced_kl(m, plan, TEXT.input_ids[0]).tolist(),
-        lambda m: cl.split_risk(m, plan, TEXT, progress=False).table.to_dict(),
+        lambda m: cl.split_risk(m, plan, TEXT, progress=False).kl_of_joint.tolist(),
     ):
         found, expected = (measure(model) for model in both)
         assert found == expected
