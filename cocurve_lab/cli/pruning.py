@@ -192,7 +192,7 @@ def recover(
     trained: Any = train(dense, pruned, *rows, options=options, checkpoint=state)
     save_pruned(trained, out, tokenizer=tokenizer)
     shutil.rmtree(state, ignore_errors=True)
-    epoch = trained.cocurve_manifest.get("recovery", {}).get("epoch", 0)
+    epoch = (trained.cocurve_manifest["recovery"] or {}).get("epoch", 0)
     print(f"The weights are those of epoch {epoch} on {len(rows[0])} rows; epoch 0 is the start.")
     print(f"Saved to {out}.")
 

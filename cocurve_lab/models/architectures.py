@@ -13,8 +13,7 @@ from functools import wraps
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from ..base.arguments import require_type
-from ..base.errors import ArchitectureError
+from ..base.errors import ArchitectureError, InputError
 from .families import Family, find_family
 from .unit import Cut, Kind, RowBlock, Unit
 
@@ -254,9 +253,8 @@ class Architecture:
 
 def describe(model: Any) -> Architecture:
     """Find a model's family, and check that its layers are as the family declares them."""
-    from torch import nn
-
-    require_type(model, nn.Module, "the model")
+    if not hasattr(model, "named_modules"):
+        raise InputError(f"the model is a {type(model).__name__}. Give a PreTrainedModel.")
     architecture = Architecture(model, find_family(model))
     family = architecture.family
     head = getattr(model, "get_output_embeddings", lambda: getattr(model, "lm_head", None))

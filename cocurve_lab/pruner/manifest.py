@@ -91,7 +91,7 @@ _TEXT: Schema = {
 _REPAIR: Schema = {
     "method": TEXT,
     "sequential": FLAG,
-    "target": _one_of("stream", "write", "dense"),
+    "target": _one_of("gap", "stream", "write", "dense"),
     "kinds": Field("a list of kinds of units", list_of(lambda value: value in KINDS)),
     "ridge": NUMBER,
     **_TEXT,

@@ -261,7 +261,7 @@ def snapshot(model: PreTrainedModel) -> dict[str, Any]:
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             torch.get_num_threads(),
-            torch.get_float32_matmul_precision(),
+            torch.backends.cuda.matmul.fp32_precision,
             torch.get_rng_state().tolist(),
             str(np.random.get_state()),  # noqa: NPY002  (others may draw from it)
         ),

@@ -81,7 +81,9 @@ class RayWorkers:
             self._join(ray, work.options.num_threads or 1)
         actors: list[Any] = []
         try:
-            actors += self._actors(ray, model, work)
+            # held here while they run: a worker that is started again reads both once more
+            given = ray.put(parcel(model, self.source)), ray.put(work)
+            actors += self._actors(ray, model, work, given)
             yield from self._in_order(ray, actors, numbers, tick)
         finally:
             for actor in actors:
@@ -113,8 +115,10 @@ class RayWorkers:
                 "may have taken too long."
             ) from error
 
-    def _actors(self, ray: Any, model: PreTrainedModel, work: Work) -> list[Any]:
-        """Start the workers."""
+    def _actors(
+        self, ray: Any, model: PreTrainedModel, work: Work, given: tuple[Any, Any]
+    ) -> list[Any]:
+        """Start the workers; `given` are model and work in Ray's store."""
         gpus = self.gpus_per_worker
         if gpus is None:
             gpus = 1.0 if model_device(model).type == "cuda" else 0.0
@@ -127,11 +131,8 @@ class RayWorkers:
             max_restarts=-1,
             max_task_retries=2,  # a sequence that killed three workers would kill the others too
         )(RemoteWorker)
-        packed = ray.put(parcel(model, self.source))
-        known = ray.put(work)
         return [
-            remote.remote(packed, known, "cuda" if gpus else "cpu", sharing)
-            for _ in range(self.workers)
+            remote.remote(*given, "cuda" if gpus else "cpu", sharing) for _ in range(self.workers)
         ]
 
     def _in_order(

@@ -15,8 +15,11 @@ def wide_product(left: Tensor, right: Tensor) -> Tensor:
     return left.double().T @ right.double()
 
 
-def ridge_update(gram: Tensor, cross: Tensor, gamma: float) -> Tensor:
-    """Return D [d, R] of least ||x D^T - e||^2 + gamma ||D||^2; gram: x^T x, cross: e^T x."""
+def ridge_update(gram: Tensor, cross: Tensor, gamma: float | Tensor) -> Tensor:
+    """Return D [d, R] of least ||x D^T - e||^2 + gamma ||D||^2; gram: x^T x, cross: e^T x.
+
+    `gamma` is one number, or one of each column [R].
+    """
     if not bool(torch.isfinite(cross).all()):
         raise NumericalError(
             "the model gives NaN or infinite values on this text. Half precision may overflow: try "

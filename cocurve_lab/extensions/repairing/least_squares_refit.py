@@ -23,12 +23,27 @@ from ...models.layers import present
 from ...models.unit import Kind
 from ...pruner.equivalence import float32_layer, upcast
 from .least_squares import ridge_of, ridge_update, wide_product
-from .projection_inputs import TOKENS_PER_BATCH
+from .projection_inputs import TOKENS_PER_BATCH, Block
 
-Target = Literal["stream", "write", "dense"]
+Target = Literal["gap", "stream", "write", "dense"]
 
 
 # Two models, layer by layer -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One output projection to refit.
+
+    Attributes:
+        block: its layer and kind.
+        kept: the columns [R] int64 that stay.
+        gap: the removed blocks between this block and the next that stays.
+    """
+
+    block: Block
+    kept: Tensor
+    gap: tuple[Block, ...] = ()
 
 
 @dataclass(eq=False)
@@ -40,7 +55,8 @@ class Pair:
         target: what a refit matches (see repair.py); "dense" takes all from the dense model.
         hidden: by model, the hidden states [B, T, d] of each batch of rows, on the CPU; only of the
             models that the target needs.
-        passed: "stream": what one run of the dense layer left of each batch, until `advance`.
+        reached: the layer that `hidden["dense"]` enters. The dense model runs ahead over a gap.
+        streams: of each batch, the dense stream after each block of layer `reached`, once asked.
     """
 
     dense: Architecture
@@ -48,56 +64,89 @@ class Pair:
     calls: Sequence[LayerCall]
     target: Target
     hidden: dict[str, list[Tensor]]
-    passed: list[dict[Kind, Tensor]] = field(default_factory=list)
+    reached: int = 0
+    streams: list[dict[Kind, Tensor]] = field(default_factory=list)
 
     @classmethod
     def enter(
         cls, dense: Architecture, pruned: Architecture, input_ids: Tensor, target: Target
     ) -> Pair:
-        """Stop rows [N, T] before the first layer; "stream" becomes "write" behind norms."""
+        """Stop rows [N, T] before the first layer; a stream becomes "write" behind norms."""
         device = model_device(dense.model)
         _, calls = capture_calls(dense, input_ids[:1].to(device))
-        if target == "stream" and not is_additive(dense, calls):
+        if target in ("gap", "stream") and not is_additive(dense, calls):
             target = "write"
         step = max(1, TOKENS_PER_BATCH // input_ids.shape[1])
         with present(dense, 0):  # it is called for each batch, though it does not run
             entered = [
                 _entering(dense, ids.to(device)).hidden.cpu() for ids in input_ids.split(step)
             ]
-        needed = {"stream": ("dense", "pruned"), "write": ("pruned",), "dense": ("dense",)}[target]
+        needed = {"write": ["pruned"], "dense": ["dense"]}.get(target, ["dense", "pruned"])
         return cls(dense, pruned, calls, target, dict.fromkeys(needed, entered))
 
-    def sums(self, layer: int, kind: Kind, kept: Tensor) -> Sums:
-        """Sum up a block's kept columns `kept` [R] and what its output lacks, over all rows."""
+    def sums(self, fit: Fit) -> Sums:
+        """Sum up a block's kept columns and what its output lacks, over all rows."""
+        layer, kind = fit.block
         projection = self.pruned.output_projection(layer, kind)
         whole, start = self.dense.output_weight(layer, kind), weight_of(projection)
         sums = Sums(centred=projection.bias is not None)
-        if self.target == "stream" and not self.passed:
-            self.passed = [self._dense_streams(layer, hidden) for hidden in self.hidden["dense"]]
-        for place, hidden in enumerate(zip(*self.hidden.values(), strict=True)):
-            if self.target == "stream":
-                x, found = self._stop(layer, kind, hidden[1])
-                wanted = _flat(self.passed[place][kind]).to(found.device)
-                sums.add(x, widen(wanted) - widen(found))
-                continue
-            columns = self._dense_columns(layer, kind, hidden[0])
-            x = columns[:, kept.to(columns.device)]
+        if self.target in ("gap", "stream"):
+            wanted = self._dense_streams((fit.block, *fit.gap)[-1])
+            left = sum(self._bias(block) for block in fit.gap)
+            for hidden, stream in zip(self.hidden["pruned"], wanted, strict=True):
+                x, found = self._stop(layer, kind, hidden)
+                stream = widen(_flat(stream).to(found.device))
+                # the next norm divides by the size of the stream, and so does the weight
+                weight = 1 / stream.square().mean(-1) if self.target == "gap" else None
+                sums.add(x, stream - widen(found) - left, weight)
+            return sums
+        (states,) = self.hidden.values()
+        for hidden in states:
+            columns = self._dense_columns(layer, kind, hidden)
+            x = columns[:, fit.kept.to(columns.device)]
             write = F.linear(widen(columns), widen(whole))  # without the bias, which is the same
             sums.add(x, write - F.linear(widen(x), widen(start)))
         return sums
 
+    def _bias(self, block: Block) -> Tensor | float:
+        """What is left of a removed block: the bias [d] of its output projection, or 0."""
+        if self.dense.output_projection(*block).bias is None:
+            return 0.0
+        with present(self.dense, block[0]):
+            return widen(self.dense.output_projection(*block).bias.detach().clone())
+
     def advance(self, layer: int) -> None:
         """Run the layer on all rows, in each model that the target needs."""
-        for name, hidden in self.hidden.items():
-            if name == "dense" and self.passed:
-                self.hidden[name] = [streams["ffn"] for streams in self.passed]
-                continue
-            model = self.dense if name == "dense" else self.pruned
-            self.hidden[name] = [self._run(model, layer, rows).cpu() for rows in hidden]
-        self.passed = []
+        if "dense" in self.hidden:
+            self._reach(layer + 1)
+        if "pruned" in self.hidden:
+            states = self.hidden["pruned"]
+            self.hidden["pruned"] = [self._run(self.pruned, layer, rows).cpu() for rows in states]
 
-    def _dense_streams(self, layer: int, hidden: Tensor) -> dict[Kind, Tensor]:
-        """The dense stream [B, T, d] right after each block, from one run of the layer."""
+    def _reach(self, layer: int) -> None:
+        """Run the dense model up to what enters a layer, unless it is there or beyond."""
+        while self.reached < layer:
+            if self.streams:
+                self.hidden["dense"] = [stream["ffn"] for stream in self.streams]
+            else:
+                with present(self.dense, self.reached):
+                    self.hidden["dense"] = [
+                        self._run(self.dense, self.reached, rows).cpu()
+                        for rows in self.hidden["dense"]
+                    ]
+            self.reached, self.streams = self.reached + 1, []
+
+    def _dense_streams(self, block: Block) -> list[Tensor]:
+        """The dense stream [B, T, d] of each batch right after a block."""
+        layer, kind = block
+        self._reach(layer)
+        if not self.streams:
+            with present(self.dense, layer):
+                self.streams = [self._after_blocks(layer, rows) for rows in self.hidden["dense"]]
+        return [stream[kind] for stream in self.streams]
+
+    def _after_blocks(self, layer: int, hidden: Tensor) -> dict[Kind, Tensor]:
+        """The dense stream [B, T, d] after each block, from one run of the layer."""
         with _watching(self.dense, layer, "ffn") as seen:
             stream = self._run(self.dense, layer, hidden)
         before = widen(stream) - widen(seen[0][1].reshape(stream.shape))
@@ -192,20 +241,25 @@ def _adds(architecture: Architecture, layer: int, call: LayerCall) -> bool:
 class Sums:
     """Sums over tokens of x [R], the kept columns, and e [d], what the block's output lacks.
 
-    `centred` takes the means off, for a projection with a bias.
+    `centred` takes the means off, for a projection with a bias. Where tokens have weights, a ridge
+    is in units of each column's own second moment, so that a column that is rare in these rows
+    moves little. Otherwise it is in units of their mean.
     """
 
     def __init__(self, *, centred: bool) -> None:
-        self.centred, self.tokens = centred, 0
+        self.centred, self.weighted, self.tokens = centred, False, 0.0
         self.gram = self.cross = self.x = self.e = torch.zeros(())
 
-    def add(self, x: Tensor, e: Tensor) -> None:
-        """Add tokens: x [n, R] and e [n, d]."""
-        self.tokens += len(x)
-        self.gram = self.gram.to(x.device) + wide_product(x, x)
-        self.cross = self.cross.to(x.device) + wide_product(e, x)
-        self.x = self.x.to(x.device) + x.sum(dim=0, dtype=torch.float64)
-        self.e = self.e.to(x.device) + e.sum(dim=0, dtype=torch.float64)
+    def add(self, x: Tensor, e: Tensor, weight: Tensor | None = None) -> None:
+        """Add tokens: x [n, R] and e [n, d], each with a weight [n] or 1."""
+        self.weighted = weight is not None
+        weight = torch.ones(len(x), device=x.device) if weight is None else weight
+        weighted = x * weight[:, None].to(x)
+        self.tokens += float(weight.sum())
+        self.gram = self.gram.to(x.device) + wide_product(weighted, x)
+        self.cross = self.cross.to(x.device) + wide_product(e, weighted)
+        self.x = self.x.to(x.device) + weighted.sum(dim=0, dtype=torch.float64)
+        self.e = self.e.to(x.device) + (e * weight[:, None]).sum(dim=0, dtype=torch.float64)
 
     def refit(self, projection: Any, ridge: float) -> None:
         """Change a projection's weight [d, R] and bias [d] to the least squares fit, in place."""
@@ -214,7 +268,11 @@ class Sums:
         if self.centred:
             gram = gram - self.tokens * torch.outer(x, x)
             cross = cross - self.tokens * torch.outer(e, x)
-        update = ridge_update(gram, cross, ridge_of(gram, ridge))
+        gamma: float | Tensor = ridge_of(gram, ridge)
+        if self.weighted:
+            own = gram.diagonal().clamp(min=0)
+            gamma = torch.where(own > 0, ridge * own, 1.0)
+        update = ridge_update(gram, cross, gamma)
         _add_rounded(weight_of(projection), update)
         if self.centred:
             _add_rounded(projection.bias, e - update @ x)

@@ -1,17 +1,24 @@
-"""Repair: the columns of W_O and W_down that stay make up for those that went.
+"""Repair: the columns of W_O and W_down that stay make up for what went.
 
-In a block that lost some of its units, let x [tokens, R] be the kept columns, e [tokens, d] what
-the block's output lacks, and W_R [d, R] the kept weight. Least squares with a ridge gives
+Let x [tokens, R] be the kept columns of an output projection, e [tokens, d] what is lacking behind
+it, W_R [d, R] its kept weight and p [tokens] the weights of tokens. Least squares with a ridge
+gives
 
-    W_R += e^T x (x^T x + gamma I)^-1,   the minimum of ||x D^T - e||^2 + gamma ||D||^2 over D,
+    W_R += e^T P x (x^T P x + Gamma)^-1,   P = diag(p),
 
-so a large ridge changes nothing. Where the projection has a bias, x and e are centred, and the bias
-takes the difference of the means.
+the minimum of ||P^1/2 (x D^T - e)||^2 + ||D Gamma^1/2||^2 over D, so a large ridge changes nothing.
+Where the projection has a bias, x and e are centred, and it takes the difference of the means.
 
 Targets:
-- "stream" (sequential): x is of the model pruned and refitted so far, layer by layer;
-  e is the dense model's residual stream after the block minus this model's. The block makes up for
-  what earlier layers left over, too.
+- "gap" (sequential): x is of the model pruned and refitted so far, layer by layer. e is the dense
+  model's residual stream behind the removed blocks that follow, up to the next block that stays,
+  minus this model's. A projection is refitted if its block lost columns or blocks are missing
+  behind it; so a plan of whole layers is refitted too. A token's weight is one over the mean square
+  of the dense stream, which the next norm divides by: the first token's stream is a hundred times
+  larger than the median, and would be served alone. Gamma is in units of each column's own
+  second moment.
+- "stream" (sequential): x and e as for "gap", right after the block itself, in blocks that lost
+  columns. All tokens weigh the same, and Gamma is in units of the mean second moment.
 - "write" (sequential, behind a norm): x is the same; e is what the dense block would write on the
   same input, minus what this block writes.
 - "dense" (not sequential): every layer is refitted alone, on the dense model's columns; e is what
@@ -19,32 +26,35 @@ Targets:
   `methods/slimgpt.py`).
 
 Where a norm lies between a block and the stream (Gemma 2 and 3, OLMo2, OPT-350m), the stream is not
-linear in the weight, and "stream" falls back to "write".
+linear in the weight, and the first two fall back to "write". ReplaceMe (arXiv 2505.02819) fits one
+gap of whole layers.
 
 Memory: the dense and the pruned model, on the CPU the hidden states of all rows (once, and four
-times for "stream"), and the sums of one block, [R, R] and [d, R] float64. A streamed model that is
-refitted into a folder has one layer in memory at a time.
+times for a stream), and the sums of one block, [R, R] and [d, R] float64. A streamed model that is
+refitted into a folder has one layer in memory at a time, and a second one over a gap.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from ...base.arguments import as_float
 from ...base.errors import ArchitectureError, InputError
 from ...base.progress import Progress, open_bar
 from ...base.storage import fingerprint
 from ...calibration import CalibrationSet
+from ...measuring.results import mean_and_error
+from ...measuring.risk import model_risk
 from ...models.architectures import Architecture, describe
 from ...models.identity import require_source, weight_marks
 from ...models.kinds import KINDS
@@ -53,11 +63,13 @@ from ...pruner.cutting import prune, require_prunable
 from ...pruner.slicing import kept_columns
 from ...solver.selection import Selection
 from ..big_models.on_disk import Cuts, layer_present, prune_to_folder, write_refitted
-from .least_squares_refit import Pair, Target
+from .least_squares_refit import Fit, Pair, Target
 from .projection_inputs import Block, text_record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+RIDGES = (0.1, 0.3, 1.0, 3.0)  # that held-out text chooses among, for the target "gap"
 
 
 @dataclass(frozen=True)
@@ -65,16 +77,22 @@ class RepairOptions:
     """Options of `repair`.
 
     Attributes:
-        ridge: gamma >= 0, in units of the mean diagonal of x^T x.
+        ridge: at least 0, in units of a column's own second moment for the target "gap", else of
+            the mean over columns. None: 0.3 and 0.01.
         progress: show a bar; "lines" writes lines for a log file instead.
+        target: of a sequential refit: the dense stream behind the "gap" of removed blocks that
+            follows, or the "stream" right after the block.
     """
 
-    ridge: float = 0.01
+    ridge: float | None = None
     progress: Progress = True
+    target: Literal["gap", "stream"] = "gap"
 
     def __post_init__(self) -> None:
-        if not 0 <= as_float(self.ridge, "ridge") < math.inf:
+        if self.ridge is not None and not 0 <= as_float(self.ridge, "ridge") < math.inf:
             raise InputError(f"ridge is {self.ridge}. Give a finite number of at least 0.")
+        if self.target not in ("gap", "stream"):
+            raise InputError(f"target is {self.target!r}. Give 'gap' or 'stream'.")
 
 
 @overload
@@ -84,6 +102,7 @@ def repair(
     calibration: CalibrationSet,
     *,
     sequential: bool = True,
+    held_out: Sequence[CalibrationSet] = (),
     options: RepairOptions = RepairOptions(),
 ) -> PreTrainedModel: ...
 @overload
@@ -103,25 +122,31 @@ def repair(
     calibration: CalibrationSet,
     *,
     sequential: bool = True,
+    held_out: Sequence[CalibrationSet] = (),
     options: RepairOptions = RepairOptions(),
     out: str | os.PathLike[str] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> PreTrainedModel | Path:
-    """Prune a model and refit the output projections that lost columns, by least squares on text.
+    """Prune a model and refit the output projections before what went, by least squares on text.
 
-    Any plan can be repaired, whichever method made it. Blocks that lost nothing, or everything,
-    stay as pruned. Weights in half precision are refitted in float64 and rounded once; on a
-    GPU, products of activations are float32.
+    Any plan can be repaired, whichever method made it. Blocks that lost nothing, and have none
+    missing behind them, stay as pruned. Weights in half precision are refitted in float64 and
+    rounded once; on a GPU, products of activations are float32.
 
     The refit starts from the plan's gains, if it has any.
 
     Args:
         model: the dense model; it is left as it was.
         selection: the plan.
-        calibration: rows; every token counts, whichever positions are scored. "stream" overfits few
-            rows: for 40 % of the demo model, 4,096 tokens were too few, and 32,768 enough.
+        calibration: rows; every token counts, whichever positions are scored. Few rows overfit:
+            for 40 % of the demo model, 4,096 tokens were too few, and 32,768 enough. Rows of all
+            kinds of text that the model is for serve it best.
         sequential: statistics from the model pruned and refitted so far; False: from the dense one.
-        options: ridge and progress.
+        held_out: texts that choose. Without a ridge in the options, each of `RIDGES` is tried. A
+            refit is kept if its KL on each text, paired by row, is not above that of the pruned
+            model by more than one standard error; of those, the least mean over texts. None may be
+            kept. Not with `out`.
+        options: ridge, target and progress.
         out: a new folder. The refitted model is written there layer by layer, as `save_pruned`
             would. `model` may be a streamed one.
         tokenizer: with `out`: the dense model's, to save in the folder too.
@@ -137,6 +162,13 @@ def repair(
     require_measurable(model, calibration)
     require_source(model, selection)
     plan = _PlanRefit(model, selection, calibration, sequential, options)
+    if held_out:
+        if out is not None:
+            raise InputError(
+                "held-out text chooses among models in memory. Refit without out=, then "
+                "save_pruned."
+            )
+        return _chosen(plan, [text.require_disjoint(calibration) for text in held_out])
     if out is None:
         pruned = prune(model, selection)
         plan.refit(pruned)
@@ -148,7 +180,7 @@ def repair(
         out,
         tokenizer=tokenizer,
         progress=options.progress,
-        refit=plan if plan.columns else None,
+        refit=plan if plan.fits else None,
     )
 
 
@@ -178,19 +210,31 @@ class _PlanRefit:
     options: RepairOptions
 
     @cached_property
-    def columns(self) -> dict[Block, Tensor]:
-        """The blocks that are refitted, in order, and the columns [R] int64 of each that stay."""
+    def fits(self) -> list[Fit]:
+        """The projections that are refitted, from first to last."""
         dense = describe(self.model)
-        found = {
-            (layer, kind): kept_columns(dense, self.selection, layer, kind)[0]
-            for layer in range(len(dense.layers))
-            for kind in KINDS
-        }
-        return {block: kept for block, kept in found.items() if 0 < len(kept) < dense.width(*block)}
+        blocks = [(layer, kind) for layer in range(len(dense.layers)) for kind in KINDS]
+        kept = {block: kept_columns(dense, self.selection, *block)[0] for block in blocks}
+        found: list[Fit] = []
+        gap: list[Block] = []  # behind the block, since the walk is from last to first
+        for block in reversed(blocks):
+            width = dense.width(*block)
+            if len(kept[block]):
+                behind = tuple(reversed(gap)) if self._target == "gap" else ()
+                if len(kept[block]) < width or any(dense.width(*each) for each in behind):
+                    found.append(Fit(block, kept[block], behind))
+                gap = []
+            else:
+                gap.append(block)
+        return found[::-1]
+
+    @property
+    def _target(self) -> Target:
+        return self.options.target if self.sequential else "dense"
 
     def refit(self, pruned: PreTrainedModel) -> None:
         """Refit a pruned model in place and record it in the manifest."""
-        if not self.columns:
+        if not self.fits:
             return
         manifest: Any = pruned.cocurve_manifest
         manifest |= {
@@ -224,7 +268,7 @@ class _PlanRefit:
         """The weights that change, by layer."""
         names = {id(module): name for name, module in self.model.named_modules()}
         dense, found = describe(self.model), dict[int, list[str]]()
-        for layer, kind in self.columns:
+        for layer, kind in (fit.block for fit in self.fits):
             projection = dense.output_projection(layer, kind)
             found.setdefault(layer, []).extend(
                 f"{names[id(projection)]}.{name}" for name, _ in projection.named_parameters()
@@ -238,19 +282,20 @@ class _PlanRefit:
 
         `present`, given a layer, keeps its weights in both models inside its block.
         """
-        wanted: Target = "stream" if self.sequential else "dense"
         threads, student = torch.get_num_threads(), describe(pruned)
-        layers = range(1 + max(layer for layer, _ in self.columns))
+        layers = range(1 + max(fit.block[0] for fit in self.fits))
         bar = open_bar(self.options.progress, total=len(layers), desc="Refit", unit="layer")
         with measuring(self.model, threads), measuring(pruned, threads), bar:
             dense, ids = describe(self.model), self.calibration.input_ids
-            pair = Pair.enter(dense, student, ids, wanted)
+            pair = Pair.enter(dense, student, ids, self._target)
+            ridge = self.options.ridge
+            if ridge is None:
+                ridge = 0.3 if pair.target == "gap" else 0.01
             for layer in layers:
                 with present(layer):
-                    for block, kept in self.columns.items():
-                        if block[0] == layer:
-                            sums = pair.sums(*block, kept)
-                            sums.refit(student.output_projection(*block), self.options.ridge)
+                    for fit in self.fits:
+                        if fit.block[0] == layer:
+                            pair.sums(fit).refit(student.output_projection(*fit.block), ridge)
                     if layer < layers[-1]:
                         pair.advance(layer)
                 bar.update()
@@ -259,9 +304,30 @@ class _PlanRefit:
             "sequential": pair.target != "dense",
             "target": pair.target,
             "kinds": list(KINDS),
-            "ridge": float(self.options.ridge),
+            "ridge": float(ridge),
             **text_record(self.calibration),
         }
+
+
+def _chosen(plan: _PlanRefit, texts: Sequence[CalibrationSet]) -> PreTrainedModel:
+    """Return the refit of the ridge that is best on held-out texts, or the pruned model."""
+
+    def risks(pruned: PreTrainedModel) -> list[np.ndarray]:
+        return [model_risk(plan.model, pruned, text) for text in texts]
+
+    best = prune(plan.model, plan.selection)
+    as_cut = risks(best)
+    least = float(np.mean([found.mean() for found in as_cut]))
+    for ridge in RIDGES if plan.options.ridge is None else [plan.options.ridge]:
+        trial = replace(plan, options=replace(plan.options, ridge=ridge))
+        pruned = prune(plan.model, plan.selection)
+        trial.refit(pruned)
+        found = risks(pruned)
+        gains = [mean_and_error(now - cut) for now, cut in zip(found, as_cut, strict=True)]
+        mean = float(np.mean([now.mean() for now in found]))
+        if mean < least and all(more <= error for more, error in gains):
+            best, least = pruned, mean
+    return best
 
 
 def _require_attention(architecture: Architecture) -> None:

@@ -23,6 +23,7 @@ from cocurve_lab.extensions.big_models.on_disk import open_model
 from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import weight_marks
+from cocurve_lab.models.layers import weights_of
 from cocurve_lab.models.loading import keep_score_cap, shapes_only
 from cocurve_lab.models.weights import reader_of
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
@@ -140,8 +141,7 @@ def test_what_was_written_is_verified_before_it_is_there(
 def test_a_streamed_model_is_refitted_like_one_in_memory(
     family: str, target: Any, tmp_path: Path
 ) -> None:
-    dtype = torch.bfloat16 if family == "gemma2" else torch.float32
-    model = dense(tmp_path / "model", family, "mha", dtype=dtype)
+    model = dense(tmp_path / "model", family, "mha")
     plan, text, sequential = ragged(model), tiny_text(12, 24, seed=3), target != "dense"
 
     def refitted(source: PreTrainedModel, **out: Any) -> Any:
@@ -150,10 +150,25 @@ def test_a_streamed_model_is_refitted_like_one_in_memory(
     expected = cl.save_pruned(refitted(model), tmp_path / "memory")
     bare = cl.save_pruned(cl.prune(model, plan), tmp_path / "bare")
     assert "model.safetensors" in differing(bare, expected)
-    for source, name in ((streamed(tmp_path / "model", dtype), "disk"), (model, "resident")):
+    for source, name in ((streamed(tmp_path / "model"), "disk"), (model, "resident")):
         assert differing(refitted(source, out=tmp_path / name), expected) == [], name
     # and the model was not changed
     assert differing(cl.prune(model, plan, out=tmp_path / "again"), bare) == []
+
+
+def test_half_precision_and_the_reads_of_a_refit(tmp_path: Path) -> None:
+    model = dense(tmp_path / "model", dtype=torch.bfloat16)
+    own, text = streamed(tmp_path / "model", torch.bfloat16), tiny_text(12, 24, seed=3)
+    plan, stream = ragged(model), weights_of(own)
+    expected = cl.save_pruned(cl.repair(model, plan, text, options=QUIET), tmp_path / "memory")
+    own(text.input_ids[:1])
+    cl.measure_plans(own, [plan], text, progress=False)  # what is checked once is checked now
+    before, layer = stream.bytes_read, stream.bytes_present // 2
+    found = cl.repair(own, plan, text, options=QUIET, out=tmp_path / "disk")
+    assert differing(found, expected) == []
+    # the calls, the norms and the refit take a sweep each; what enters needs layer 0, and layer 1
+    # is fetched meanwhile
+    assert stream.bytes_read - before == (3 + 2 + 3 + 3 + 2) * layer  # and a gap
 
 
 def test_a_large_model_is_split_into_files_with_an_index(

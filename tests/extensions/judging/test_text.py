@@ -233,7 +233,7 @@ def state_of(model: PreTrainedModel) -> tuple[Any, ...]:
         sum(len(module._forward_pre_hooks) for module in model.modules()),
         torch.is_inference_mode_enabled(),
         torch.get_num_threads(),
-        torch.get_float32_matmul_precision(),
+        torch.backends.cuda.matmul.fp32_precision,
     )
 
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.repairing import least_squares_refit as refitting
-from cocurve_lab.extensions.repairing.repair import RepairOptions
+from cocurve_lab.extensions.repairing.repair import RIDGES, RepairOptions
 from cocurve_lab.measuring.risk import model_risk
 from cocurve_lab.models.identity import MANIFEST
 from helpers.tiny_models import (
@@ -96,8 +96,14 @@ def naive(model: PreTrainedModel, plan: cl.Selection, target: str, ridge: float)
                     keep[unit.start : unit.stop] = False
             kept[layer, kind] = keep
             weight(student, layer, kind)[:, ~keep] = 0
-    for (layer, kind), keep in kept.items():
-        if keep.all() or not keep.any():
+    order = list(kept)
+    for place, ((layer, kind), keep) in enumerate(kept.items()):
+        end = layer, kind  # behind the blocks that are gone, up to the next one that stays
+        for later in order[place + 1 :] if target == "gap" else []:
+            if kept[later].any():
+                break
+            end = later
+        if not keep.any() or (keep.all() and end == (layer, kind)):
             continue
         all_of_it, old = weight(dense, layer, kind), weight(student, layer, kind)
         columns, wanted = seen(dense, layer, kind)
@@ -105,14 +111,21 @@ def naive(model: PreTrainedModel, plan: cl.Selection, target: str, ridge: float)
             columns, found = seen(student, layer, kind)  # a masked block still has all columns
         x = columns[:, keep]
         lacking = wanted - found if target == "stream" else columns @ (all_of_it - old).T
+        size = torch.ones(len(x), 1)
+        if target == "gap":
+            wanted = seen(dense, *end)[1]
+            lacking = wanted - seen(student, *end)[1]
+            size = 1 / wanted.square().mean(dim=1, keepdim=True)
         bias = projection(student, layer, kind).bias
         if bias is not None:
-            mean_x, mean_lacking = x.mean(dim=0), lacking.mean(dim=0)
+            mean_x, mean_lacking = ((size * y).sum(dim=0) / size.sum() for y in (x, lacking))
             x, lacking = x - mean_x, lacking - mean_lacking
-        gamma = ridge * x.square().sum(dim=0).mean()
-        rows = torch.cat([x, gamma.sqrt() * torch.eye(x.shape[1])])
+        moments = (size * x.square()).sum(dim=0)
+        gamma = ridge * (moments if target == "gap" else moments.mean().expand(len(moments)))
+        rows = torch.cat([size.sqrt() * x, gamma.sqrt().diag()])
         zeros = torch.zeros(x.shape[1], lacking.shape[1])
-        update = torch.linalg.lstsq(rows, torch.cat([lacking, zeros])).solution.T
+        wide = torch.cat([size.sqrt() * lacking, zeros])
+        update = torch.linalg.lstsq(rows, wide).solution.T
         old[:, keep] += update
         if bias is not None:
             bias += mean_lacking - update @ mean_x
@@ -125,7 +138,8 @@ def naive(model: PreTrainedModel, plan: cl.Selection, target: str, ridge: float)
 @pytest.mark.parametrize(
     ("family", "target"),
     [
-        *((family, "stream") for family in ADDITIVE + NORMED),
+        *((family, "gap") for family in ADDITIVE),
+        *((family, "stream") for family in (*ADDITIVE[::2], *NORMED)),
         *((family, target) for family in ("llama", "gpt2") for target in ("write", "dense")),
     ],
 )
@@ -134,7 +148,11 @@ def test_the_refit_is_the_least_squares_fit(
 ) -> None:
     model, sequential = model_of(family, dtype=torch.float64), target != "dense"
     plan = plan_of(model)
-    options = RepairOptions(0.02, progress=False)
+    if target == "gap":  # all of layer 1 goes
+        layer = [unit.name for unit in plan.units if unit.layer == 1]
+        plan = plan_of(model, [*NAMES, *layer])
+    aim = "gap" if target == "gap" else "stream"
+    options = RepairOptions(0.02, progress=False, target=aim)  # type: ignore[arg-type]
     if target == "write":  # as behind a norm
         monkeypatch.setattr(refitting, "is_additive", lambda *_: False)
     repaired: Any = cl.repair(model, plan, TEXT, sequential=sequential, options=options)
@@ -149,7 +167,22 @@ def test_the_refit_is_the_least_squares_fit(
         assert float((full_logits(cl.prune(model, plan), ids) - wanted).abs().max()) > 0.05
     monkeypatch.setattr(refitting, "TOKENS_PER_BATCH", 5 * 24)
     parts = cl.repair(model, plan, TEXT, sequential=sequential, options=options)
-    torch.testing.assert_close(weight(parts, 1, "ffn"), weight(repaired, 1, "ffn"))
+    torch.testing.assert_close(weight(parts, 0, "ffn"), weight(repaired, 0, "ffn"))
+
+
+def test_held_out_text_chooses_the_ridge_or_no_refit() -> None:
+    model = model_of("llama")
+    plan = plan_of(model)
+    chosen: Any = cl.repair(model, plan, TEXT, held_out=[OTHER], options=QUIET)
+    least = model_risk(model, chosen, OTHER).mean()
+    assert chosen.cocurve_manifest["repair"]["ridge"] in RIDGES
+    for ridge in RIDGES:
+        other = cl.repair(model, plan, TEXT, options=RepairOptions(ridge, progress=False))
+        assert model_risk(model, other, OTHER).mean() >= least
+    # two tokens to fit a width of 32: worse on other text than what was pruned
+    few = RepairOptions(1e-6, progress=False)
+    kept: Any = cl.repair(model, plan, tiny_text(1, 2), held_out=[OTHER], options=few)
+    assert kept.cocurve_manifest["repair"] is None
 
 
 def test_a_gain_is_where_the_refit_starts() -> None:
@@ -178,6 +211,8 @@ def test_a_bias_takes_the_mean_and_the_kl_falls() -> None:
     for sequential in (False, True):
         repaired = cl.repair(model, plan, TEXT, sequential=sequential, options=QUIET)
         assert model_risk(model, repaired, TEXT).mean() < without
+    options = RepairOptions(progress=False, target="stream")
+    repaired = cl.repair(model, plan, TEXT, options=options)
     for layer, kind in ((0, "attention"), (1, "ffn")):
         off = seen(repaired, layer, kind)[1] - seen(model, layer, kind)[1]
         assert float(off.mean(dim=0).abs().max()) < 1e-10
@@ -186,7 +221,8 @@ def test_a_bias_takes_the_mean_and_the_kl_falls() -> None:
 def test_half_precision_is_refitted_wide_and_rounded_once() -> None:
     model = model_of("llama", dtype=torch.bfloat16)
     plan = plan_of(model)
-    repaired, bare = cl.repair(model, plan, TEXT, options=QUIET), cl.prune(model, plan)
+    options = RepairOptions(progress=False, target="stream")
+    repaired, bare = cl.repair(model, plan, TEXT, options=options), cl.prune(model, plan)
     assert {value.dtype for value in repaired.state_dict().values()} == {torch.bfloat16}
     wide = naive(model, plan, "stream", 0.01)
     for layer, kind in ((0, "ffn"), (1, "ffn")):
@@ -209,9 +245,10 @@ def test_the_dense_model_is_left_alone() -> None:
     repaired(input_ids=OTHER.input_ids[:1], labels=OTHER.input_ids[:1]).loss.backward()
 
 
-def test_what_lost_nothing_or_everything_stays_as_pruned(tmp_path: Path) -> None:
+def test_without_a_projection_before_a_gap_the_model_stays_as_pruned(tmp_path: Path) -> None:
     model = model_of("llama")
-    plan = plan_of(model, [f"L1.ffn[{group}]" for group in range(GROUPS)])
+    units = cl.enumerate_units(model, GROUPS)
+    plan = plan_of(model, [unit.name for unit in units if unit.layer == 0])
     repaired: Any = cl.repair(model, plan, TEXT, options=QUIET)
     assert repaired.cocurve_manifest == cl.prune(model, plan).cocurve_manifest
     written = cl.load_pruned(cl.repair(model, plan, TEXT, options=QUIET, out=tmp_path / "small"))
@@ -232,9 +269,9 @@ def test_a_saved_folder_tells_of_the_refit(tmp_path: Path) -> None:
     assert manifest["repair"] == {
         "method": "refit",
         "sequential": True,
-        "target": "stream",
+        "target": "gap",
         "kinds": ["attention", "ffn"],
-        "ridge": 0.01,
+        "ridge": 0.3,
         "calibration": TEXT.source,
         "calibration_fingerprint": TEXT.fingerprint,
         "sequences": 12,
