@@ -29,6 +29,7 @@ NO_TEXT = {"random", "magnitude"}  # they never run the model
 FIRST_ROW = {"2ssp", "blockpruner", "finercut"}  # they read the first rows, so the order matters
 
 NAMES = method_names()
+WIDE = tiny_text(vocab=3 * VOCAB)  # of another tokenizer
 READERS = [name for name in NAMES if name not in NO_TEXT]
 
 
@@ -53,7 +54,6 @@ def measure(
 @pytest.fixture(scope="module")
 def streamed(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
     """The model of the fused family, its layers left in files."""
-    pytest.importorskip("accelerate")
     folder = tmp_path_factory.mktemp("streamed")
     dense("phi3", "mha").save_pretrained(folder)
     word_tokenizer().save_pretrained(folder)
@@ -121,6 +121,7 @@ def test_what_is_impossible_or_foreign_is_refused(name: str) -> None:
         (lambda: method.select(evidence, finer, RATIO), cl.MismatchError),
         (lambda: method.measure(model, foreign, tiny_text(), progress=False), cl.MismatchError),
         *((lambda r=r: method.select(evidence, units, r), cl.InputError) for r in (-0.1, 1.0)),
+        *((lambda: measure(method, model, WIDE), cl.InputError) for _ in {name} - NO_TEXT),
     ):
         with pytest.raises(error):
             call()
@@ -179,12 +180,6 @@ def test_batch_size_and_row_order_do_not_matter(
         np.testing.assert_allclose(again.arrays[key], first.arrays[key], **close)
     plans = [method.select(found, first.units, RATIO) for found in (first, again)]
     assert set(plans[0].pruned) == set(plans[1].pruned)
-
-
-@every_reader
-def test_text_of_another_tokenizer_is_refused(name: str) -> None:
-    with pytest.raises(cl.InputError):
-        measure(cl.get_method(name), dense("llama", "gqa"), tiny_text(vocab=3 * VOCAB))
 
 
 @every_method

@@ -10,11 +10,8 @@ import pytest
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.estimator.fisher import kl_divergence
 from cocurve_lab.methods.base import Evidence
-from cocurve_lab.methods.cbo import gated
 from cocurve_lab.methods.filling import blocks
-from cocurve_lab.models.architectures import describe
 from helpers.problems import make_units
 from helpers.tiny_models import (
     GROUPS,
@@ -70,15 +67,15 @@ def test_shortgpt_takes_layers_one_after_the_other() -> None:
 @pytest.mark.parametrize(("name", "column"), [("blockpruner", "nll"), ("finercut", "kl")])
 def test_the_block_that_is_missed_least_goes(name: str, column: str) -> None:
     model = tiny_model("llama", "gqa")
-    evidence = measured(name, "llama", "gqa", rows=3)
+    evidence, first = measured(name, "llama", "gqa", rows=2), TEXT.rows(0, 2)
     units = evidence.units
 
     def cost(chosen: list[int]) -> float:
         if column == "kl":
-            return float(naive_risk(model, [units[u] for u in chosen], TEXT).mean())
+            return float(naive_risk(model, [units[u] for u in chosen], first).mean())
         with masked_by_hand(model, [units[u] for u in chosen]):
-            logits = full_logits(model, TEXT.input_ids)[:, :-1]
-        picked = torch.log_softmax(logits, -1).gather(-1, TEXT.input_ids[:, 1:, None])
+            logits = full_logits(model, first.input_ids)[:, :-1]
+        picked = torch.log_softmax(logits, -1).gather(-1, first.input_ids[:, 1:, None])
         return -float(picked.mean())
 
     left = blocks(units)
@@ -90,16 +87,6 @@ def test_the_block_that_is_missed_least_goes(name: str, column: str) -> None:
         assert evidence.arrays[column][step] == pytest.approx(values[best], abs=1e-5)
         assert np.flatnonzero(evidence.scores == step).tolist() == sorted(members)
         gone.extend(members)
-
-
-def test_blockpruner_reads_the_first_rows_only() -> None:
-    model = tiny_model("llama", "gqa")
-    units = cl.enumerate_units(model, GROUPS)
-    one, alone = (
-        cl.get_method("blockpruner", rows=rows).measure(model, units, text, progress=False)
-        for rows, text in ((1, TEXT), (2, cl.CalibrationSet(TEXT.input_ids[:1])))
-    )
-    assert one.arrays["nll"].tolist() == alone.arrays["nll"].tolist()
 
 
 # CBO ----------------------------------------------------------------------------------------------
@@ -136,7 +123,7 @@ def enumerated_fisher(model: torch.nn.Module) -> np.ndarray:
     return (torch.einsum("bty,cty,ty->bc", stacked, stacked, p) / len(p)).numpy()
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt2", "gpt_neox", "opt"])
 def test_drawn_labels_give_the_fisher_of_all_labels(family: str) -> None:
     model = tiny_double(tiny_model(family, "mha", layers=2))
     units = cl.enumerate_units(model, GROUPS)
@@ -145,32 +132,13 @@ def test_drawn_labels_give_the_fisher_of_all_labels(family: str) -> None:
         method = cl.get_method("cbo", passes=passes)
         return method.measure(model, units, SHORT, seed=seed, progress=False)
 
-    found, expected = drawn(1600), enumerated_fisher(model)
+    found, expected = drawn(800), enumerated_fisher(model)
     fisher, diagonal = found.arrays["fisher"], expected.diagonal()
-    error = np.sqrt((np.outer(diagonal, diagonal) + expected**2) / 1600)
+    error = np.sqrt((np.outer(diagonal, diagonal) + expected**2) / 800)
     assert (np.abs(fisher - expected) < 5 * error).all()
     for place, members in enumerate(blocks(units).values()):
         assert (found.scores[members] == fisher[place, place] / 2).all()
     assert not np.array_equal(drawn(8).arrays["fisher"], drawn(8, seed=1).arrays["fisher"])
-
-
-@pytest.mark.parametrize("family", ["gemma2", "gpt2", "gpt_neox", "opt"])
-def test_the_quadratic_is_the_kl_of_gates_near_one(family: str) -> None:
-    model = tiny_double(tiny_model(family, "mha"))
-    units, weights = cl.enumerate_units(model, GROUPS), np.array([1.0, -0.5, 2.0, 0.3, 0.0, 1.5])
-    dense = gated_log_p(model, np.ones(6))
-
-    def kl(values: np.ndarray) -> float:
-        gates = dict(zip(blocks(units), torch.from_numpy(values), strict=True))
-        with gated(describe(model), gates):
-            logits = full_logits(model, SHORT.input_ids)[:, :-1]
-        return float(kl_divergence(dense.exp(), torch.log_softmax(logits, -1) - dense).mean())
-
-    expected = weights @ enumerated_fisher(model) @ weights / 2
-    assert kl(1 - 1e-4 * weights) / 1e-8 == pytest.approx(expected, rel=2e-3)
-    gone = [unit for unit in units if (unit.layer, unit.kind) in ((0, "ffn"), (2, "attention"))]
-    removed = kl(np.array([1.0, 0.0, 1.0, 1.0, 0.0, 1.0]))
-    assert removed == pytest.approx(naive_risk(model, gone, SHORT).mean(), rel=1e-9)
 
 
 def test_cbo_takes_a_set_that_no_exchange_improves_and_the_last_in_part() -> None:

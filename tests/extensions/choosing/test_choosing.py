@@ -11,20 +11,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.choosing import racing
-from cocurve_lab.extensions.choosing import settings as choosing
+from cocurve_lab.extensions.choosing.gains import GainsChoice, choose_gains
 from cocurve_lab.extensions.choosing.racing import Fit
 from cocurve_lab.extensions.choosing.settings import choose_guards
-from cocurve_lab.measuring import risk
-from cocurve_lab.measuring.risk import PlanTable
-from cocurve_lab.solver.path import LambdaPath, Segment
+from cocurve_lab.measuring.risk import PlanTable, compare_models
+from cocurve_lab.models.identity import model_name
 from helpers.problems import gram_curvature, make_units, random_curvature
-from helpers.tiny_models import GROUPS, naive_risk, tiny_model, tiny_text
+from helpers.tiny_models import (
+    GROUPS,
+    naive_build,
+    naive_risk,
+    tiny_model,
+    tiny_text,
+    word_tokenizer,
+)
 
 QUIET = cl.ChoiceOptions(progress=False)
 EVERYTHING = cl.ChoiceOptions(progress=False, stop_beyond=math.inf, max_candidates=10**6)
@@ -117,27 +124,6 @@ def test_the_path_is_measured_whole_and_once(monkeypatch: pytest.MonkeyPatch) ->
     assert (strengths[0], strengths[-1]) == (0, 1)
 
 
-def test_a_set_that_comes_back_is_one_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
-    zero, one = (cl.solve_greedy(CURVATURE, 0.3, strength) for strength in (0.0, 1.0))
-    other = cl.solve_greedy(CURVATURE, 0.3, 0.2)
-    assert len({plan.fingerprint for plan in (zero, one, other)}) == 3
-    parts = [
-        Segment(0.0, 0.1, zero),
-        Segment(0.1, 0.4, other),
-        Segment(0.4, 0.5, zero),
-        Segment(0.5, 1.0, one),
-    ]
-    monkeypatch.setattr(choosing, "lambda_path", lambda *_: LambdaPath(tuple(parts), 4, 0.3))
-    planted(monkeypatch, lambda plan: wave(len(plan)) + 2)
-    choice = choose()
-    assert [c.intervals for c in choice.candidates] == [
-        ((0.0, 0.1), (0.4, 0.5)),
-        ((0.1, 0.4),),
-        ((0.5, 1.0),),
-    ]
-    assert [c.selection.interaction_strength for c in choice.candidates] == [0, 0.2, 1]
-
-
 @pytest.mark.parametrize("limit", [2, 3, 5])
 def test_a_truncated_path_keeps_its_ends_and_is_spread(
     monkeypatch: pytest.MonkeyPatch, limit: int
@@ -214,7 +200,6 @@ def test_the_true_winner_survives_a_bad_start_and_losers_save_work(
         0.2: shared + 9 + noise,
         1.0: shared + 30 - noise,
     }
-    assert table[0.5][:8].mean() < table[0.0][:8].mean()
     fake = planted(monkeypatch, table_by_strength(table))
     choice = choose(list(table))
     assert [candidate.rows for candidate in choice.candidates] == [32, 8, 32, 8]
@@ -303,32 +288,6 @@ def test_the_fit_of_planted_numbers() -> None:
 # The report ---------------------------------------------------------------------------------------
 
 
-def test_a_finished_choice_is_read_from_its_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, curvature = real()
-    text = tiny_text(6, seed=9)
-    options = replace(EVERYTHING, first_rows=2, checkpoint=tmp_path / "kl")
-
-    def chosen(ratio: float) -> Any:
-        return cl.choose_interaction_strength(
-            model, curvature, ratio, text, report_on=TEST, options=options
-        )
-
-    first = chosen(0.4)
-    monkeypatch.setattr(risk._Engine, "measure", stopped)
-    again = chosen(0.4)
-    assert again.curve.equals(first.curve)
-    for name, entry in again.report.items():
-        assert entry.kl == first.report[name].kl
-    with pytest.raises(KeyboardInterrupt):
-        chosen(0.5)
-
-
-def stopped(*_: Any) -> None:
-    raise KeyboardInterrupt
-
-
 # Guards -------------------------------------------------------------------------------------------
 
 
@@ -346,7 +305,7 @@ def choose_from(caps: Any, protections: Any, ratio: float = 0.3, **more: Any) ->
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_the_curve_of_guards_is_the_measured_risk_of_each_plan(own: bool) -> None:
+def test_every_pair_of_guards_is_tried_and_measured_once(own: bool) -> None:
     """Of greedy plans, and of a method of one's own that takes the last units allowed."""
     model, curvature = real()
     text = tiny_text(4, seed=9)
@@ -368,10 +327,8 @@ def test_the_curve_of_guards_is_the_measured_risk_of_each_plan(own: bool) -> Non
         make=last if own else None,
         options=EVERYTHING,
     )
-    kl = [cl.pruning_risk(model, candidate.selection, text) for candidate in choice.candidates]
-    assert len(kl) > 1
-    assert [candidate.kl for candidate in choice.candidates] == pytest.approx(kl, 1e-5)
-    assert choice.winner is choice.candidates[int(np.argmin(kl))]
+    assert len(choice.candidates) > 1
+    assert choice.winner is min(choice.candidates, key=lambda candidate: candidate.kl)
     for candidate in choice.candidates:
         for guards in candidate.guards:
             plan = last(guards) if own else cl.solve_greedy(curvature, 0.3, 0.5, guards)
@@ -380,19 +337,7 @@ def test_the_curve_of_guards_is_the_measured_risk_of_each_plan(own: bool) -> Non
     tried += [entry.guards for entry in choice.infeasible]
     assert len(set(map(repr, tried))) == len(tried) == 9
     if not own:
-        best = cl.pruning_risk(model, choice.best, TEST)
-        assert choice.report["best"].kl == pytest.approx(best, 1e-5)
         assert choice.report["no guards"].selection.guards == cl.Guards()
-
-
-def test_guards_that_give_no_plan_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    planted(monkeypatch, lambda plan: np.ones(32))
-    choice = choose_from((None, 0.3), ((0, 0), (2, 2)))
-    # 0.3 of each layer leaves less than 0.3 in whole units; four open layers of eight likewise
-    refused = {(e.guards.layer_cap, e.guards.protect_first) for e in choice.infeasible}
-    assert refused == {(0.3, 0), (0.3, 2)}
-    with pytest.raises(cl.InfeasibleError):
-        choose_from((0.1, 0.2), ((0, 0), (1, 1)))
 
 
 @pytest.mark.parametrize(
@@ -513,12 +458,9 @@ def test_the_curve_and_the_report_are_measured_risks(candidates: Any) -> None:
     least = min(measured, key=np.mean)
     assert choice.winner.kl == pytest.approx(least.mean(), rel=1e-5)
     for candidate, row in zip(choice.candidates, measured, strict=True):
-        gap = row - least
         assert (candidate.rows, candidate.stopped_early) == (7, False)
         assert candidate.kl == pytest.approx(row.mean(), rel=1e-5)
         assert candidate.standard_error == pytest.approx(row.std(ddof=1) / 7**0.5, rel=1e-3)
-        assert candidate.difference == pytest.approx(gap.mean(), abs=1e-6)
-        assert candidate.difference_error == pytest.approx(gap.std(ddof=1) / 7**0.5, abs=1e-6)
     for name in ("kl", "difference_error"):
         assert choice.curve[name].tolist() == [getattr(one, name) for one in choice.candidates]
     plans = [choice.best, *(cl.solve_greedy(curvature, 0.3, s) for s in (0.0, 1.0))]
@@ -528,3 +470,209 @@ def test_the_curve_and_the_report_are_measured_risks(candidates: Any) -> None:
         assert entry.kl == pytest.approx(rows(plan, TEST).mean(), rel=1e-5)
         assert entry.difference == pytest.approx(gap.mean(), abs=1e-6)
         assert entry.difference_error == pytest.approx(gap.std(ddof=1) / 6**0.5, abs=1e-6)
+
+
+# Gains ----------------------------------------------------------------------------------------
+
+
+def plan_of(curvature: cl.Curvature, pruned: list[int]) -> cl.Selection:
+    return cl.Selection.from_pruned(curvature.units, pruned, curvature)
+
+
+def twin_model(factor: float = 1.0) -> Any:
+    """L1.ffn[0] and L1.ffn[1] compute alike; [0] writes `factor` times what [1] writes."""
+    model = tiny_model()
+    mlp = model.model.layers[1].mlp
+    with torch.no_grad():
+        for projection in (mlp.gate_proj, mlp.up_proj):
+            projection.weight[:11] = projection.weight[11:22]
+        mlp.down_proj.weight[:, :11] = factor * mlp.down_proj.weight[:, 11:22]
+    return model
+
+
+def built(model: Any) -> cl.Curvature:
+    """H by the slow definition, with the rows it was built on."""
+    matrix, _ = naive_build(model, BUILT, 97)
+    units = cl.enumerate_units(model, 4)
+    return cl.Curvature(matrix, units, {"row_fingerprints": BUILT.row_fingerprints})
+
+
+BUILT, HELD_OUT, UNSEEN = tiny_text(10, 20).split(held_out=3, test=3)
+
+
+def test_a_twin_on_a_real_model_takes_over_exactly() -> None:
+    """The sign of the whole chain: masks, features, H, alpha, gain. With it wrong the KL grows."""
+    model = twin_model()
+    curvature = built(model)
+    plan = plan_of(curvature, [curvature.units.index("L1.ffn[0]")])
+    gains = cl.solve_gains(curvature, plan, 1e-7)
+    assert gains.pop(curvature.units.index("L1.ffn[1]")) == pytest.approx(2, abs=1e-4)
+    assert list(gains.values()) == pytest.approx([1] * len(gains), abs=1e-4)
+    choice = choose_gains(
+        model, curvature, plan, HELD_OUT, (1e-7, 1.0), (1.0,), UNSEEN, options=QUIET
+    )
+    assert choice.setting == (1e-7, 1.0)
+    plain, chosen = choice.report.mean
+    assert chosen < 1e-6 * plain < 1e-6
+    row = choice.curve[choice.curve["chosen"]].iloc[0]
+    assert (row["ridge"], row["clip"]) == (1e-7, 1.0)
+
+
+def test_gains_that_hurt_are_not_applied() -> None:
+    """H of a model whose twin writes the opposite sign: its gains push the wrong way."""
+    wrong = built(twin_model(-1.0))
+    given = (twin_model(), wrong, plan_of(wrong, [8]), HELD_OUT)
+    choice = choose_gains(*given, report_on=UNSEEN, options=QUIET)
+    assert choice.settings == tuple((r, c) for r in (1.0, 0.2, 0.05) for c in (1.0, 2.0))
+    assert (choice.applied, choice.setting, choice.best.gains) == (False, None, {})
+    assert choice.curve["difference"][1] > 0
+    assert choice.curve["chosen"].tolist() == [True] + [False] * 6
+    assert choice.report.mean[0] == choice.report.mean[1]
+
+
+def test_the_table_is_what_the_plans_really_cost_and_is_kept(tmp_path: Path) -> None:
+    model = tiny_model()
+    curvature = built(model)
+    plan, units = cl.solve_greedy(curvature, 0.3), curvature.units
+    given = (model, curvature, plan, HELD_OUT, (0.2,), (1.0,), UNSEEN)
+    choice, again = (
+        choose_gains(*given, options=replace(QUIET, checkpoint=tmp_path / "gains"))
+        for _ in range(2)
+    )
+    gains = {units[u]: gain for u, gain in cl.solve_gains(curvature, plan, 0.2, 1.0).items()}
+    by_hand = naive_risk(model, [units[u] for u in plan.pruned], HELD_OUT, gains)
+    np.testing.assert_allclose(choice.measured.kl[1], by_hand, rtol=1e-4)
+    assert choice.measured.selections[0].gains == {}
+    assert choice.predicted[1] < choice.predicted[0] == pytest.approx(plan.predicted_risk)
+    assert {path.name for path in tmp_path.iterdir()} == {"gains.held_out", "gains.report"}
+    np.testing.assert_array_equal(choice.measured.kl, again.measured.kl)
+
+
+# The rule -----------------------------------------------------------------------------------------
+
+
+def choice_of(*kl: list[float]) -> GainsChoice:
+    """The rule on given KL rows: plain first, then settings named (n, 1)."""
+    plan = cl.Selection.from_pruned(UNITS, [0])
+    table = PlanTable((plan,) * len(kl), np.array(kl))
+    return GainsChoice(tuple((float(n), 1.0) for n in range(1, len(kl))), table, np.zeros(len(kl)))
+
+
+def test_the_rule() -> None:
+    assert choice_of([1.0, 2.0, 3.0], [0.8, 1.9, 2.7]).setting == (1.0, 1.0)
+    unclear = choice_of([1.0, 1.0, 1.0], [1.3, 1.1, 0.5])  # -0.033 +- 0.24
+    assert not unclear.applied
+    assert unclear.curve["difference"][1] == pytest.approx(-0.1 / 3)
+    # ties go to the most cautious setting that helps by itself
+    plain = [1.0, 1.0, 1.0, 1.0]
+    cautious, winner = [0.72, 0.78, 0.70, 0.80], [0.68, 0.80, 0.66, 0.82]
+    helpless = [0.0, 1.4, 0.2, 1.4]  # ties with the winner, but not better than plain
+    assert choice_of(plain, helpless, cautious, winner).setting == (2.0, 1.0)
+    assert choice_of(plain, winner, cautious).setting == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "report_on", "ridges", "error"),
+    [
+        (BUILT, None, (0.2,), cl.MismatchError),
+        (HELD_OUT, HELD_OUT, (0.2,), cl.MismatchError),
+        (HELD_OUT, BUILT, (0.2,), cl.MismatchError),
+        (HELD_OUT.rows(0, 1), UNSEEN, (0.2,), cl.InputError),
+        (HELD_OUT, UNSEEN, (), cl.InputError),
+    ],
+)
+def test_shared_rows_too_few_rows_and_empty_grids_are_refused(
+    rows: Any, report_on: Any, ridges: Any, error: type[Exception]
+) -> None:
+    model = tiny_model()
+    units, marks = cl.enumerate_units(model, 4), {"row_fingerprints": BUILT.row_fingerprints}
+    curvature = cl.Curvature(np.eye(len(units)), units, marks)
+    with pytest.raises(error):
+        choose_gains(
+            model, curvature, plan_of(curvature, [3]), rows, ridges=ridges, report_on=report_on
+        )
+
+
+# The whole flow in one call -----------------------------------------------------------------------
+
+LENGTH, SEQUENCES = 16, 8
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n\n".join(words(rng.integers(90, size=20)) for _ in range(60)))
+    return path
+
+
+def words(numbers: Any) -> str:
+    return " ".join(f"w{number}" for number in numbers)
+
+
+def found(text: Path, target: Any = 0.3, minutes: float = 0.02, **options: Any) -> Any:
+    given = (tiny_model(), word_tokenizer(64), target, minutes)
+    settings = {"num_sequences": SEQUENCES, "text_file": text, "seq_len": LENGTH, "refit": False}
+    return cl.best_plan(*given, progress=False, **settings | options)
+
+
+def test_the_report_is_measured_on_rows_that_nothing_else_has_seen(text: Path) -> None:
+    model = tiny_model()
+    best = found(text)
+    assert best.selection.realized_ratio >= 0.3
+    assert best.model.num_parameters() < model.num_parameters()
+    _, others = cl.default_calibration(
+        model_name(model), word_tokenizer(64), SEQUENCES, 32, text, positions_per_sequence="all",
+        seq_len=LENGTH,
+    )  # fmt: skip
+    risk = cl.pruning_risk(model, best.selection, others.rows(16, 32))
+    assert best.kl == pytest.approx(risk, rel=1e-3)
+    assert best.search.held_out.kl.shape[1] == 16
+
+
+def test_without_time_to_search_the_start_is_the_plan(text: Path) -> None:
+    best = found(text, minutes=1e-6)
+    assert best.search.history == ()
+    assert best.selection is best.search.start
+
+
+def test_a_refit_is_taken_only_where_it_is_better(text: Path) -> None:
+    best = found(text, refit=True)
+    side = best.refitted if best.repaired else best.pruned
+    assert best.kl == pytest.approx(side.kl.mean())
+    assert (best.model.cocurve_manifest.get("repair") is not None) == best.repaired
+
+
+def test_models_are_compared_by_their_definitions() -> None:
+    one, other = tiny_model(seed=1), tiny_model(seed=2)
+    rows = cl.CalibrationSet(torch.randint(0, 90, (3, LENGTH)))
+    side = compare_models(one, other, rows)
+    with torch.no_grad():
+        p, q = (m(input_ids=rows.input_ids).logits[:, :-1].log_softmax(-1) for m in (one, other))
+    kl = (p.exp() * (p - q)).sum(-1).mean(-1)
+    np.testing.assert_allclose(side.kl, kl, rtol=1e-4)
+    wanted = rows.input_ids[:, 1:, None]
+    for found, logs in ((side.loss, q), (side.dense_loss, p)):
+        np.testing.assert_allclose(found, -logs.gather(-1, wanted)[..., 0].mean(-1), rtol=1e-5)
+    assert side.kept == pytest.approx(float((p.argmax(-1) == q.argmax(-1)).float().mean()))
+
+
+def test_the_same_call_goes_on_from_what_was_measured(text: Path, tmp_path: Path) -> None:
+    """And keeps a target and guards."""
+    target = cl.Target(parameters=int(0.85 * tiny_model().num_parameters()))
+    guards, kept = cl.Guards(protect_first=1), tmp_path / "H.ckpt"
+    first = found(text, target, 0.1, guards=guards, checkpoint=tmp_path)
+    before = kept.read_bytes()
+    again = found(text, target, 0.1, guards=guards, checkpoint=tmp_path)
+    assert kept.read_bytes() == before
+    assert again.search.held_out.mean[0] == pytest.approx(first.search.held_out.mean[0])
+    assert first.model.num_parameters() <= target.parameters
+    assert all(first.selection.units[u].layer > 0 for u in first.selection.pruned)
+
+
+def test_what_cannot_be_done_is_said_before_the_work(text: Path) -> None:
+    for minutes in (0, -1, float("nan"), "5"):
+        with pytest.raises(cl.InputError):
+            found(text, minutes=minutes)
+    with pytest.raises(cl.InfeasibleError):
+        found(text, 0.9, guards=cl.Guards(protect_first=2))

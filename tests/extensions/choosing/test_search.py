@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache
 from itertools import combinations
@@ -13,14 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.choosing import search
+from cocurve_lab.extensions.choosing.neighbors import Neighbors
 from cocurve_lab.extensions.choosing.search import PlanSearch, SearchOptions
+from cocurve_lab.extensions.interactions.measured import Interactions
 from cocurve_lab.measuring import risk
-from helpers.problems import make_units, random_curvature
+from helpers.problems import gram_curvature, make_units, random_curvature
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
 
 ROWS, HELD_OUT = tiny_text(6, 12, seed=7), tiny_text(5, 12, seed=8)
@@ -119,11 +121,13 @@ def test_it_finds_the_best_of_all_plans_of_a_small_problem(guided: bool) -> None
 
 def test_what_it_reports_is_of_the_chosen_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch, by_quality)
-    result, again = found(START, 2000), found(START, 2000)
+    kept = START.kept[:9]
+    options = SearchOptions(exclude=kept)
+    result, again = (found(START, 2000, options=options) for _ in range(2))
     assert result.history == again.history  # the seed decides
     kl = by_quality(result.selection, "held_out")
     difference = kl - by_quality(START, "held_out")
-    assert result.chosen > 0
+    assert not set(kept) & set(result.selection.pruned)
     assert result.kl == pytest.approx(kl.mean())
     assert result.standard_error == pytest.approx(kl.std(ddof=1) / np.sqrt(5))
     expected = (difference.mean(), difference.std(ddof=1) / np.sqrt(5))
@@ -133,21 +137,9 @@ def test_what_it_reports_is_of_the_chosen_plan(monkeypatch: pytest.MonkeyPatch) 
     spent, means = zip(*result.history, strict=True)
     assert list(spent) == sorted(spent)
     assert list(means) == sorted(means, reverse=True)
-    assert means[-1] == result.searched.mean[1]
     chosen = result.table[result.table["chosen"]].iloc[0]
     assert (chosen["kl"], chosen["difference"]) == (result.kl, result.difference[0])
     assert result.selection.requested_ratio == START.requested_ratio
-
-
-def test_plans_that_only_fit_the_rows_of_the_search_are_not_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Lower there, higher on held-out rows: the result is the start, and says so."""
-    signs = {"rows": 1, "held_out": -1}
-    planted(monkeypatch, lambda plan, name: 1 + signs[name] * by_quality(plan, name))
-    result = found(START)
-    assert (result.selection, result.chosen, result.difference[0]) == (START, 0, 0)
-    assert result.searched.mean[1] < result.searched.mean[0]
 
 
 def test_the_finalist_that_is_best_on_held_out_rows_is_taken(
@@ -164,24 +156,6 @@ def test_the_finalist_that_is_best_on_held_out_rows_is_taken(
     results = [found(START, options=SearchOptions(seed=seed)) for seed in range(6)]
     assert {result.chosen for result in results} > {1}
     assert all(result.kl == result.held_out.mean.min() for result in results)
-
-
-@pytest.mark.parametrize("guided", [False, True])
-def test_the_plan_keeps_its_rules(monkeypatch: pytest.MonkeyPatch, guided: bool) -> None:
-    planted(monkeypatch, by_quality)
-    curvature = random_curvature(UNITS, seed=2)
-    target = cl.Target(ratio=0.2, costs=range(1, 37))
-    guards = cl.Guards(layer_cap=0.6, protect_first=1)
-    start = cl.solve_greedy(curvature, target, guards=guards, include=[30, 33], exclude=[7, 8])
-    surrogate = curvature if guided else None
-    result = found(start, surrogate=surrogate, options=SearchOptions(exclude=[7, 8]))
-    plan = result.selection
-    assert result.chosen > 0
-    assert plan.pruned[:2] == (30, 33)
-    assert not {7, 8} & set(plan.pruned)
-    assert UNITS.layers[list(plan.pruned)].min() >= 1
-    assert target.budget(UNITS).reached(plan.pruned)
-    assert (plan.predicted_risk is not None) == guided
 
 
 # The budget -------------------------------------------------------------------------------------
@@ -207,37 +181,6 @@ def test_no_more_is_measured_than_the_budget(
 # Resuming ---------------------------------------------------------------------------------------
 
 
-def test_a_killed_search_ends_as_an_uninterrupted_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, curvature = small()
-    start = cl.solve_greedy(curvature, 0.3)
-    real, calls, stops = risk._Engine.measure, [0], [3, 9, 14, 21]
-
-    def search_at(name: str) -> PlanSearch:
-        return found(start, 200, surrogate=curvature, checkpoint=tmp_path / name)
-
-    def interrupted(self: Any, number: int, plans: Any) -> np.ndarray:
-        calls[0] += 1
-        if stops and calls[0] == stops[0]:
-            stops.pop(0)
-            raise KeyboardInterrupt
-        return real(self, number, plans)
-
-    expected = search_at("whole")
-    monkeypatch.setattr(risk._Engine, "measure", interrupted)
-    while stops:
-        with pytest.raises(KeyboardInterrupt):
-            search_at("search")
-    result = search_at("search")
-    again = calls[0]
-    search_at("search")
-    assert calls[0] == again  # nothing is left to measure
-    assert result.selection.fingerprint == expected.selection.fingerprint
-    assert np.array_equal(result.held_out.kl, expected.held_out.kl)
-    assert (result.evaluations, result.history) == (expected.evaluations, expected.history)
-
-
 # Repair -----------------------------------------------------------------------------------------
 
 
@@ -253,7 +196,7 @@ def test_the_repaired_model_is_what_is_judged() -> None:
         made.append(plan.fingerprint)
         return deepcopy(dense) if set(plan.pruned) == healed else cl.prune(dense, plan)
 
-    result = found(start, 400, repair=repair)
+    result = found(start, 260, repair=repair)
     assert set(result.selection.pruned) == healed
     assert (result.kl, result.repaired) == (pytest.approx(0, abs=1e-9), True)
     judged = len(made) - len(result.held_out.selections)
@@ -261,28 +204,23 @@ def test_the_repaired_model_is_what_is_judged() -> None:
 
 
 def test_a_repair_may_be_a_context() -> None:
-    """Here one that changes the weights of the dense model itself, and undoes it."""
+    """Here one that masks the dense model itself, and undoes it."""
     model, curvature = small()
-
-    @contextmanager
-    def in_place(dense: PreTrainedModel, plan: cl.Selection) -> Iterator[None]:
-        before = deepcopy(dense.state_dict())
-        for unit in (plan.units[u] for u in plan.pruned):
-            layer = dense.model.layers[unit.layer]
-            output = layer.self_attn.o_proj if unit.kind == "attention" else layer.mlp.down_proj
-            output.weight[:, unit.start : unit.stop] = 0
-        yield
-        dense.load_state_dict(before)
-
-    with torch.no_grad():
-        placed = found(cl.solve_greedy(curvature, 0.3), 60, repair=in_place)
+    placed = found(cl.solve_greedy(curvature, 0.3), 60, repair=cl.ablate)
     assert placed.kl == pytest.approx(cl.pruning_risk(model, placed.selection, HELD_OUT), rel=1e-5)
 
 
-def test_a_file_of_another_repair_is_refused(tmp_path: Path) -> None:
+def test_a_search_is_resumed_and_a_file_of_another_repair_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own file is read again: the search goes the same way and measures nothing."""
     start, path = cl.solve_greedy(small()[1], 0.3), tmp_path / "search"
-    expected, resumed = (found(start, 30, repair=cl.prune, checkpoint=path) for _ in range(2))
+    expected = found(start, 30, repair=cl.prune, checkpoint=path)
+    with monkeypatch.context() as patch:
+        patch.setattr(risk._Engine, "measure", pytest.fail)
+        resumed = found(start, 30, repair=cl.prune, checkpoint=path)
     assert resumed.history == expected.history
+    assert np.array_equal(resumed.held_out.kl, expected.held_out.kl)
 
     def gains(dense: PreTrainedModel, plan: cl.Selection) -> Any:
         return cl.ablate(dense, plan.with_gains({u: 1.5 for u in plan.kept if u % 6 > 2}))
@@ -336,3 +274,162 @@ def test_the_ends_of_a_search() -> None:
     assert near(surrogate=curvature, rows=SEEN).evaluations <= 30  # to search on, they may be seen
     empty = found(cl.solve_greedy(curvature, 0.0))
     assert (empty.selection.pruned, empty.evaluations, empty.kl) == ((), len(ROWS), 0)
+
+
+# Plans near a plan ------------------------------------------------------------------------------
+
+CURVATURE = random_curvature(UNITS, seed=2, shared=1.0)
+GUARDS = [
+    cl.Guards(),
+    cl.Guards(layer_cap=0.5),
+    cl.Guards(layer_cap_factor=1.5),
+    cl.Guards(protect_first=1, protect_last=2),
+    cl.Guards(layer_cap=0.6, kinds=("ffn",)),
+]
+LAYERS = [tuple(np.flatnonzero(UNITS.layers == layer).tolist()) for layer in range(6)]
+CUSTOM = tuple(np.random.default_rng(5).integers(0, 9, len(UNITS)).tolist())
+
+
+def of_layers(alone: Any, pool: Sequence[int] = range(6)) -> Interactions:
+    """Layers that cost so much alone [6], without interactions."""
+    alone = np.array([alone], float)
+    own = alone[:, list(pool)]
+    return Interactions(UNITS, tuple(LAYERS), tuple(pool), alone, own[:, :, None] + own[:, None])
+
+
+def broken(plan: cl.Selection, start: cl.Selection, costs: np.ndarray, share: float) -> str:
+    """The rule that a plan breaks, from the definitions; empty if none."""
+    guards, layers, chosen = start.guards, UNITS.layers, list(plan.pruned)
+    forced = start.pruned[: start.forced]
+    removed, needed = costs[chosen].sum(), share * costs.sum() * (1 - 1e-12)
+    gone = np.bincount(layers[chosen], costs[chosen], minlength=UNITS.num_layers)
+    cap = guards.cap_at(share) * np.bincount(layers, costs) * (1 + 1e-12)
+    inner = (layers >= guards.protect_first) & (layers < UNITS.num_layers - guards.protect_last)
+    rules = {
+        "a layer is over its cap": (gone <= cap).all(),
+        "misses its target": removed >= needed,
+        "has a superfluous unit": all(removed - costs[u] < needed for u in set(chosen) - {*forced}),
+        "lost a forced unit": plan.pruned[: start.forced] == forced,
+        "is of a kind that stays": all(guards.allows(UNITS[u].kind) for u in chosen),
+        "has a unit that costs nothing": costs[chosen].all(),
+        "has a unit of a protected layer": inner[chosen].all(),
+    }
+    return ", ".join(rule for rule, kept in rules.items() if not kept)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 10**6),
+    guards=st.sampled_from(GUARDS),
+    ratio=st.sampled_from([0.1, 0.2, 0.35]),
+    guided=st.booleans(),
+    custom=st.booleans(),
+    included=st.booleans(),
+    scales=st.booleans(),
+)
+def test_drawn_plans_keep_every_rule(
+    seed: int,
+    guards: cl.Guards,
+    ratio: float,
+    guided: bool,
+    custom: bool,
+    included: bool,
+    scales: bool,
+) -> None:
+    goal: Any = cl.Target(ratio=ratio, costs=CUSTOM) if custom else ratio
+    costs = np.array(CUSTOM) if custom else UNITS.costs
+    include = [u for u in (14, 16) if included and costs[u]]
+    try:
+        start = cl.solve_greedy(CURVATURE, goal, guards=guards, include=include, exclude=[15])
+    except (cl.InfeasibleError, cl.InputError):  # no such plan
+        return
+    parts = [of_layers([1, 2, 3, 4, 5, 6])] if scales else []
+    surrogate = CURVATURE if guided else None
+    around = Neighbors(start, [15], surrogate, random_share=0.2, scales=parts)
+    rng, plan = np.random.default_rng(seed), start
+    for _ in range(6):  # a walk, so that plans far from the start are reached too
+        units = around.draw(plan.pruned, rng)
+        if units is None:
+            continue
+        plan = around.selection(units)
+        assert broken(plan, start, costs, ratio) == ""
+        assert 15 not in plan.pruned
+        for field in ("guards", "target", "forced"):
+            assert getattr(plan.made, field) == getattr(start.made, field)
+        assert cl.Selection.from_json(plan.to_json()).fingerprint == plan.fingerprint
+
+
+@pytest.mark.parametrize("surrogate", [None, CURVATURE])
+def test_a_uniform_plan_stays_uniform(surrogate: Any) -> None:
+    start = cl.solve_greedy(CURVATURE, 0.3, uniform=True)
+    around, rng = Neighbors(start, surrogate=surrogate), np.random.default_rng(0)
+    draws = [around.draw(start.pruned, rng) or start.pruned for _ in range(30)]
+    assert len(set(map(frozenset, draws))) > 10
+    for plan in map(around.selection, draws):
+        assert (plan.made.uniform, plan.pruned_cost) == (True, start.pruned_cost)
+        cl.Selection.from_json(plan.to_json())  # refuses counts that differ between layers
+
+
+def test_whole_layers_move_towards_those_that_cost_least() -> None:
+    start = cl.Selection.from_pruned(UNITS, LAYERS[0] + LAYERS[1])
+    scales = [of_layers([9, 8, 1, 2, 3, 4], [0, 1, 2, 3])]
+    around = Neighbors(start, random_share=0.0, scales=scales)
+    rng, counts = np.random.default_rng(0), np.zeros(6)
+    for _ in range(200):
+        units = around.draw(start.pruned, rng) or frozenset()
+        whole = [layer for layer in range(6) if units.issuperset(LAYERS[layer])]
+        counts[whole] += len(whole) == 2
+    assert counts[2] > max(counts[3], 10)  # the cheaper one enters more often
+    assert not counts[4:].any()  # only parts of the pool move as a whole
+    assert counts[1] > counts[0]  # the worst leaves most often
+
+
+def test_the_marginals_of_guided_draws_are_those_of_the_surrogate() -> None:
+    """Without noise the worst unit leaves and the best one enters, by the definition."""
+    units = make_units(6, 2, 4, attention_cost=11)  # equal costs, so that one stands for one
+    features = np.random.default_rng(0).normal(size=(36, 40))
+    # unit 2 is the largest, but its edge to unit 14 makes it cheaper than unit 8
+    features[[2, 8, 14, 21]] = 0.0
+    features[2, :2], features[14, :2], features[8, 2], features[21, 3] = (-9, 2), (8, 0), 5, 1
+    curvature = gram_curvature(units, features)
+    start = cl.Selection.from_pruned(units, [2, 8, 14, 21], interaction_strength=0.7)
+    around = Neighbors(start, surrogate=curvature, most=1, random_share=0.0)
+
+    class Still:
+        """A generator that takes the first place."""
+
+        integers = staticmethod(lambda low, high: low)
+        random = staticmethod(lambda: 1.0)
+        exponential = staticmethod(lambda scale: 0.0)
+
+    matrix = curvature.matrix
+
+    def marginal(u: int, others: set[int]) -> float:
+        return float(matrix[u, u] / 2 + 0.7 * sum(matrix[u, v] for v in others))
+
+    chosen = set(start.pruned)
+    out = max(chosen, key=lambda u: marginal(u, chosen - {u}))
+    left = chosen - {out}
+    assert out == 8
+    enter = min(set(range(len(units))) - chosen, key=lambda u: marginal(u, left))
+    assert around.draw(start.pruned, Still()) == left | {enter}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("start", "gains", "given", "error"),
+    [
+        *(
+            ({"guards": guards}, {}, {}, cl.InputError)
+            for guards in (cl.Guards(layer_cap=0.1), cl.Guards(protect_first=1))
+        ),
+        ({"requested_ratio": 0.9}, {}, {}, cl.InputError),
+        ({}, {9: 1.2}, {}, cl.InputError),
+        ({}, {}, {"exclude": (2,)}, cl.InputError),
+        ({}, {}, {"surrogate": random_curvature(make_units(5))}, cl.MismatchError),
+    ],
+)
+def test_a_start_that_breaks_its_own_rules_is_refused(
+    start: Any, gains: Any, given: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        Neighbors(cl.Selection.from_pruned(UNITS, [2, 3, 4], **start).with_gains(gains), **given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,24 +10,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGUFReader, dequantize
 from tokenizers import Regex, pre_tokenizers
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import cocurve_lab as cl
+from cocurve_lab.cli import DONE, main
 from cocurve_lab.extensions.big_models.on_disk import open_model
 from cocurve_lab.extensions.gguf import tensors as gguf_tensors
+from cocurve_lab.models.identity import weight_marks
 from cocurve_lab.pruner.saving import open_pruned
-from helpers.bpe import SIZE, byte_level, like_phi3, sentencepiece
+from helpers.bpe import SIZE, byte_level
+from helpers.gguf_files import write_gguf, write_model
 from helpers.tiny_models import (
     FURTHER,
     LLAMA_3,
     MHA_ONLY,
     MORE_FAMILIES,
+    full_logits,
     tiny_model,
     word_tokenizer,
 )
-
-GGUFReader = pytest.importorskip("gguf").GGUFReader
 
 HEAD_DIM = {"mistral": 12}  # others 8
 TIED = {"tie_word_embeddings": True}
@@ -134,63 +137,6 @@ def test_what_is_said_of_the_model(tmp_path: Path) -> None:
     assert not {"rope_freqs.weight", "output.weight"} & tensors.keys()  # tied: written once
 
 
-def test_the_name_says_phi3_exactly_if_the_tokenizer_is_like_it(tmp_path: Path) -> None:
-    model = tiny_model("phi3", vocab_size=SIZE + 3)
-    for name, tokenizer, expected in (
-        ("Phi-3-mini", byte_level("gpt-2"), "Phi 3-mini"),
-        ("myPHI3", None, "myPHI 3"),
-        ("Phi-3-mini", like_phi3(), "Phi-3-mini"),
-        ("other", like_phi3(), "other (Phi-3 tokenizer)"),
-    ):
-        model.config._name_or_path = f"somewhere/{name}"
-        options = {"tokenizer": tokenizer, "overwrite": True}
-        fields, _ = written(model, tmp_path / "m.gguf", **options)
-        assert fields["general.name"] == expected
-
-
-def test_qwen3_becomes_openelm(tmp_path: Path) -> None:
-    model = pruned_tiny("qwen3", gone={(1, "attention", i) for i in range(2)}, **TIED)
-    fields, tensors = written(model, tmp_path / "m.gguf", dtype="f32")
-    for layer, block in enumerate(model.model.layers):
-        attention = block.self_attn
-        expected = np.zeros((3 * 12, 32), np.float32)  # one head of zeros
-        if layer != 1:
-            expected = np.concatenate([getattr(attention, f"{n}_proj").weight for n in "qkv"])
-        np.testing.assert_array_equal(tensors[f"blk.{layer}.attn_qkv.weight"].data, expected)
-        for name in ("q_norm", "k_norm"):
-            found = tensors[f"blk.{layer}.attn_{name}.weight"].data
-            np.testing.assert_array_equal(found, getattr(attention, name).weight)
-    assert fields["general.architecture"] == "openelm"
-    assert fields["openelm.attention.head_count"] == [4, 1, 2]
-    assert fields["openelm.attention.head_count_kv"] == [2, 1, 1]
-    assert not any(".attn_q." in name for name in tensors)
-
-
-def test_llama3_frequencies_are_divided(tmp_path: Path) -> None:
-    model = pruned_tiny(rope_parameters=LLAMA_3).to(torch.bfloat16)  # which rounds its frequencies
-    _, tensors = written(model, tmp_path / "m.gguf", dtype="f32")
-    expected = []
-    for pair in range(4):  # Llama 3.1's own rule
-        wavelength = 2 * np.pi * 10000 ** (2 * pair / 8)
-        smooth = np.clip((32 / wavelength - 1) / (4 - 1), 0, 1)
-        expected.append(1 / ((1 - smooth) / 8 + smooth))
-    assert len({round(x, 3) for x in expected}) > 1
-    np.testing.assert_allclose(tensors["rope_freqs.weight"].data, expected, rtol=1e-4)
-
-
-def test_layers_that_lost_a_block(tmp_path: Path) -> None:
-    gone = {(0, "attention", i) for i in range(2)} | {(2, "attention", i) for i in range(2)}
-    gone |= {(1, "ffn", i) for i in range(4)}
-    fields, tensors = written(pruned_tiny(gone=gone), tmp_path / "n.gguf", dtype="f32")
-    assert fields["deci.attention.head_count"] == [1, 4, 0]  # llama.cpp needs one in layer 0
-    assert fields["deci.attention.head_count_kv"] == [1, 2, 0]
-    assert fields["deci.feed_forward_length"][1] == 32
-    assert len(fields["cocurve.notes"]) == 3  # of each, and that there is no tokenizer
-    assert not any(name.startswith("blk.2.attn") for name in tensors)
-    for name in ("blk.0.attn_q", "blk.0.attn_output", "blk.1.ffn_gate", "blk.1.ffn_down"):
-        assert not tensors[f"{name}.weight"].data.any()
-
-
 def test_types_of_storage(tmp_path: Path) -> None:
     model = pruned_tiny("qwen2")  # hidden 32: rows of one block; FFN widths of 31, 21 and 42
     stores = [written(model, tmp_path / dtype, dtype=dtype)[1] for dtype in ("f32", "f16", "q8_0")]
@@ -203,9 +149,7 @@ def test_types_of_storage(tmp_path: Path) -> None:
         np.testing.assert_array_equal(halves.data, plain.data.astype(np.float16))
         assert kinds == ["F32", "F16", "F16" if plain.data.shape[1] % 32 else "Q8_0"]
         if kinds[2] == "Q8_0":
-            rows = blocks.data.reshape(-1, 34)  # a float16 scale, then 32 signed bytes
-            scales = rows[:, :2].copy().view(np.float16).astype(np.float64)
-            found = scales * rows[:, 2:].copy().view(np.int8)
+            found = dequantize(blocks.data, blocks.tensor_type).reshape(-1, 32)
             wanted = plain.data.reshape(-1, 32)
             step = np.abs(wanted).max(axis=1, keepdims=True) / 127
             error = np.abs(found - wanted)
@@ -268,23 +212,12 @@ LONGROPE = {
 def test_what_the_block_cannot_do_is_refused(
     family: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(cl.ArchitectureError):
-        cl.export_gguf(tiny_model(family, **changes), None, tmp_path / "m.gguf")
+    scaled = tiny_model()
+    scaled.model.layers[1].self_attn.scaling = 0.5
+    for model in (tiny_model(family, **changes), scaled, tiny_model().to("meta")):
+        with pytest.raises(cl.ArchitectureError):
+            cl.export_gguf(model, None, tmp_path / "m.gguf")
     assert not list(tmp_path.iterdir())
-
-
-def test_another_scale_of_attention_or_weights_elsewhere_are_refused(tmp_path: Path) -> None:
-    model = tiny_model()
-    model.model.layers[1].self_attn.scaling = 0.5
-    with pytest.raises(cl.ArchitectureError):
-        cl.export_gguf(model, None, tmp_path / "m.gguf")
-    with pytest.raises(cl.ArchitectureError):
-        cl.export_gguf(tiny_model().to("meta"), None, tmp_path / "m.gguf")
-
-
-def test_a_short_window_becomes_the_context(tmp_path: Path) -> None:
-    fields, _ = written(tiny_model("mistral", sliding_window=16), tmp_path / "m.gguf")
-    assert fields["deci.context_length"] == 16
 
 
 @pytest.mark.parametrize(("value", "dtype"), [(np.nan, "f32"), (np.inf, "q8_0"), (1e6, "f16")])
@@ -297,7 +230,7 @@ def test_numbers_that_cannot_be_stored(value: float, dtype: Any, tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
-def test_an_existing_file_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_file_is_kept(tmp_path: Path) -> None:
     path, model = tmp_path / "m.gguf", tiny_model()
     path.write_bytes(b"precious")
     for place, dtype in ((path, "f16"), (tmp_path, "f16"), (tmp_path / "n.gguf", "q4_0")):
@@ -306,30 +239,6 @@ def test_an_existing_file_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert path.read_bytes() == b"precious"
     cl.export_gguf(model, None, path, overwrite=True)
     assert GGUFReader(path).fields
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(cl.InputError):
-        cl.export_gguf(model, None, path, overwrite=True)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_an_interrupted_write_leaves_the_old_file(
-    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, seen = tmp_path / "m.gguf", []
-    path.write_bytes(b"precious")
-    original = gguf_tensors.FileTensor.values
-
-    def stops(self: Any, *how: Any) -> np.ndarray:
-        seen.append(self.name)
-        if len(seen) == 5:
-            raise error("stop")
-        return original(self, *how)
-
-    monkeypatch.setattr(gguf_tensors.FileTensor, "values", stops)
-    with pytest.raises(error, match="stop"):
-        cl.export_gguf(tiny_model(), None, path, overwrite=True)
-    assert [file.name for file in tmp_path.iterdir()] == ["m.gguf"]
-    assert path.read_bytes() == b"precious"
 
 
 @pytest.mark.parametrize(
@@ -358,7 +267,6 @@ def test_a_folder_is_exported_without_loading_it(
 
 
 def test_a_dense_folder_and_a_streamed_model_are_exported(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
     model = tiny_model("phi3", "gqa", tie_word_embeddings=True)
     model.save_pretrained(tmp_path / "model")
     word_tokenizer().save_pretrained(tmp_path / "model")
@@ -371,24 +279,35 @@ def test_a_dense_folder_and_a_streamed_model_are_exported(tmp_path: Path) -> Non
     assert (tmp_path / "streamed").read_bytes() == (tmp_path / "disk").read_bytes() == expected
 
 
-def test_a_full_disk_is_told_before_and_while_writing(
+def test_a_full_disk_and_ctrl_c_leave_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Any, *_: Any) -> np.ndarray:
-        raise OSError("268435456 requested and 0 written")  # numpy's words, without a number
+    """And the old file stays."""
+    path, ends = tmp_path / "m.gguf", [OSError("0 written"), KeyboardInterrupt()]
+    path.write_bytes(b"precious")
+    original = gguf_tensors.FileTensor.values
+
+    def full(self: Any, *how: Any) -> np.ndarray:
+        if self.name.startswith("blk.1"):
+            raise ends.pop(0)
+        return original(self, *how)
 
     monkeypatch.setattr(gguf_tensors.FileTensor, "values", full)
-    for free, error in ((1000, cl.InputError), (2**20, cl.InputError), (2**40, OSError)):
+    some, much = (1000, cl.InputError), 2**40
+    for free, error in (some, (much, OSError), (much, KeyboardInterrupt)):
         usage = SimpleNamespace(total=1 << 60, free=free)
         monkeypatch.setattr("shutil.disk_usage", lambda _, usage=usage: usage)
         with pytest.raises(error):
-            cl.export_gguf(tiny_model(), None, tmp_path / "m.gguf")
-        assert list(tmp_path.iterdir()) == []
+            cl.export_gguf(tiny_model(), None, path, overwrite=True)
+        assert [file.name for file in tmp_path.iterdir()] == ["m.gguf"]
+        assert path.read_bytes() == b"precious"
+    assert not ends
 
 
 def test_a_byte_level_tokenizer_is_written(tmp_path: Path) -> None:
     tokenizer, model = byte_level("llama-bpe", bos=True), tiny_model(vocab_size=SIZE + 2)
     tokenizer.chat_template = "{{ messages }}"
+    model.generation_config.eos_token_id = [1, 7]
     try:
         fields, _ = written(model, tmp_path / "m.gguf", tokenizer=tokenizer)
     finally:
@@ -404,25 +323,12 @@ def test_a_byte_level_tokenizer_is_written(tmp_path: Path) -> None:
         "tokenizer.ggml.pre": "llama-bpe",
         "tokenizer.ggml.bos_token_id": vocab["<|begin|>"],
         "tokenizer.ggml.eos_token_id": vocab["<|end|>"],
+        "tokenizer.ggml.eot_token_id": 7,
         "tokenizer.ggml.add_bos_token": True,
         "tokenizer.ggml.add_eos_token": False,
         "tokenizer.chat_template": "{{ messages }}",
     }
     assert {key: fields[key] for key in expected} == expected
-
-
-def test_a_sentencepiece_tokenizer_is_written(tmp_path: Path) -> None:
-    tokenizer, model = sentencepiece("no prefix"), tiny_model(vocab_size=SIZE)
-    model.generation_config.eos_token_id = [2, 7]
-    fields, _ = written(model, tmp_path / "m.gguf", tokenizer=tokenizer)
-    expected = {"model": "llama", "add_space_prefix": False, "add_bos_token": True}
-    expected["eot_token_id"] = 7
-    assert {key: fields[f"tokenizer.ggml.{key}"] for key in expected} == expected
-    scores, tokens = fields["tokenizer.ggml.scores"], fields["tokenizer.ggml.tokens"]
-    assert fields["tokenizer.ggml.token_type"][:4] == [2, 3, 3, 6]  # unknown, control, byte
-    longer = [scores[i] for i in range(259, len(tokenizer)) if len(tokens[i]) > 1]
-    assert len(longer) > 20
-    assert longer == sorted(longer, reverse=True)
 
 
 def with_rules(*rules: Any) -> Any:
@@ -458,3 +364,113 @@ def test_tokenizers_llama_cpp_does_not_have(tmp_path: Path) -> None:
         with pytest.raises(cl.InputError):
             cl.export_gguf(tiny_model(vocab_size=size), tokenizer, tmp_path / "m.gguf")
     assert not list(tmp_path.iterdir())
+
+
+# GGUF files as input: equal to what transformers reads, on every road, or refused ---
+
+TEXT = "Two words:\n\n12 numbers,  3 of them"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    write_gguf(folder / "a.gguf")
+    return folder / "a.gguf"
+
+
+@pytest.mark.parametrize("place", ["the file", "its folder"])
+def test_it_loads_as_transformers_reads_it(file: Path, place: str) -> None:
+    model, tokenizer = cl.load_model(file if place == "the file" else file.parent, device="cpu")
+    read = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32
+    )
+    assert weight_marks(model) == weight_marks(read)
+    assert tokenizer(TEXT)["input_ids"] == byte_level("smollm")(TEXT)["input_ids"]
+    assert not any(weight.requires_grad for weight in model.parameters())
+
+
+def test_its_model_is_pruned_on_every_road(file: Path, tmp_path: Path) -> None:
+    model, _ = cl.load_model(file, device="cpu")
+    units = cl.enumerate_units(model)
+    plan = cl.Selection.from_pruned(units, [0, len(units) - 1])
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    memory = cl.prune(model, plan)
+    for place in (file, file.parent):
+        out = tmp_path / f"of {place.name}"
+        assert main(["prune", str(place), str(tmp_path / "plan.json"), "--out", str(out)]) == DONE
+        assert weight_marks(cl.load_pruned(out)) == weight_marks(memory)
+
+
+KEY, LONG = struct.pack("<Q", 1) + b"a", struct.pack("<IIQ", 9, 0, 2**60)
+TOO_LONG = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + KEY + LONG  # an array longer than its file
+
+
+@pytest.mark.parametrize("damage", [b"GGUF", 1000, -1000, b"x" * 100, b"", TOO_LONG])
+def test_damaged_files_are_refused(file: Path, damage: Any) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[:damage] if isinstance(damage, int) else damage)
+    with pytest.raises(cl.InputError):
+        cl.load_model(file)
+
+
+def test_what_it_is_not_for_is_refused(file: Path) -> None:
+    for name in ("b.gguf", "part-00001-of-00002.gguf"):
+        (file.parent / name).write_bytes(file.read_bytes())
+    for place, options in (
+        (file, {"stream": True}),
+        (file, {"revision": "x"}),
+        (file.parent, {}),  # which of its files?
+        (file.parent / "part-00001-of-00002.gguf", {}),
+    ):
+        with pytest.raises(cl.InputError):
+            cl.load_model(place, device="cpu", **options)
+
+
+ROPE = {"rope_type": "default", "rope_theta": 5000.0}
+READ: dict[str, dict[str, Any]] = {  # with settings that are not the defaults of their class
+    "llama": {"rms_norm_eps": 1e-3},
+    "mistral": {},
+    "qwen2": {"tie_word_embeddings": True, "rms_norm_eps": 1e-3},
+    "qwen3": {"head_dim": 128, "rms_norm_eps": 1e-3},  # which all of its models have
+}
+
+
+@pytest.mark.parametrize("family", READ)
+def test_each_family_computes_what_the_source_does(family: str, tmp_path: Path) -> None:
+    model = tiny_model(family, "gqa", vocab_size=SIZE, rope_parameters=ROPE, **READ[family])
+    write_model(tmp_path / "a.gguf", model)
+    found, _ = cl.load_model(tmp_path / "a.gguf", device="cpu")
+    ids = torch.arange(2, 26)[None]
+    assert (full_logits(found, ids) - full_logits(model, ids)).abs().max() < 1e-5
+    assert len(cl.enumerate_units(found)) == len(cl.enumerate_units(model))
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "phi3", "falcon", "deci", "openelm"])
+def test_other_files_are_refused_before_their_weights(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers ignores caps and windows of two, one is no family, two are our own exports."""
+    file, exported = tmp_path / "a.gguf", {"deci": "llama", "openelm": "qwen3"}
+    if kind in exported:
+        cl.export_gguf(tiny_model(exported[kind], tie_word_embeddings=True), None, file)
+    else:
+        write_gguf(file, name=kind)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", pytest.fail)
+    with pytest.raises((cl.InputError, cl.ArchitectureError)):
+        cl.load_model(file, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda writer: writer.add_tensor("blk.0.attn_q.bias", np.ones(64, np.float32)),
+        lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(8, np.float32)),
+        lambda writer: writer.add_string("llama.rope.scaling.type", "yarn"),
+    ],
+    ids=["a bias", "factors", "scaled positions"],
+)
+def test_what_transformers_would_leave_out_is_refused(change: Any, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "a.gguf", change)
+    with pytest.raises(cl.InputError):
+        cl.load_model(tmp_path / "a.gguf")

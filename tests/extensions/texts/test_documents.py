@@ -6,12 +6,14 @@ import csv
 import gzip
 import io
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -32,8 +34,7 @@ def as_csv(texts: list[str], delimiter: str = ",") -> bytes:
 
 
 def as_parquet(texts: list[str]) -> bytes:
-    pandas, file = pytest.importorskip("pandas"), io.BytesIO()
-    pytest.importorskip("pyarrow")
+    file = io.BytesIO()
     pandas.DataFrame({"text": texts}).to_parquet(file)
     return file.getvalue()
 
@@ -140,10 +141,8 @@ def test_chats_are_written_by_the_template(
 )
 def test_broken_files_are_named(tmp_path: Path, name: str, content: bytes, named: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(cl.InputError) as caught:
+    with pytest.raises(cl.InputError, match=re.escape(named)):
         read_documents(tmp_path / name)
-    assert name in str(caught.value)
-    assert named in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.JSONL", "a.txt"])

@@ -1,32 +1,43 @@
-"""LLM-Pruner, SlimGPT, SlimLLM and 2SSP against their formulas computed the slow way."""
+"""Scores of the methods against their formulas computed the slow way, over full activations."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.methods.base import Evidence, Method
+from cocurve_lab.methods.cocurve import CoCurve, curvature_of
+from cocurve_lab.methods.inputs import collect_statistics
 from cocurve_lab.methods.llm_pruner import LlmPruner
-from cocurve_lab.methods.slimgpt import SlimGpt, incremental_weights, refit
+from cocurve_lab.methods.registry import method_names
+from cocurve_lab.methods.slimgpt import SlimGpt, incremental_weights
 from cocurve_lab.methods.slimllm import SlimLlm
 from cocurve_lab.methods.two_ssp import TwoSsp, num_attention_blocks
 from helpers.activations import TEXT, model_of, output_weight, seen
-from helpers.problems import llama_8b_units, make_units
+from helpers.builds import require_same_bits
+from helpers.contract import logit_difference
+from helpers.problems import llama_8b_units, make_units, naive_greedy, random_curvature
 from helpers.tiny_models import (
+    EXPERTS,
     GROUPS,
+    TOP_K,
     Columns,
     full_logits,
     masked_by_hand,
+    route_by_hand,
+    routers,
     tiny_double,
+    tiny_model,
+    tiny_text,
     units_by_hand,
 )
 
@@ -182,8 +193,9 @@ def test_slimgpt_removes_greedily_by_obs_error(family: str, heads: str, downdate
         assert np.argsort(found[numbers], kind="stable").tolist() == order
 
 
-def test_repair_at_damping_zero_is_the_least_squares_fit_of_the_columns_left() -> None:
-    model, method = model_of("mistral", "gqa"), SlimGpt(damping=0, reconstruct=True)
+def test_repair_is_the_obs_update_of_the_columns_left() -> None:
+    """By blocks of the damped H: W_kept + W_gone H_gk H_kk^-1, which is eq. 3 of OBS."""
+    model, method = model_of("mistral", "gqa"), SlimGpt(damping=0.1, reconstruct=True)
     evidence = measure(method, model)
     plan = method.select(evidence, evidence.units, 0.4)
     repaired, cut = method.repair(model, plan, evidence), cl.prune(model, plan)
@@ -193,38 +205,22 @@ def test_repair_at_damping_zero_is_the_least_squares_fit_of_the_columns_left() -
         kept = [c for u in left for c in range(u.start, u.stop)]
         inputs = seen("mistral", "gqa").tokens(layer, kind)
         weight = output_weight(model, layer, kind)
-        fit = np.linalg.lstsq(inputs[:, kept], inputs @ weight.T, rcond=None)[0].T
-        np.testing.assert_allclose(output_weight(repaired, layer, kind), fit, atol=1e-3)
+        gone = [c for c in range(weight.shape[1]) if c not in kept]
+        h = inputs.T @ inputs
+        h = h + 0.1 * np.diag(h).mean() * np.eye(len(h))
+        step = h[np.ix_(gone, kept)] @ np.linalg.inv(h[np.ix_(kept, kept)])
+        fit = weight[:, kept] + weight[:, gone] @ step
+        np.testing.assert_allclose(output_weight(repaired, layer, kind), fit, atol=1e-4)
         changed += not np.allclose(fit, output_weight(cut, layer, kind), atol=1e-2)
     assert changed >= LAYERS
-
-
-def test_refit_is_the_obs_update_of_the_paper() -> None:
-    rng = np.random.default_rng(0)
-    inputs, weight = rng.normal(size=(50, 9)), rng.normal(size=(4, 9))
-    gone, kept = [1, 2, 6], [0, 3, 4, 5, 7, 8]
-    moments = inputs.T @ inputs / 50
-    h = moments + 0.1 * np.diag(moments).mean() * np.eye(9)
-    inverse = np.linalg.inv(h)
-    step = np.linalg.inv(inverse[np.ix_(gone, gone)]) @ inverse[np.ix_(gone, kept)]
-    expected = weight[:, kept] - weight[:, gone] @ step
-    found = refit(torch.tensor(weight), torch.tensor(moments), torch.tensor(kept), 0.1)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9)
-
-
-def test_only_reconstruct_repairs_and_the_plan_is_the_same() -> None:
-    model = model_of("mistral", "gqa")
-    plain, whole = cl.get_method("slimgpt"), cl.get_method("slimgpt", reconstruct=True)
-    without, with_moments = measure(plain, model), measure(whole, model)
-    units = without.units
-    plan = plain.select(without, units, 0.3)
-    assert whole.select(with_moments, units, 0.3).pruned == plan.pruned
-    cl.check_equivalence(model, plain.repair(model, plan, without), plan, TEXT)
+    plain = SlimGpt()
+    without = measure(plain, model)
+    assert plain.select(without, without.units, 0.4).pruned == plan.pruned
     with pytest.raises(cl.MismatchError):
-        whole.repair(model, plan, without)
-    kept_ffn = next(i for i in plan.kept if units.kinds[i] == "ffn")
+        method.repair(model, plan, without)
+    kept_ffn = next(i for i in plan.kept if plan.units.kinds[i] == "ffn")
     with pytest.raises(cl.InputError):
-        whole.repair(model, plan.with_gains({kept_ffn: 1.1}), with_moments)
+        method.repair(model, plan.with_gains({kept_ffn: 1.1}), evidence)
 
 
 def test_slimgpt_takes_more_of_later_layers() -> None:
@@ -410,3 +406,304 @@ def test_2ssp_never_overshoots_with_attention_and_obeys_kinds() -> None:
     assert set(units.kinds[list(plan.pruned)]) == {"ffn"}
     plan = TwoSsp().select(evidence, units, 0.5, cl.Guards(kinds=("attention",)))
     np.testing.assert_array_equal(plan.layer_budget()["attention"], [1, 0.5, 1, 0])
+
+
+# Magnitude, Wanda-sp, FLAP, AMP, CoCurve
+
+
+@every_model
+def test_magnitude_and_wanda_are_norms_of_columns(family: str, heads: str) -> None:
+    def wanda(x: np.ndarray, w: np.ndarray) -> float:
+        energy = np.mean([(row**2).sum() for row in x])
+        return float(np.abs(w).mean() * np.sqrt(energy))
+
+    columns = {"magnitude": lambda _, w: float(np.sqrt((w**2).sum())), "wanda-sp": wanda}
+    for name, column in columns.items():
+        found = scores_of(cl.get_method(name), model_of(family, heads))
+        np.testing.assert_allclose(found, naive_scores(family, heads, column), rtol=1e-4)
+
+
+def scores_of(method: Method, model: PreTrainedModel, seed: int = 0) -> np.ndarray:
+    units = cl.enumerate_units(model, GROUPS)
+    return method.measure(model, units, tiny_text(), seed=seed, progress=False).scores
+
+
+def naive_scores(
+    family: str, heads: str, column: Callable[[np.ndarray, np.ndarray], float]
+) -> np.ndarray:
+    """Sum over each unit's columns j of column(X_j [N, T], W_:j [d])."""
+    model, scores = model_of(family, heads), []
+    for unit in units_by_hand(model):
+        x = seen(family, heads).columns[unit.layer, unit.kind].numpy()
+        weight = output_weight(model, unit.layer, unit.kind)
+        scores.append(sum(column(x[..., j], weight[:, j]) for j in range(unit.start, unit.stop)))
+    return np.array(scores)
+
+
+# Scores -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "heads", "metric"),
+    [(*case, "wifv") for case in PAIRS] + [("qwen2", "gqa", "ifv"), ("phi3", "mha", "wifn")],
+)
+def test_flap_standardizes_fluctuation_by_block(family: str, heads: str, metric: str) -> None:
+    model, saw = model_of(family, heads), seen(family, heads)
+    units, expected = units_by_hand(model), []
+    for unit in units:
+        x, weight = saw.tokens(unit.layer, unit.kind), output_weight(model, unit.layer, unit.kind)
+        columns = {
+            "wifv": np.var(x, axis=0) * (weight**2).sum(axis=0),
+            "ifv": np.var(x, axis=0),
+            "wifn": np.abs(weight).mean(axis=0) * np.sqrt((x**2).sum(axis=0)),
+        }[metric]
+        columns = columns**2 if unit.kind == "attention" else columns
+        z = (columns - np.mean(columns)) / np.std(columns)
+        expected.append(z[unit.start : unit.stop].mean())
+    found = scores_of(cl.get_method("flap", metric=metric), model)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+    if heads == "mqa":  # one unit per block: ties must not be broken by rounding
+        assert [found[i] for i, u in enumerate(units) if u.kind == "attention"] == [0.0] * 3
+
+
+@every_model
+def test_amp_sums_head_outputs_and_activations(family: str, heads: str) -> None:
+    model, saw = model_of(family, heads), seen(family, heads)
+    size = 12 if family == "mistral" else model.config.hidden_size // 4
+    expected = []
+    for unit in units_by_hand(model):
+        tokens = saw.tokens(unit.layer, unit.kind)
+        weight = output_weight(model, unit.layer, unit.kind)
+        if unit.kind == "attention":
+            starts = range(unit.start, unit.stop, size)
+            outputs = [tokens[:, s : s + size] @ weight[:, s : s + size].T for s in starts]
+            expected.append(sum(np.abs(output).sum(axis=1).mean() for output in outputs))
+        else:
+            expected.append(np.abs(tokens[:, unit.start : unit.stop]).mean(axis=0).sum())
+    np.testing.assert_allclose(scores_of(cl.get_method("amp"), model), expected, rtol=1e-4)
+
+
+def test_random_draws_by_its_seed_alone() -> None:
+    model, method = tiny_model(layers=1), cl.get_method("random")
+    draws = np.array([scores_of(method, model, seed=seed) for seed in range(40)])
+    assert len(np.unique(draws)) == draws.size
+    assert 0 <= draws.min() < draws.max() < 1
+    assert abs(draws.mean(axis=0) - 0.5).max() < 0.23  # five standard errors: no unit is favored
+
+
+@pytest.mark.parametrize("name", ["magnitude", "wanda-sp", "flap", "amp"])
+def test_broken_weights_are_named(name: str) -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
+    with pytest.raises(cl.NumericalError):
+        scores_of(cl.get_method(name), model)
+
+
+# Allocation ---------------------------------------------------------------------------------------
+
+
+TWO = make_units(layers=2, attention=2, ffn=3)  # costs 5 and 11, 86 in all
+SCORES = [2.0, 1.0, 9.0, 8.0, 7.0, 4.0, 3.0, 0.4, 0.5, 0.6]  # A0 A1 F0 F1 F2 of layer 0, then 1
+
+
+@pytest.mark.parametrize("name", ["magnitude", "wanda-sp", "amp"])
+def test_uniform_methods_empty_all_blocks_evenly(name: str) -> None:
+    """Turns are 1/6 (first FFN), 1/4 (first attention), 1/2 (second FFN): 11 + 11 + 5 >= 25.8."""
+    evidence = planted(TWO, cl.get_method(name), scores=SCORES)
+    assert cl.get_method(name).select(evidence, TWO, 0.3).pruned == (7, 4, 1)
+    # the last attention units have turn 3/4, the last FFN groups 5/6
+    assert cl.get_method(name).select(evidence, TWO, 0.7).pruned[-2:] == (5, 0)
+
+
+# CoCurve ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "strength", "kinds"),
+    [
+        ("cocurve", {}, 1.0, ("attention", "ffn")),
+        ("cocurve", {"interaction_strength": 0.3}, 0.3, ("attention", "ffn")),
+        ("diagonal", {}, 0.0, ("attention", "ffn")),
+        ("head-only", {}, 1.0, ("attention",)),
+        ("ffn-only", {}, 1.0, ("ffn",)),
+    ],
+)
+def test_cocurve_and_its_controls_read_one_matrix(
+    name: str, options: dict[str, Any], strength: float, kinds: Any
+) -> None:
+    units = make_units(layers=4, attention=6, ffn=4)
+    curvature, method = random_curvature(units, seed=3, shared=0.8), cl.get_method(name, **options)
+    plan = method.select(method.adopt(curvature), units, 0.2)
+    assert list(plan.pruned) == naive_greedy(curvature, 0.2, strength, cl.Guards(kinds=kinds))
+    assert plan.interaction_strength == strength
+    assert plan.predicted_risk == pytest.approx(curvature.risk(plan.pruned))
+
+
+def test_the_curvature_comes_back_bit_for_bit() -> None:
+    model, text = tiny_model(layers=2), tiny_text()
+    units = cl.enumerate_units(model, GROUPS)
+    built = cl.estimate_curvature(model, units, text, 97, progress=False)
+    measured = cl.get_method("cocurve", top_r=97).measure(model, units, text, progress=False)
+    require_same_bits(curvature_of(measured), built)
+    again = curvature_of(cl.get_method("ffn-only").adopt(built))
+    assert (again.fingerprint, again.provenance) == (built.fingerprint, built.provenance)
+    require_same_bits(again, built)
+    with pytest.raises(cl.FileFormatError):
+        curvature_of(planted(TWO, cl.get_method("magnitude"), scores=SCORES))
+
+
+def test_compensation_carries_gains_into_the_weights() -> None:
+    model, text = tiny_model(), tiny_text()
+    units, method = cl.enumerate_units(model, GROUPS), cl.get_method("cocurve", compensate=True)
+    evidence = method.measure(model, units, text, progress=False)
+    plan, plain = (each.select(evidence, units, 0.3) for each in (method, CoCurve()))
+    assert (plan.pruned, plain.gains) == (plain.pruned, {})
+    assert plan.gains == cl.solve_gains(curvature_of(evidence), plain)
+    repaired = method.repair(model, plan, evidence)
+    cl.check_equivalence(model, repaired, plan, tiny_text(2, seed=5))
+    with pytest.raises(cl.EquivalenceError):
+        cl.check_equivalence(model, repaired, plain, tiny_text(2, seed=5))
+
+
+@pytest.mark.parametrize(("shared", "strength"), [(0.0, 1.0), (3.0, 0.0)])
+def test_the_gate_sets_lambda(shared: float, strength: float) -> None:
+    units = make_units()
+    curvature = random_curvature(units, shared=shared, positions=4000)
+    method = cl.get_method("cocurve", interaction_strength="gate")
+    plan = method.select(method.adopt(curvature), units, 0.3)
+    assert plan.interaction_strength == strength
+
+
+# Families whose weights lie, or are called, otherwise than in Llama
+
+
+METHODS = ("magnitude", "wanda-sp", "flap", "amp", "llm-pruner", "slimgpt", "slimllm", "2ssp")
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_neox", "gpt2", "opt"])
+def test_every_method_makes_a_plan(family: str) -> None:
+    model = tiny_model(family, "gqa" if family == "gemma2" else "mha")
+    units, text = cl.enumerate_units(model, GROUPS), tiny_text(8, 24)
+    for name in METHODS:
+        method = cl.get_method(name)
+        evidence = method.measure(model, units, text, progress=False)
+        scores = evidence.arrays["scores"]
+        assert np.isfinite(scores).all(), name
+        assert len(set(scores.tolist())) > 3, name
+        plan = method.select(evidence, units, 0.25)
+        assert 0.25 <= plan.realized_ratio < 0.7, name
+        assert logit_difference(model, cl.prune(model, plan), plan) < 1e-5
+        if (name, family) == ("magnitude", "gpt2"):  # whose weights are transposed
+            for unit, score in zip(units, scores, strict=True):
+                layer = model.transformer.h[unit.layer]
+                stored = (layer.attn if unit.kind == "attention" else layer.mlp).c_proj.weight
+                expected = stored[unit.start : unit.stop].double().norm(dim=1).sum()
+                assert score == pytest.approx(float(expected), rel=1e-6)
+
+
+@torch.enable_grad()
+def test_llm_pruner_reads_transposed_weights() -> None:
+    """First-order Taylor of GPT-2 by hand: |w g| over a unit's rows and columns."""
+    model = tiny_model("gpt2", "mha")
+    units, text = cl.enumerate_units(model, GROUPS), tiny_text(1, 24)
+    method = cl.get_method("llm-pruner", taylor="param_first")
+    scores = method.measure(model, units, text, progress=False).arrays["scores"]
+    model.requires_grad_(True)
+    logits = model(text.input_ids).logits[0, :-1]
+    nn.functional.cross_entropy(logits, text.input_ids[0, 1:]).backward()
+    for unit, score in zip(units, scores, strict=True):
+        layer, own = model.transformer.h[unit.layer], slice(unit.start, unit.stop)
+        inside, outside = (
+            (layer.attn.c_attn, layer.attn.c_proj)
+            if unit.kind == "attention"
+            else (layer.mlp.c_fc, layer.mlp.c_proj)
+        )
+        parts = [(outside.weight * outside.weight.grad)[own]]
+        for third in inside.weight.mul(inside.weight.grad).split(
+            32 if unit.kind == "attention" else 42, 1
+        ):
+            parts.append(third[:, own])
+        assert score == pytest.approx(
+            float(sum(p.detach().abs().double().sum() for p in parts)), rel=1e-4
+        )
+
+
+def test_column_statistics_see_rows_also_where_the_layer_flattens_them() -> None:
+    model, text = tiny_model("opt", "mha"), tiny_text(3, 12)
+    found = collect_statistics(model, text, progress=False)
+    seen: list[torch.Tensor] = []
+    fc2 = model.model.decoder.layers[1].fc2
+    handle = fc2.register_forward_pre_hook(lambda _, args: seen.append(args[0].double()))
+    full_logits(model, text.input_ids)
+    handle.remove()
+    rows = seen[0].view(3, 12, -1)
+    np.testing.assert_allclose(
+        found.row_norms[1, "ffn"], rows.norm(dim=1).sum(dim=0).numpy(), rtol=1e-6
+    )
+
+
+# Experts
+
+MORE = tiny_text(3, 20)
+RANKINGS = method_names(experts=True)
+
+
+def by_hand() -> dict[str, np.ndarray]:
+    """Mean gate x |output| and share of tokens of every expert [layers, experts]."""
+    model = tiny_model("qwen3_moe")
+    found = {name: np.zeros((3, EXPERTS)) for name in RANKINGS}
+    for layer, router in routers(model):
+        seen: list[torch.Tensor] = []
+        handle = router.register_forward_hook(lambda _, args, __, s=seen: s.append(args[0]))
+        full_logits(model, MORE.input_ids)
+        handle.remove()
+        hidden = torch.cat(seen)
+        _, gates, chosen = route_by_hand(model.config, router, hidden, [])
+        experts = model.model.layers[layer].mlp.experts
+        for number in range(EXPERTS):
+            rows, places = torch.where(chosen == number)
+            gate, up = (hidden[rows] @ experts.gate_up_proj[number].T).chunk(2, dim=-1)
+            output = (torch.nn.functional.silu(gate) * up) @ experts.down_proj[number].T
+            score = (gates[rows, places] * output.norm(dim=-1)).mean()
+            found["reap"][layer, number] = float(score) if len(rows) else 0.0
+            found["expert-frequency"][layer, number] = len(rows) / len(hidden)
+    return found
+
+
+@pytest.mark.parametrize("name", RANKINGS)
+def test_scores_are_the_definition(name: str) -> None:
+    model = tiny_model("qwen3_moe")
+    units, method = cl.enumerate_units(model, GROUPS), cl.get_method(name)
+    evidence = method.measure(model, units, MORE, progress=False)
+    mine = units.kinds == "expert"
+    expected = by_hand()[name].flatten()
+    assert len(set(expected.tolist())) > EXPERTS
+    np.testing.assert_allclose(evidence.scores[mine], expected, rtol=1e-4)
+    assert not evidence.scores[~mine].any()
+    for ratio in (0.0, 0.1, 0.3):
+        plan = method.select(evidence, units, ratio)
+        each = len(plan) // 3
+        assert units.kinds[list(plan.pruned)].tolist() == ["expert"] * (3 * each)
+        step = 3 * units[-1].cost / units.total_cost
+        assert ratio <= plan.realized_ratio < ratio + step
+        for layer, scores in enumerate(expected.reshape(3, EXPERTS)):
+            gone = {units[i].index for i in plan.pruned if units[i].layer == layer}
+            assert gone == set(np.argsort(scores, kind="stable")[:each].tolist())
+    with pytest.raises(cl.InfeasibleError):
+        method.select(evidence, units, (EXPERTS - TOP_K + 0.5) * step)
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "error"),
+    [
+        *((name, "llama", cl.InputError) for name in RANKINGS),
+        ("wanda-sp", "qwen3_moe", cl.ArchitectureError),  # it reads columns
+    ],
+)
+def test_a_model_of_the_other_kind_is_refused(
+    name: str, family: str, error: type[Exception]
+) -> None:
+    model = tiny_model(family)
+    with pytest.raises(error):
+        cl.get_method(name).measure(model, cl.enumerate_units(model, GROUPS), MORE, progress=False)

@@ -10,10 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 import cocurve_lab as cl
-from cocurve_lab.extensions.judging.answers import AnswerOptions
+from cocurve_lab.extensions.judging.answers import (
+    ALL,
+    AnswerOptions,
+    AnswerTable,
+    ReplyEngine,
+    judge,
+    wilson,
+)
 from cocurve_lab.extensions.judging.generation import (
     GrowingText,
     Question,
@@ -30,7 +37,7 @@ from cocurve_lab.extensions.judging.lockstep import (
 )
 from cocurve_lab.measuring import logits
 from cocurve_lab.models.runtime import exclusive
-from data.make import measure
+from helpers.problems import make_units
 from helpers.tiny_models import (
     CHAT,
     GROUPS,
@@ -98,6 +105,8 @@ def test_greedy_rows_are_the_texts_of_each_alone(
     with cl.ablate(model, plan):
         assert pair.pruned == cl.continue_text(model, tokenizer, prompt, 20)
     assert pair.dense_ids != pair.pruned_ids
+    cold = cl.compare_text(model, tokenizer, prompt, plan, Sampling(20, 1e-12))
+    assert (cold.dense_ids, cold.pruned_ids) == (pair.dense_ids, pair.pruned_ids)
 
 
 def test_next_token_probabilities_are_those_of_the_ablated_model(tokenizer: Any) -> None:
@@ -161,20 +170,6 @@ def test_a_row_ends_while_the_other_goes_on(tokenizer: Any) -> None:
     assert list(in_lockstep(model, tokenizer, PROMPT, [], Sampling(50))) == [(first, first)]
 
 
-@pytest.mark.parametrize(("temperature", "texts"), [(0.0, 1), (1e-12, 1), (1.0, 2)])
-def test_equal_models_write_equal_text(tokenizer: Any, temperature: float, texts: int) -> None:
-    """A gain of 1 runs two rows; the empty plan would be the single dense one."""
-    model = tiny_model()
-    plan = plan_of(model, ()).with_gains({9: 1.0})
-    pairs = [
-        cl.compare_text(model, tokenizer, PROMPT, plan, Sampling(12, temperature, seed))
-        for seed in range(2)
-    ]
-    for pair in pairs:
-        assert (pair.dense_ids, pair.divergence) == (pair.pruned_ids, None)
-    assert len({pair.dense_ids for pair in pairs}) == texts
-
-
 def test_sampling_is_the_inverse_cdf_of_one_draw_per_step(tokenizer: Any) -> None:
     model = tiny_model()
     plan = plan_of(model)
@@ -194,11 +189,13 @@ def test_sampling_is_the_inverse_cdf_of_one_draw_per_step(tokenizer: Any) -> Non
 
 
 def test_the_model_may_be_used_between_steps_and_is_restored(tokenizer: Any) -> None:
-    model = tiny_model()
+    model = tiny_model("gpt2", "mha", attn_pdrop=0.5, resid_pdrop=0.5)
     plan = plan_of(model)
+    expected = cl.continue_text(model, tokenizer, PROMPT, 9)
     model.train()
     model.lm_head.eval()  # modes may differ from the top
     before, weights = state_of(model), {k: v.clone() for k, v in model.state_dict().items()}
+    assert cl.continue_text(model, tokenizer, PROMPT, 9) == expected  # as in eval mode
     whole = list(in_lockstep(model, tokenizer, PROMPT, plan, Sampling(9)))
     steps, begun, taken = in_lockstep(model, tokenizer, PROMPT, plan, Sampling(9)), [], []
     for _ in range(5):
@@ -343,16 +340,6 @@ def test_right_answers(said: str, within: bool, right: bool) -> None:
     assert Question("arithmetic", "2 + 3 =", "5", within=within).is_right(said) is right
 
 
-def test_demo_questions_are_the_files(demo: Any) -> None:
-    questions = cl.demo_questions(1)
-    names = {question.capability for question in questions}
-    assert names == {"arithmetic", "code", "commonsense", "knowledge", "stories"}
-    said = measure.replies(*demo, [question.prompt for question in questions])
-    for question, reply in zip(questions, said, strict=True):  # the model card's own rule
-        text = cl.continue_text(*demo, question.prompt, measure.ANSWER_TOKENS)
-        assert question.is_right(text) == (reply == question.answer)
-
-
 def test_questions_are_read_from_a_file_or_a_folder(tmp_path: Path) -> None:
     lines = [{"family": f, "prompt": f"{f} {i}?", "answer": str(i)} for i in (1, 2) for f in "ab"]
     file = tmp_path / "one.jsonl"
@@ -367,10 +354,244 @@ def test_questions_are_read_from_a_file_or_a_folder(tmp_path: Path) -> None:
             read_questions(file)
 
 
-def test_a_model_left_in_training_writes_as_in_eval_mode_and_stays_as_it_was() -> None:
-    model = tiny_model("gpt2", "mha", attn_pdrop=0.5, resid_pdrop=0.5)
-    expected = cl.continue_text(model, WORDS, "w1 w2", 8)
-    model.train()
-    for _ in range(2):
-        assert cl.continue_text(model, WORDS, "w1 w2", 8) == expected
-    assert model.training
+# Answers ------------------------------------------------------------------------------------------
+
+LENGTH = 5  # tokens of a reply
+PROMPTS = ["ab", "cda", "a.bd ", "dd c", "bca", "cab d", "adcb", "b", "ca\n", "dbd"]
+
+
+def spelling_tokenizer() -> PreTrainedTokenizerFast:
+    """Letters and pairs of letters: most texts have several spellings in tokens."""
+    from tokenizers import Tokenizer, decoders, models
+
+    letters, pairs = "abcd .\n", ["ab", "cd", "ca", "bd"]
+    vocab = {token: i for i, token in enumerate(["<end>", "<unk>", *letters, *pairs])}
+    merges = [(pair[0], pair[1]) for pair in pairs]
+    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>"))
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<end>", unk_token="<unk>", model_max_length=64
+    )
+
+
+TOKENIZER = spelling_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return tiny_model(vocab_size=len(TOKENIZER), eos_token_id=0, seed=3)
+
+
+@pytest.fixture(scope="module")
+def plans(model: PreTrainedModel) -> list[cl.Selection]:
+    units = cl.enumerate_units(model, GROUPS)
+    sets: list[list[int]] = [[], [0, 5], [3, 8, 14], [1, 2, 9, 16]]
+    return [cl.Selection.from_pruned(units, chosen) for chosen in sets]
+
+
+SAID: dict[tuple[tuple[int, ...], str], str] = {}
+
+
+def reply(model: PreTrainedModel, plan: cl.Selection, prompt: str) -> str:
+    """The greedy reply of the one fixture model, masked by hand; remembered."""
+    if (plan.pruned, prompt) not in SAID:
+        SAID[plan.pruned, prompt] = generate(model, plan, prompt)
+    return SAID[plan.pruned, prompt]
+
+
+def generate(model: PreTrainedModel, plan: cl.Selection, prompt: str) -> str:
+    with masked_by_hand(model, [plan.units[u] for u in plan.pruned]):
+        return cl.continue_text(model, TOKENIZER, prompt, LENGTH)
+
+
+@pytest.fixture(scope="module")
+def questions(model: PreTrainedModel, plans: list[cl.Selection]) -> list[Question]:
+    """Answers that some plan gives, so that there are right and wrong replies of every plan."""
+    found = []
+    for number, prompt in enumerate(PROMPTS):
+        for plan in plans:
+            said = reply(model, plan, prompt).lstrip(" ")
+            head = said.split(".")[0].split("\n")[0].strip()
+            if head and "<" not in head:
+                found.append(Question(f"kind {number % 2}", prompt, head))
+    return found
+
+
+OPTIONS = AnswerOptions(max_new_tokens=LENGTH)
+
+
+def ask(
+    model: PreTrainedModel,
+    plans: list[cl.Selection],
+    questions: list[Question],
+    options: AnswerOptions = OPTIONS,
+) -> AnswerTable:
+    return cl.answer_accuracy(model, TOKENIZER, plans, questions, options=options, progress=False)
+
+
+def test_the_verdict_is_that_of_a_whole_greedy_reply(
+    model: PreTrainedModel, plans: list[cl.Selection], questions: list[Question]
+) -> None:
+    inside = [
+        Question(q.capability, q.prompt, (q.answer or "").split()[-1], within=True)
+        for q in questions
+    ]
+    questions = [*questions, *inside]
+    table = ask(model, plans, questions)
+    expected = [[q.is_right(reply(model, plan, q.prompt)) for q in questions] for plan in plans]
+    assert table.right.tolist() == expected
+    # other spellings of a right answer are what decoding is for
+    for told in (table.decoded & table.right, table.decoded & ~table.right):
+        assert told.any()
+    assert (~table.decoded & table.right).any()
+
+
+def test_the_likelihood_is_the_sum_over_the_answers_tokens(
+    model: PreTrainedModel, plans: list[cl.Selection], questions: list[Question]
+) -> None:
+    table, wide = ask(model, plans, questions), tiny_double(model)
+    for p, plan in enumerate(plans):
+        for q in (0, len(questions) // 2, len(questions) - 1):
+            asked = questions[q]
+            prompt = TOKENIZER(asked.prompt)["input_ids"]
+            space = "" if asked.prompt[-1] in " \n" else " "
+            ids = TOKENIZER(asked.prompt + space + str(asked.answer))["input_ids"]
+            if ids[: len(prompt)] != prompt:  # "a" + "b" would merge
+                ids = prompt + TOKENIZER(space + str(asked.answer))["input_ids"]
+            with masked_by_hand(wide, [plan.units[u] for u in plan.pruned]):
+                logs = torch.log_softmax(full_logits(wide, torch.tensor([ids])), dim=-1)[0]
+            expected = sum(float(logs[t - 1, ids[t]]) for t in range(len(prompt), len(ids)))
+            assert table.log_likelihood[p, q] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_checkpoint_remembers_plans_and_is_of_one_measurement(
+    model: PreTrainedModel,
+    plans: list[cl.Selection],
+    questions: list[Question],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = [*questions, *questions, Question("words", "ab")]  # more than one part; one unanswered
+    options = AnswerOptions(LENGTH, checkpoint=tmp_path / "replies.pkl")
+    whole, measured = ReplyEngine.measure, []
+
+    def counting(self: ReplyEngine, scales: Any, part: Any) -> np.ndarray:
+        measured.append(len(scales))
+        return whole(self, scales, part)
+
+    first = ask(model, plans[:3], asked, options)
+    monkeypatch.setattr(ReplyEngine, "measure", counting)
+    again = ask(model, plans, asked, options)
+    assert set(measured) == {1}  # only the fourth plan is new
+    assert (again.log_likelihood[:3] == first.log_likelihood).all()
+    assert (again.left_out, again.right.shape) == (1, (len(plans), 2 * len(questions)))
+    other = tiny_model(vocab_size=len(TOKENIZER), seed=4)
+    shorter = AnswerOptions(4, checkpoint=options.checkpoint)
+    for call in ((model, asked[1:], options), (model, asked, shorter), (other, asked, options)):
+        with pytest.raises(cl.MismatchError):
+            ask(call[0], plans, *call[1:])
+
+
+@pytest.mark.parametrize(
+    ("said", "ended", "within", "verdict"),
+    [
+        ("", False, False, None),
+        (" tw", False, False, None),
+        (" two", False, False, None),
+        (" two ", False, False, None),
+        (" two.", False, False, True),
+        ("two\nthree", False, False, True),
+        (" two words.", False, False, False),
+        (" two w", False, False, False),
+        (" twe", False, False, False),
+        ("\n two", False, False, False),
+        (" two", True, False, True),
+        (" tw", True, False, False),
+        ("it is two", False, True, None),
+        ("it is two,", False, True, True),
+        ("it is twofold", False, True, None),
+        ("it is one", False, True, None),
+        ("it is one.", False, True, False),
+        ("it is two", True, True, True),
+    ],
+)
+def test_a_reply_is_judged_when_nothing_can_change_it(
+    said: str, ended: bool, within: bool, verdict: bool | None
+) -> None:
+    assert judge(Question("words", "one", "two", within=within), said, ended) is verdict
+
+
+def hand_made() -> AnswerTable:
+    """Two plans; sums: 4 questions, plan 1 loses two and gains one; words: 2, nothing changes."""
+    names = ["sums"] * 4 + ["words"] * 2
+    right = np.array([[1, 1, 1, 0, 1, 1], [0, 0, 1, 1, 1, 1]], dtype=bool)
+    likelihood = np.array([[-1.0, -2, -3, -4, -1, -1], [-2.0, -4, -3, -4, -1, -3]])
+    plan = cl.Selection.from_pruned(make_units(), [0])
+    return AnswerTable(
+        (plan, plan),
+        tuple(Question(name, "p", "a") for name in names),
+        right,
+        likelihood,
+        np.ones(6, dtype=int),
+        np.zeros((2, 6), dtype=bool),
+    )
+
+
+def test_differences_are_paired_and_flips_are_counted() -> None:
+    sums, words, every = hand_made().paired(1, 0).to_dict("records")
+    difference = np.array([-1, -1, 0, 1])
+    expected = {
+        "lost": 2,
+        "gained": 1,
+        "questions": 4,
+        "accuracy": -0.25,
+        "accuracy_error": pytest.approx(difference.std(ddof=1) / 2),
+        "p_value": 1.0,  # 2 of 3: P(at least 2 or at most 1) = 1
+        "log_likelihood": -0.75,
+        "log_likelihood_error": pytest.approx(np.std([-1, -2, 0, 0], ddof=1) / 2),
+    }
+    assert expected == {name: sums[name] for name in expected}
+    assert (words["lost"], words["accuracy_error"], words["p_value"]) == (0, 0, 1.0)
+    assert (every["capability"], every["questions"], every["lost"]) == (ALL, 6, 2)
+
+
+def test_rows_by_capability() -> None:
+    rows = hand_made().table.to_dict("records")
+    assert [(row["plan"], row["capability"]) for row in rows] == [
+        (plan, name) for plan in (0, 1) for name in ("sums", "words", ALL)
+    ]
+    found = rows[0]["accuracy"], rows[0]["accuracy_error"], rows[3]["accuracy"]
+    assert found == pytest.approx((0.75, 0.25, 0.5))
+    bounds = rows[1]["accuracy_low"], rows[1]["accuracy_high"]
+    assert bounds == pytest.approx((2 / (2 + 1.96**2), 1))
+    assert rows[4]["log_likelihood"] == -2
+
+
+def test_wilsons_interval_solves_its_equation() -> None:
+    """Its ends are the shares p at which the observed share is 1.96 standard deviations away."""
+    for successes, count in ((3, 10), (199, 200)):
+        for end in wilson(successes, count):
+            deviation = np.sqrt(end * (1 - end) / count)
+            assert abs(successes / count - end) == pytest.approx(1.96 * deviation)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer"),
+    [
+        ("ab", None),
+        ("ab", "a.b"),  # a full stop ends an answer
+        ("ab", ""),
+        (" ", "cd"),
+        ("ab", "c" * 80),  # more than the context
+    ],
+)
+def test_questions_that_cannot_be_asked_are_refused(
+    model: PreTrainedModel, plans: list[cl.Selection], prompt: str, answer: str | None
+) -> None:
+    with pytest.raises(cl.InputError):
+        ask(model, plans, [Question("words", prompt, answer)])
+    good = Question("words", "ab", "cd")
+    with pytest.raises(cl.InputError):
+        ask(model, [], [good])
+    with pytest.raises(cl.MismatchError):
+        ask(model, [cl.Selection.from_pruned(make_units(), [0])], [good])
