@@ -37,7 +37,6 @@ from helpers.tiny_models import (
     word_tokenizer,
 )
 
-pytest.importorskip("lm_eval")
 TITLES = [cl.get_method(name).title for name in BASELINES]
 NAME = "Mistral-7B"  # of the paper, so that its numbers stand beside
 # its guards leave 20 % within reach, and its vocabulary is that of its tokenizer
@@ -230,7 +229,6 @@ def test_rows_are_the_release_s_where_the_text_has_enough(
 def test_a_streamed_run_has_the_same_scores_and_leaves_no_model(
     done: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("accelerate")
     assert main(command(place, tmp_path, "--stream", "--methods", "llm-pruner")) == FAILED
     assert "llm-pruner needs gradients" in capsys.readouterr().err
     seen: list[Any] = []

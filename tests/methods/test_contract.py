@@ -53,7 +53,6 @@ def measure(
 @pytest.fixture(scope="module")
 def streamed(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
     """The model of the fused family, its layers left in files."""
-    pytest.importorskip("accelerate")
     folder = tmp_path_factory.mktemp("streamed")
     dense("phi3", "mha").save_pretrained(folder)
     word_tokenizer().save_pretrained(folder)

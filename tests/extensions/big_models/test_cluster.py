@@ -89,7 +89,6 @@ def test_a_model_travels_whole_or_by_its_place(tmp_path: Path) -> None:
 
 
 def test_a_streamed_model_travels_by_its_place(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
     tiny_model().save_pretrained(tmp_path)
     word_tokenizer().save_pretrained(tmp_path)
     streamed, _ = cl.load_model(tmp_path, device="cpu", stream=True)
@@ -172,7 +171,6 @@ def workers(count: int = 2, **settings: Any) -> RayWorkers:
 def test_workers_read_a_streamed_model_from_its_place_and_ctrl_c_keeps_what_is_done(
     cluster: Any, tmp_path: Path
 ) -> None:
-    pytest.importorskip("accelerate")
     tiny_model().save_pretrained(tmp_path / "model")
     word_tokenizer().save_pretrained(tmp_path / "model")
     streamed, _ = cl.load_model(tmp_path / "model", device="cpu", stream=True)

@@ -22,7 +22,6 @@ from helpers.tiny_models import (
     word_tokenizer,
 )
 
-pytest.importorskip("accelerate")
 TEXT = tiny_text(2, 20, 6)
 CHOSEN = ([0], [], [1, 5], [3, 7, 9], [2, 4], [17], [0, 16])
 

@@ -90,7 +90,6 @@ print("marks", *found[2])
 
 def test_a_model_four_times_larger_than_the_memory_goes_through(tmp_path: Path) -> None:
     """One row of H, KL of four plans, prune on both roads, a GGUF, and reload of one layer."""
-    pytest.importorskip("accelerate")
     model = saved(tmp_path / "model", layers=48)  # 180 MB
     weights = sum(weight.nbytes for weight in model.parameters())
     said = in_a_process(LIMITED, tmp_path / "model", str(tmp_path / "small"), str(weights))
@@ -156,7 +155,6 @@ print(json.dumps([most[0], needed]))
     ids=str,
 )
 def test_a_build_keeps_within_its_estimate(tmp_path: Path, options: dict[str, Any]) -> None:
-    pytest.importorskip("accelerate")
     saved(tmp_path, layers=8, max_position_embeddings=128)
     said = in_a_process(WATCHED, tmp_path, json.dumps(options))
     most, needed = json.loads(said.splitlines()[-1])

@@ -91,14 +91,12 @@ def test_every_file_is_that_of_a_model_cut_in_memory(
 
 def streamed(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The model of a folder, its layers left in files."""
-    pytest.importorskip("accelerate")
     word_tokenizer().save_pretrained(folder)
     return cl.load_model(folder, stream=True, device="cpu", dtype=dtype)[0]
 
 
 @pytest.mark.parametrize("family", ["llama", "phi3", "gpt2", "opt_350m"])
 def test_a_pruned_folder_is_streamed(family: str, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
     changes = {"tie_word_embeddings": True} if family == "llama" else {}
     model = dense(tmp_path / "model", family, "mha", **changes)
     found, ids = cl.prune(model, ragged(model), out=tmp_path / "small"), tiny_text().input_ids
@@ -306,9 +304,7 @@ def test_files_that_change_under_a_streamed_model_are_told_and_nothing_is_left(
         assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_what_needs_the_model_in_memory_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_needs_the_model_in_memory_is_refused(tmp_path: Path) -> None:
     model, out = dense(tmp_path / "model"), {"out": tmp_path / "small"}
     plan, before = ragged(model), files(tmp_path / "model")
     stored, text = open_model(tmp_path / "model"), tiny_text()
@@ -325,10 +321,6 @@ def test_what_needs_the_model_in_memory_is_refused(
             call()
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert files(tmp_path / "model") == before
-    found = cl.prune(model, plan, **out)
-    monkeypatch.setattr("cocurve_lab.models.loading.find_spec", lambda _: None)
-    with pytest.raises(cl.InputError):  # without accelerate
-        cl.load_pruned(found, device="cpu", stream=True)
 
 
 # Memory ------------------------------------------------------------------------------------------

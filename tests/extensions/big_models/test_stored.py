@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +155,7 @@ def test_a_folder_that_is_not_whole_is_refused_before_anything_is_read(
         open_model(folder)
     if name == "a weight too many":  # transformers leaves it out
         return
-    for stream in (True, False) if find_spec("accelerate") else (False,):
+    for stream in (True, False):
         with pytest.raises(cl.CocurveError):
             cl.load_model(folder, device="cpu", stream=stream)
 

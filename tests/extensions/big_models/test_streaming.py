@@ -34,7 +34,6 @@ from helpers.tiny_models import (
     word_tokenizer,
 )
 
-pytest.importorskip("accelerate")
 TEXT, OTHER = tiny_text(2, 20, 6), tiny_text(2, 20, 6, seed=1)
 # tied embeddings, fused projections, weights under other names, blocks without a module
 KINDS = ["llama", "phi3", "gemma2", "gpt_neox", "gpt2", "opt_350m"]
@@ -246,15 +245,6 @@ def test_what_is_streamed_is_not_saved_as_a_whole(tmp_path: Path) -> None:
     assert fingerprint_model(again) == fingerprint_model(whole)
 
 
-def test_without_accelerate_or_with_two_places_it_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, load = saved(tmp_path), cl.load_model
+def test_two_places_are_refused(tmp_path: Path) -> None:
     with pytest.raises(cl.InputError):
-        load(folder, stream=True, device_map="auto")
-    monkeypatch.setattr("cocurve_lab.models.loading.find_spec", lambda _: None)
-    with pytest.raises(cl.InputError):
-        load(folder, device="cpu", stream=True)
-    with pytest.raises(cl.InputError):
-        load(folder, device="cpu", device_map="auto")
-    assert load(folder, device="cpu")[0].dtype == torch.float32
+        cl.load_model(saved(tmp_path), stream=True, device_map="auto")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import struct
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,11 @@ from transformers import AutoModelForCausalLM
 
 import cocurve_lab as cl
 from cocurve_lab.cli import DONE, main
-from cocurve_lab.extensions.gguf import reading
 from cocurve_lab.models.identity import weight_marks
 from helpers.bpe import SIZE, byte_level
 from helpers.gguf_files import write_gguf, write_model
 from helpers.tiny_models import full_logits, tiny_model, tiny_text
 
-pytest.importorskip("gguf")
 TEXT = "Two words:\n\n12 numbers,  3 of them"
 
 
@@ -116,16 +113,6 @@ def test_an_array_longer_than_its_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key + array)
     with pytest.raises(cl.InputError):
         cl.load_model(tmp_path / "a.gguf")
-
-
-@pytest.mark.parametrize("package", ["gguf", "accelerate"])
-def test_a_missing_package_is_told(
-    file: Path, monkeypatch: pytest.MonkeyPatch, package: str
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(reading, "find_spec", lambda n: None if n == package else find(n))
-    with pytest.raises(cl.InputError, match=package):
-        cl.load_model(file)
 
 
 @pytest.mark.parametrize(

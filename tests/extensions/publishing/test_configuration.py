@@ -185,7 +185,6 @@ def test_other_families_say_that_they_need_us(tmp_path: Path, family: str) -> No
 
 @pytest.mark.slow
 def test_the_harness_scores_it_by_path(tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval")
     saved_case(tmp_path / "no heads", "no heads")
     found = run_bare("harness", [tmp_path / "no heads"], tmp_path / "home")["no heads"]
     assert found["score"] == pytest.approx(found["by hand"], abs=1e-4)

@@ -71,7 +71,6 @@ def test_what_a_trainer_saved_is_read_and_pruned_again(tmp_path: Path, name: str
 
 
 def test_verbs_read_it(tuned: Path, tmp_path: Path) -> None:
-    pytest.importorskip("gguf")
     from cocurve_lab.cli import main
 
     plan = cl.Selection.from_pruned(cl.enumerate_units(cl.load_pruned(tuned)), ["L2.ffn[1]"])
