@@ -30,7 +30,6 @@ import torch
 
 import cocurve_lab as cl
 from cocurve_lab.base.schema import read_json
-from cocurve_lab.cli.demo import random_plan
 from cocurve_lab.curvature.groups import Groups
 from cocurve_lab.extensions.choosing.racing import ChoiceOptions
 from cocurve_lab.extensions.choosing.search import SearchOptions
@@ -53,6 +52,8 @@ from cocurve_lab.measuring.risk import Meter, model_risk, standard_error
 from cocurve_lab.solver.guards import Guards
 from cocurve_studies.trust import reach
 from cocurve_studies.trust.scales import plans_by_scale
+
+from .measure import random_plan
 
 ROWS, JUDGED = 24, (26, 32)
 LENGTH: dict[str, Any] = {"seq_len": 256, "positions_per_sequence": "all"}
