@@ -36,8 +36,11 @@ def demo(model: str = "demo", rows: str = "64", ratio: str = "0.2", text: str = 
     dense, tokenizer = load_model(model)
     prompts = Rows(text=Path(text) if text else None, sequences=3).calibration(model, tokenizer)
     for prompt in example_prompts(model, prompts, tokenizer):
-        texts = (continue_text(each, tokenizer, prompt) for each in (dense, pruned))
-        print("\nprompt  {!r}\ndense   {!r}\npruned  {!r}".format(prompt, *texts))
+        print(
+            f"\nprompt  {prompt!r}\n"
+            f"dense   {continue_text(dense, tokenizer, prompt)!r}\n"
+            f"pruned  {continue_text(pruned, tokenizer, prompt)!r}"
+        )
     return 0
 
 

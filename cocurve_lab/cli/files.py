@@ -24,7 +24,7 @@ from ..base.atomic import replacing
 from ..curvature.matrix import merge_shards
 from ..curvature.settings import settings_of
 from ..solver.targets import flop_costs
-from .arguments import BUDGET, Count, Dtype, File, read_curvature, write_new
+from .arguments import BUDGET, Count, Dtype, File, read_curvature, require_writable, write_new
 
 STRENGTH = create_mutex_group(required=False, title="strength of the edges")
 
@@ -51,6 +51,7 @@ def merge(files: Positional[tuple[File, ...]]) -> None:
     ]
     merged = merge_shards([Curvature.load(file) for file in shards])
     path = whole_path(shards[0].parent, merged)
+    require_writable(path.parent)
     if path.exists():  # loaded, to be sure that it is this result
         Curvature.load(path, expected=settings_of(merged.provenance) | {"shard": None})
     else:
@@ -164,6 +165,7 @@ def lab(folder: Positional[File] = Path("notebooks"), *, copy: bool = False) -> 
         folder: folder of the notebooks
         copy: copy the files and open nothing
     """
+    require_writable(folder)
     for home in Path(__file__).parents[1:3]:  # an installed package, or a checkout
         for path in (home / "notebooks").glob("*"):
             if path.is_file() and not (folder / path.name).exists():

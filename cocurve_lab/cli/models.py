@@ -92,8 +92,9 @@ def inventory(
     """
     if paper:
         print("| model | class | M | removable parameters | share of all |\n|---|---|---|---|---|")
-        shapes = (identity.demo_folder().parent / "paper_models.json").read_bytes()
-        for name, values in plain.loads(shapes).items():
+        for name, values in plain.loads(
+            (identity.demo_folder().parent / "paper_models.json").read_bytes()
+        ).items():
             # the padding token changes no shape, but Phi3's default is outside a small vocabulary
             kind, values["pad_token_id"] = values.pop("model_type"), None
             of = _facts(loading.shapes_only(CONFIG_MAPPING[kind](**values)), ffn_groups)
@@ -572,7 +573,7 @@ def recover(
     trained: Any = recovery.recover(dense, pruned, *rows, options=options, checkpoint=state)
     save_pruned(trained, out, tokenizer=tokenizer)
     shutil.rmtree(state, ignore_errors=True)
-    epoch = trained.cocurve_manifest.get("recovery", {}).get("epoch", 0)
+    epoch = (trained.cocurve_manifest.get("recovery") or {}).get("epoch", 0)
     print(f"The weights are those of epoch {epoch}; epoch 0 is the start. Saved to {out}.")
 
 
