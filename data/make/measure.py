@@ -3,11 +3,7 @@
 import re
 from collections import defaultdict
 
-import numpy as np
 import torch
-
-from cocurve_lab import Selection, UnitSet
-from cocurve_lab.extensions.judging.agreement import random_set
 
 from . import world
 
@@ -85,9 +81,3 @@ def held_out(model, tokenizer, split: str = "held_out") -> dict[str, dict[str, f
         }
         for family in (*world.FAMILIES, "all")
     }
-
-
-def random_plan(units: UnitSet, ratio: float, seed: int) -> Selection:
-    """Remove units in random order until the ratio is reached: the baseline plan."""
-    chosen = random_set(units, ratio, np.random.default_rng(seed))
-    return Selection.from_pruned(units, chosen, requested_ratio=ratio)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 import cocurve_lab as cl
 from cocurve_lab.cli import demo
+from cocurve_lab.extensions.judging.agreement import random_plan
 from cocurve_lab.models.identity import demo_folder
 from data.make import measure
 
@@ -69,7 +70,7 @@ def test_at_40_percent_random_plans_destroy_it_and_a_plan_holds() -> None:
     curvature = cl.estimate_curvature(model, units, text, progress=False)
     plans = [
         cl.solve_greedy(curvature, 0.4),
-        *(measure.random_plan(units, 0.4, s) for s in range(3)),
+        *(random_plan(units, 0.4, s) for s in range(3)),
     ]
     table = cl.measure_plans(model, plans, held_out, progress=False, calibrated_on=curvature)
     assert table.mean[0] < table.mean[1:].min() / 2
@@ -98,5 +99,5 @@ def test_random_plan_reaches_the_ratio_and_no_further_than_a_unit() -> None:
     model, _ = cl.load_model("demo")
     units = cl.enumerate_units(model)
     for ratio in (0.0, 0.2, 0.5):
-        plan = measure.random_plan(units, ratio, seed=1)
+        plan = random_plan(units, ratio, seed=1)
         assert ratio <= plan.realized_ratio < ratio + units.costs.max() / units.total_cost
