@@ -3,8 +3,7 @@
 A verb is a typed function, and tyro makes its options of the arguments and the docstring. Other
 packages add verbs at the entry point `cocurve.verbs`.
 
-    measuring.py   `inventory`, `build`, `search` and `evaluate`: verbs that run a model
-    pruning.py     `prune`, `recover`, `compress` and `export`: verbs that write a smaller one
+    models.py      verbs that run a model, or read it and write a smaller one
     files.py       `merge`, `solve`, `fetch` and `lab`: verbs that need no model
     arguments.py   what verbs take and write
     common.py      models, text and tasks of several verbs
@@ -18,7 +17,6 @@ resume. README.md explains the verbs.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import signal
 import sys
@@ -35,16 +33,16 @@ from ..base.errors import CocurveError, one_line
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 VERBS = {  # the files of the verbs, in the order of the flow
-    "inventory": "measuring",
-    "build": "measuring",
+    "inventory": "models",
+    "build": "models",
     "merge": "files",
     "solve": "files",
-    "search": "measuring",
-    "prune": "pruning",
-    "recover": "pruning",
-    "evaluate": "measuring",
-    "compress": "pruning",
-    "export": "pruning",
+    "search": "models",
+    "prune": "models",
+    "recover": "models",
+    "evaluate": "models",
+    "compress": "models",
+    "export": "models",
     "fetch": "files",
     "lab": "files",
 }
@@ -81,6 +79,10 @@ a complete run on the model that comes with the lab:
 an error, 2 a wrong command line, 130 interrupted (finished work is kept). COCURVE_DEBUG=1 in the
 environment shows where an error arose."""
 
+_UNFORESEEN = """\
+{}: {}. This is an error that cocurve did not expect; to see where it arose, run the same command \
+with COCURVE_DEBUG=1 set."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code.
@@ -100,13 +102,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(stop.code or DONE)
     except KeyboardInterrupt as stop:
         kept = str(stop) or "interrupted; what was finished is kept where the command keeps it"
-        again = shlex.join(["cocurve", *words])
-        print(f"cocurve: {kept.rstrip('.')}. To resume: {again}", file=sys.stderr)
+        print(
+            f"cocurve: {kept.rstrip('.')}. To resume: cocurve {shlex.join(words)}", file=sys.stderr
+        )
         return INTERRUPTED
     except Exception as error:
         if os.environ.get("COCURVE_DEBUG"):
             raise
-        print(f"cocurve {words[0]}: {_told(error)}", file=sys.stderr)
+        foreseen = isinstance(error, (CocurveError, OSError))
+        told = str(error) if foreseen else _UNFORESEEN.format(type(error).__name__, one_line(error))
+        print(f"cocurve {words[0]}: {told}", file=sys.stderr)
         return FAILED
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -123,7 +128,7 @@ def _run(words: list[str]) -> int:
         return USAGE
     import tyro
 
-    done: int | None = tyro.cli(
+    done = tyro.cli(
         verb,
         args=words[1:],
         prog=f"cocurve {name}",
@@ -139,16 +144,6 @@ def verb_named(name: str) -> Callable[..., int | None] | None:
         return getattr(import_module(f"{__name__}.{VERBS[name]}"), name)
     further = entry_points(group="cocurve.verbs", name=name)
     return next(iter(further)).load() if further else None
-
-
-def _told(error: Exception) -> str:
-    """An error in words; one that nobody foresaw with its type, and how to see where it arose."""
-    if isinstance(error, (CocurveError, OSError)):
-        return re.sub(r"(\S{60})\S{240,}", r"\1...", str(error))  # a path may be very long
-    return (
-        f"{type(error).__name__}: {one_line(error)}. This is an error that cocurve did not expect; "
-        "to see where it arose, run the same command with COCURVE_DEBUG=1 set."
-    )
 
 
 def _say_warning(said: set[str], message: Warning | str, *_: Any, **__: Any) -> None:

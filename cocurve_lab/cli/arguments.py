@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from tyro.conf import create_mutex_group
 from tyro.constructors import PrimitiveConstructorSpec
 
 from .. import Curvature, InputError
 from ..base import arguments, files
-from ..base.atomic import clean, scratch, write_atomically
+from ..base.atomic import scratch, write_atomically
 from ..base.progress import Progress
 from ..curvature.release import SHIPPED
 from ..curvature.settings import Shard
@@ -58,6 +59,7 @@ def _shard(word: str) -> Shard:
 Count = Annotated[int, _word(int, "COUNT", lambda word: arguments.as_int(int(word), "it", 1))]
 File = Annotated[Path, _word(Path, "PATH", _file)]
 Readable = Annotated[Path, _word(Path, "FILE", _readable)]  # one that can be read
+BUDGET = create_mutex_group(required=True, title="budget")
 ShardOf = Annotated[Shard, _word(tuple, "I/N", _shard)]
 
 
@@ -85,14 +87,11 @@ def read_curvature(place: str) -> Curvature:
 # New files ----------------------------------------------------------------------------------------
 
 
-def write_new(path: Path, text: str) -> bool:
-    """Write a text to a new file; return False if the file holds exactly this text already."""
-    clean(path.parent)
-    if path.is_file() and files.read_regular(path) == text.encode():
-        return False
-    require_new(path)
+def write_new(path: Path, text: str) -> None:
+    """Write a text to a new file, or to one that holds exactly this text already."""
+    if not path.is_file() or files.read_regular(path) != text.encode():
+        require_new(path)
     write_atomically(path, text.encode())
-    return True
 
 
 def require_new(path: Path) -> None:
@@ -111,7 +110,6 @@ def require_writable(folder: Path) -> None:
     place = Path(os.path.abspath(folder))
     while not os.path.lexists(place):
         place = place.parent
-    clean(place)
     # by writing a few bytes: permissions alone do not tell of a full disk or a read-only mount
     with scratch(place) as trial:
         Path(trial, "trial").write_bytes(b"cocurve")

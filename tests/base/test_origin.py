@@ -171,7 +171,6 @@ def test_a_file_cannot_allow_other_weights(cases: dict[str, Things], model: Any)
 
 
 def test_weights_in_another_dtype_in_memory_are_the_same_checkpoint(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
     tiny_model(dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
     word_tokenizer().save_pretrained(tmp_path / "half")
     options: list[dict[str, Any]] = [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"stream": True}]
@@ -226,7 +225,6 @@ def test_a_plan_changed_by_hand_loses_its_origin_and_its_predicted_risk(
 
 
 def test_a_streamed_file_that_changes_stops_a_build(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
     for name, seed in (("A", 0), ("B", 1)):
         tiny_model(seed=seed).save_pretrained(tmp_path / name)
         word_tokenizer().save_pretrained(tmp_path / name)

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import cocurve_lab as cl
 from cocurve_lab.cli import demo
+from cocurve_lab.extensions.judging.agreement import random_plan
 from cocurve_lab.models.identity import demo_folder
 from data.make import measure
 
@@ -22,11 +24,8 @@ def test_the_embedded_model_is_a_small_half_precision_folder() -> None:
     folder = demo_folder()
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 12e6
     assert (folder / "README.md").exists()
-    from safetensors import safe_open
-
-    with safe_open(folder / "model.safetensors", "pt") as weights:
-        dtypes = {weights.get_tensor(name).dtype for name in weights.keys()}  # noqa: SIM118
-    assert dtypes == {torch.float16}
+    weights = load_file(folder / "model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.float16}
     model, tokenizer = cl.load_model("demo")
     assert 3e6 <= model.num_parameters() <= 6e6
     assert len(cl.enumerate_units(model)) >= 160
@@ -69,7 +68,10 @@ def test_at_40_percent_random_plans_destroy_it_and_a_plan_holds() -> None:
     units = cl.enumerate_units(model)
     text, held_out = cl.default_calibration("demo", tokenizer, 8, 4, positions_per_sequence="all")
     curvature = cl.estimate_curvature(model, units, text, progress=False)
-    plans = [cl.solve_greedy(curvature, 0.4), *(demo.random_plan(units, 0.4, s) for s in range(3))]
+    plans = [
+        cl.solve_greedy(curvature, 0.4),
+        *(random_plan(units, 0.4, s) for s in range(3)),
+    ]
     table = cl.measure_plans(model, plans, held_out, progress=False, calibrated_on=curvature)
     assert table.mean[0] < table.mean[1:].min() / 2
 
@@ -97,5 +99,5 @@ def test_random_plan_reaches_the_ratio_and_no_further_than_a_unit() -> None:
     model, _ = cl.load_model("demo")
     units = cl.enumerate_units(model)
     for ratio in (0.0, 0.2, 0.5):
-        plan = demo.random_plan(units, ratio, seed=1)
+        plan = random_plan(units, ratio, seed=1)
         assert ratio <= plan.realized_ratio < ratio + units.costs.max() / units.total_cost

@@ -27,7 +27,6 @@ from cocurve_studies.tables import pick
 from helpers.hub_copies import write_copies
 from helpers.release import Shape, write_json, write_release
 from helpers.tiny_models import (
-    CONTEXT,
     GROUPS,
     HIDDEN,
     naive_risk,
@@ -36,8 +35,8 @@ from helpers.tiny_models import (
     units_by_hand,
     word_tokenizer,
 )
+from helpers.verbs import write_model, write_text
 
-pytest.importorskip("lm_eval")
 TITLES = [cl.get_method(name).title for name in BASELINES]
 NAME = "Mistral-7B"  # of the paper, so that its numbers stand beside
 # its guards leave 20 % within reach, and its vocabulary is that of its tokenizer
@@ -48,11 +47,8 @@ SIXTEEN = {"layers": 16, "intermediate_size": 64, "vocab_size": 92}
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model, a text, and copies of the datasets."""
     folder = tmp_path_factory.mktemp("place")
-    tiny_model(**SIXTEEN).save_pretrained(folder / "tiny")
-    word_tokenizer(CONTEXT).save_pretrained(folder / "tiny")
-    words = np.random.default_rng(0).integers(90, size=(40, 15))
-    lines = (json.dumps({"text": " ".join(f"w{n}" for n in row)}) for row in words)
-    (folder / "text.jsonl").write_text("\n".join(lines))
+    write_model(folder / "tiny", tiny_model(**SIXTEEN))
+    write_text(folder / "text.jsonl")
     write_copies(folder / "hub")
     return folder
 
@@ -230,7 +226,6 @@ def test_rows_are_the_release_s_where_the_text_has_enough(
 def test_a_streamed_run_has_the_same_scores_and_leaves_no_model(
     done: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("accelerate")
     assert main(command(place, tmp_path, "--stream", "--methods", "llm-pruner")) == FAILED
     assert "llm-pruner needs gradients" in capsys.readouterr().err
     seen: list[Any] = []
@@ -253,30 +248,7 @@ def test_a_streamed_run_has_the_same_scores_and_leaves_no_model(
     assert not any((tmp_path / "pruned").iterdir())
 
 
-def test_a_second_run_measures_nothing(
-    done: Path,
-    place: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    out = shutil.copytree(done, tmp_path / "out")
-    for name in ("evaluate_tasks", "measure_efficiency", "cut"):
-        monkeypatch.setattr(reproduction, name, None)
-    assert main(command(place, out)) == DONE
-    said = capsys.readouterr().out
-    assert "lambda 1 at 20%: mmlu acc_norm" in said
-    assert "humaneval, mbpp left out: they need --allow-code-execution" in said
-    assert results(out) == results(done)
-    # another limit is another result
-    monkeypatch.undo()
-    asked: list[Any] = []
-    monkeypatch.setattr(reproduction, "evaluate_tasks", lambda *a, **_: asked.append(a) or 1 / 0)
-    assert main([*command(place, out), "--limit", "1"]) == FAILED
-    assert asked
-
-
-def test_ctrl_c_keeps_finished_tasks(
+def test_ctrl_c_keeps_finished_tasks_and_a_whole_run_all(
     done: Path,
     place: Path,
     tmp_path: Path,
@@ -302,6 +274,14 @@ def test_ctrl_c_keeps_finished_tasks(
     assert asked[:3] == ["wikitext2", "ptb", "c4"]
     assert asked[3:5] == ["c4", "arc_easy"]  # the two finished ones are not asked again
     assert results(out) == results(done)
+    for name in ("evaluate_tasks", "measure_efficiency", "cut"):
+        monkeypatch.setattr(reproduction, name, None)
+    assert main(command(place, out)) == DONE
+    said = capsys.readouterr().out
+    assert "lambda 1 at 20%: mmlu acc_norm" in said
+    assert "humaneval, mbpp left out: they need --allow-code-execution" in said
+    assert results(out) == results(done)
+    assert main([*command(place, out), "--limit", "1"]) == FAILED  # another limit is not measured
 
 
 def test_a_missing_dataset_costs_its_task_alone(

@@ -35,7 +35,6 @@ def build(model: PreTrainedModel, text: cl.CalibrationSet = TEXT, **options: Any
 
 def streamed(folder: Path, model: PreTrainedModel) -> PreTrainedModel:
     """The same model, its layers left in files."""
-    pytest.importorskip("accelerate")
     model.save_pretrained(folder, max_shard_size="20KB")
     word_tokenizer().save_pretrained(folder)
     dtype = str(model.dtype).removeprefix("torch.")

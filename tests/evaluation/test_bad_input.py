@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,7 +96,6 @@ BAD: list[tuple[Callable[[Path], Any], str]] = [
 
 @pytest.mark.parametrize("case", range(len(BAD)))
 def test_bad_input_is_named(case: int, tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval")
     call, named = BAD[case]
     with pytest.raises(cl.InputError, match=re.escape(named)):
         call(tmp_path)
@@ -115,9 +113,3 @@ def test_a_text_that_is_no_report_is_refused() -> None:
     for wrong in ("{", "[]", "{}", text.replace('"version": 1', '"version": 9')):
         with pytest.raises(cl.FileFormatError):
             EvaluationReport.from_json(wrong)
-
-
-def test_without_the_harness_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(cl.InputError, match="pip install lm-eval"):
-        evaluate()

@@ -20,7 +20,6 @@ from cocurve_studies.paper.reproduction import Reproduction, ReproductionOptions
 from helpers.hub_copies import write_copies
 from helpers.tiny_models import CHAT, opening_tokenizer, tiny_model, word_tokenizer
 
-pytest.importorskip("lm_eval")
 NO_CODE = tuple(name for name in suites.PAPER_NAMES if name not in suites.PAPER_CODE)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,6 @@ def log_likelihood(model: Any, words: list[str], scored: int) -> tuple[float, bo
     return sum(wanted), greedy
 
 
-@pytest.fixture
-def harness() -> Any:
-    return pytest.importorskip("lm_eval")
-
-
 def run(model: Any, *files: Any, allow: bool = False) -> Any:
     options = TaskOptions(files=files, progress=False, batch_size=3)
     return evaluate_tasks(
@@ -63,7 +59,7 @@ def run(model: Any, *files: Any, allow: bool = False) -> Any:
     )
 
 
-def test_multiple_choice_equals_likelihoods_by_hand(harness: Any, tmp_path: Path) -> None:
+def test_multiple_choice_equals_likelihoods_by_hand(tmp_path: Path) -> None:
     model, rows = tiny_model(), rows_of(12)
     choices = [[" ".join(row[4:6]), row[6], " ".join(row[6:9])] for row in rows]
     records = [
@@ -82,11 +78,11 @@ def test_multiple_choice_equals_likelihoods_by_hand(harness: Any, tmp_path: Path
     assert report.samples == {"three": 12}
     assert report.averaged == {"three": "acc_norm"}
     assert report.errors["three"]["acc"] > 0
-    assert report.versions["lm_eval"] == harness.__version__
+    assert report.versions["lm_eval"] == version("lm_eval")
 
 
 def test_schema_cloze_and_generation_equal_those_by_hand(
-    harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task_files, "_LOCAL_TOKENS", 2)
     model, rows = tiny_model(), rows_of(10, seed=1)
@@ -130,7 +126,7 @@ def test_schema_cloze_and_generation_equal_those_by_hand(
     assert report.average == pytest.approx(np.mean(parts))
 
 
-def test_the_demo_suite_is_the_models_card(harness: Any) -> None:
+def test_the_demo_suite_is_the_models_card() -> None:
     model, tokenizer = cl.load_model("demo")
     before = tokenizer.padding_side, model.generation_config
     report = evaluate_tasks(model, tokenizer, limit=6, options=TaskOptions(progress=False))
@@ -152,8 +148,7 @@ def test_the_demo_suite_is_the_models_card(harness: Any) -> None:
     assert not any(report.settings["truncated"].values())
 
 
-def test_a_streamed_model_has_the_scores_of_the_loaded_one(harness: Any) -> None:
-    pytest.importorskip("accelerate")
+def test_a_streamed_model_has_the_scores_of_the_loaded_one() -> None:
     options = TaskOptions(tasks=("knowledge", "knowledge_choice"), progress=False)
     dense, same = (
         evaluate_tasks(
@@ -165,9 +160,7 @@ def test_a_streamed_model_has_the_scores_of_the_loaded_one(harness: Any) -> None
     assert dense["knowledge"]["exact_match"] == 1
 
 
-def test_long_prompts_are_counted(
-    harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_prompts_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_files, "_LOCAL_TOKENS", 3)
     rows = [{"prompt": " ".join(["w1"] * n), "answer": "w2"} for n in (5, 60, 63)]
     report = run(tiny_model(), write(tmp_path / "long.jsonl", rows))
@@ -196,7 +189,7 @@ def test_pass_at_1_is_the_share_of_programs_that_run() -> None:
 
 
 def test_without_bubblewrap_no_program_runs_and_the_report_says_so(
-    harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = [write(tmp_path / "human.jsonl", code_rows()), write(tmp_path / "one.jsonl", [CHOICE])]
     monkeypatch.setenv("PATH", "/nowhere")
@@ -206,7 +199,7 @@ def test_without_bubblewrap_no_program_runs_and_the_report_says_so(
 
 
 @confined
-def test_code_goes_through_the_harness(harness: Any, tmp_path: Path) -> None:
+def test_code_goes_through_the_harness(tmp_path: Path) -> None:
     report = run(tiny_model(), write(tmp_path / "human.jsonl", code_rows()), allow=True)
     assert report["human"] == {"pass@1": 0.0}
     assert "human: replies have at most 32 tokens" in repr(report)

@@ -1,11 +1,11 @@
 """Verbs of the command line on tiny things, in processes that are killed, starved or signalled.
 
-`python -m helpers.verbs FOLDER COUNT SEED [VERB[:KIND] ...]`, with tests/ on the path, tries COUNT
-places of each kind per verb and prints, as JSON, a line per trial: verb, kind, place, and the
-faults. A place is a system call that changes files, or a moment of the run. Everything is imported
-once, before the forks. Without names it tries the verbs in `VERBS`, and signals on those in `LONG`;
-`all:signal` is all verbs. A signal ends a verb with 130; with 1 in the rare case that Python or
-torch wraps the exception, and with 0 where it is dropped in a `__del__` or comes at the very end.
+`python -m helpers.verbs FOLDER COUNT SEED [VERB ...]`, with tests/ on the path, tries COUNT places
+of each kind per verb (a signal alone for those in `LONG`) and prints, as JSON, a line per trial:
+verb, kind, place, and the faults. A place is a system call that changes files, or a moment of the
+run. Everything is imported once, before the forks. A signal ends a verb with 130; with 1 in the
+rare case that Python or torch wraps the exception, and with 0 where it is dropped in a `__del__` or
+comes at the very end.
 """
 
 from __future__ import annotations
@@ -27,23 +27,11 @@ from helpers.killing import killed_at
 KINDS = ("kill", "full", "signal")
 CUT = ["--length", "20", "--device", "cpu"]
 TEXT = ["--text", "text.jsonl", "--sequences", "6", *CUT]
-BUILD = [
-    "build",
-    "model",
-    *TEXT,
-    "--threads",
-    "1",
-    "--top-r",
-    "16",
-    "--ffn-groups",
-    "4",
-    "--groups",
-    "2",
-]
+BUILD = ["build", "model", *TEXT, "--threads", "1", "--top-r", "16", "--ffn-groups", "4"]
 HELD = ["--text", "text.jsonl", "--sequences", "2"]
 VERBS = {
     "inventory": ["inventory", "model"],
-    "build": [*BUILD, "--checkpoint-seconds", "0", "--out", "out"],
+    "build": [*BUILD, "--groups", "2", "--checkpoint-seconds", "0", "--out", "out"],
     "merge": ["merge", "shards"],
     "solve": ["solve", "H", "--ratio", "0.3", "--out", "out.json"],
     "prune": ["prune", "model", "plan.json", "--out", "out"],
@@ -75,18 +63,30 @@ LONG = {
 TIMED = ("compress", "paper")  # they spend or measure seconds, so only names and plans are repeated
 
 
+def write_model(folder: Path, model: Any = None, **how: Any) -> Path:
+    """Write a model, a tiny one by default, and its tokenizer into a folder."""
+    from helpers.tiny_models import CONTEXT, tiny_model, word_tokenizer
+
+    (model or tiny_model()).save_pretrained(folder, **how)
+    word_tokenizer(CONTEXT).save_pretrained(folder)
+    return folder
+
+
+def write_text(path: Path, seed: int = 0) -> Path:
+    """Write documents of 15 words each."""
+    words = random.Random(seed)
+    documents = (" ".join(f"w{words.randrange(90)}" for _ in range(15)) for _ in range(200))
+    path.write_text("\n".join(json.dumps({"text": document}) for document in documents))
+    return path
+
+
 def prepare(folder: Path) -> None:
     """Write what the verbs take: a model, text, tasks, H, a plan, a pruned model, a package."""
     from cocurve_lab.extensions.pretrained import smollm2
     from helpers.gguf_files import write_wheel
-    from helpers.tiny_models import CONTEXT, tiny_model, word_tokenizer
 
-    folder.mkdir(parents=True)
-    tiny_model().save_pretrained(folder / "model")
-    word_tokenizer(CONTEXT, eos="<end>").save_pretrained(folder / "model")
-    words = random.Random(0)
-    documents = (" ".join(f"w{words.randrange(90)}" for _ in range(15)) for _ in range(200))
-    (folder / "text.jsonl").write_text("\n".join(json.dumps({"text": d}) for d in documents))
+    write_model(folder / "model")
+    write_text(folder / "text.jsonl")
     asked = {"query": "w1 w2", "choices": ["w3", "w4"], "gold": 1}
     (folder / "asked.jsonl").write_text("\n".join([json.dumps(asked)] * 2))
     smollm2.WHEEL_SHA256 = write_wheel(folder / "package.whl")
@@ -101,34 +101,24 @@ def prepare(folder: Path) -> None:
 
 
 def run(command: list[str], folder: Path) -> int:
-    """Start a verb in a fork, in a folder; return its process id once it is set up."""
-    ready, set_up = os.pipe()
-    verb = step(command, folder, lambda: os.write(set_up, b"."))
+    """Start a verb in a fork, in a folder; return its process id."""
     child = os.fork()
     if child == 0:
-        verb()
-    os.close(set_up)
-    os.read(ready, 1)
-    os.close(ready)
+        step(command, folder)()
     return child
 
 
-def step(
-    command: list[str], folder: Path, told: Callable[[], Any] = lambda: None
-) -> Callable[[], None]:
+def step(command: list[str], folder: Path) -> Callable[[], None]:
     """Return what runs a verb as `python -m cocurve_lab` does, and ends the process."""
     from cocurve_lab import __main__ as entry
 
     output = open(f"{folder}.said", "w")  # noqa: SIM115, its process ends
 
     def verb() -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `main` does first
         os.chdir(folder)
         sys.argv = ["cocurve", *command]
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
-        told()
         os._exit(entry.start())
 
     return verb
@@ -160,38 +150,32 @@ def contents(folder: Path) -> dict[str, Any]:
     return found
 
 
-def trials(verb: str, start: Path, count: int, seed: int, only: str = "") -> Iterator[list[Any]]:
-    """Try `count` places of each kind, or of one, on a verb; [verb, kind, place, faults]."""
-    command, draws, here = (
-        (VERBS | LONG)[verb],
-        random.Random(f"{seed} {verb}"),
-        start.parent / verb,
-    )
+def trials(verb: str, start: Path, count: int, seed: int) -> Iterator[list[Any]]:
+    """Try `count` places of each kind on a verb; [verb, kind, place, faults]."""
+    command, here = (VERBS | LONG)[verb], start.parent / verb
+    draws = random.Random(f"{seed} {verb}")
     fresh(start, here)
     calls = killed_at(step(command, here), 1 << 30)[1]
     fresh(start, here)
     child, begun = run(command, here), time.monotonic()
     assert ended(child) == 0, said_in(here)
     seconds, wanted = time.monotonic() - begun, contents(here)
-    for kind in (*([only] if only else KINDS),) * count:
+    for kind in (KINDS if verb in VERBS else ("signal",)) * count:
         fresh(start, here)
         faults, at = [], draws.randrange(calls)
         if kind == "signal":
-            number, at = draws.choice((signal.SIGINT, signal.SIGTERM)), draws.random() * seconds
+            at = draws.random() * seconds
             child = run(command, here)
             time.sleep(at)
-            os.kill(child, number)
-            if (code := ended(child)) not in (0, 1, 130):
-                faults.append(f"{number.name}: exit {code}; {said_in(here)[-300:]}")
+            os.kill(child, draws.choice((signal.SIGINT, signal.SIGTERM)))
+            code = ended(child)
         else:
-            name, _, code = killed_at(step(command, here), at, full=kind == "full")
-            at = f"{at} of {calls}, {name}"
-            if code not in (0, 1, -signal.SIGKILL):
-                faults.append(f"exit {code}")
+            _, _, code = killed_at(step(command, here), at, full=kind == "full")
         said = said_in(here)
-        if kind != "signal" and any(
-            sign in said for sign in ("Traceback", "did not expect", "Exception ignored")
-        ):
+        if code not in {"signal": (0, 1, 130), "full": (0, 1), "kill": (0, -signal.SIGKILL)}[kind]:
+            faults.append(f"exit {code}; {said[-300:]}")
+        told = any(sign in said for sign in ("Traceback", "did not expect", "Exception ignored"))
+        if kind != "signal" and told:
             faults.append(said[-500:])
         ended(run(command, here))  # where the result is there already, it may say so and fail
         if contents(here) != wanted:
@@ -218,17 +202,17 @@ def main() -> None:
 
     from cocurve_lab.cli import verb_named
 
+    for number in (signal.SIGINT, signal.SIGTERM):  # as `cocurve_lab.cli.main` does first
+        signal.signal(number, signal.default_int_handler)
     torch.set_num_threads(1)
     # its own is one for all forks, and stays locked where one is killed
     tqdm.set_lock(threading.RLock())
     for name in VERBS | LONG:
         verb_named(name)
     prepare(start)
-    for each in asked or [*VERBS, *(f"{verb}:signal" for verb in LONG)]:
-        name, _, kind = each.partition(":")
-        for verb in VERBS | LONG if name == "all" else [name]:
-            for trial in trials(verb, start, int(count), int(seed), kind):
-                print(json.dumps(trial), flush=True)
+    for verb in asked or VERBS | LONG:
+        for trial in trials(verb, start, int(count), int(seed)):
+            print(json.dumps(trial), flush=True)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,6 @@ def saved(folder: Path, family: str = "llama") -> Path:
 def test_a_device_map_of_load_model_gives_the_same_numbers(
     tmp_path: Path, family: str, rest: list[str]
 ) -> None:
-    pytest.importorskip("accelerate")
     folder = saved(tmp_path, family)
     layers = [FIRST, SECOND, SECOND][: 3 - len(rest)] + rest
     places = {f"model.layers.{at}": place for at, place in enumerate(layers)}
@@ -121,7 +120,6 @@ def test_a_device_map_of_load_model_gives_the_same_numbers(
 
 
 def test_a_model_streamed_to_another_device_gives_the_same_numbers(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
     folder = saved(tmp_path)
     model, tokenizer = cl.load_model(folder, device=FIRST, dtype="float32", stream=True)
     assert set(weights_of(model).devices.values()) == {FIRST}

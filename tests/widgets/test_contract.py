@@ -24,7 +24,6 @@ from nbconvert import HTMLExporter
 from traitlets import TraitError
 
 import cocurve_lab as cl
-import cocurve_widgets
 from cocurve_widgets import (
     BridgeExplorer,
     BuildMonitor,
@@ -284,17 +283,6 @@ def test_text_and_held_out_rows_are_checked() -> None:
     build = cl.estimate_curvature(MODEL, UNITS, rows, 16, progress=False)
     with pytest.raises(cl.MismatchError):
         FidelityScatter(build, MODEL, rows)
-
-
-@pytest.mark.parametrize("name", ["LambdaExplorer", "export_html"])
-def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    def missing(*_: Any) -> None:
-        raise ModuleNotFoundError("No module named 'anywidget'", name="anywidget")
-
-    monkeypatch.setattr(cocurve_widgets, "import_module", missing)
-    monkeypatch.delitem(vars(cocurve_widgets), name, raising=False)
-    with pytest.raises(ImportError, match=f"^{name} needs .*anywidget"):
-        getattr(cocurve_widgets, name)
 
 
 # What stays of it in a saved notebook: a picture and a table, without a kernel

@@ -29,13 +29,7 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"{name} needs the package {error.name}, which is not installed. Install it: pip "
-            f"install {error.name}."
-        ) from error
+    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
     globals()[name] = value
     return value
 

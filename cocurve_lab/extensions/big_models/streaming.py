@@ -27,7 +27,7 @@ from ...base.errors import InputError, one_line, shown
 from ...calibration import CalibrationSet
 from ...models.architectures import Architecture, describe
 from ...models.layers import attach
-from ...models.loading import auto_class, require_accelerate
+from ...models.loading import auto_class
 from ..opening.files import open_weights, require_floats
 from .layerwise import LayerwisePasses
 from .stored import Watch, folder
@@ -225,7 +225,6 @@ def load(
 
 def leave(model: PreTrainedModel, read: Callable[[str], Tensor], device: torch.device) -> list[str]:
     """Let the layers of a model on the meta device be loaded when they run."""
-    require_accelerate("stream=True")
     architecture = describe(model)
     layers: dict[int, _Layer] = {}
     for number, layer in enumerate(architecture.layers):

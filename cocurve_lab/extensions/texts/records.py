@@ -140,13 +140,13 @@ def _rows(path: Path, delimiter: str) -> list[dict[str, Any]]:
 
 
 def _parquet(path: Path) -> list[Any]:
+    from pyarrow import BufferReader, parquet
+
     content = _content(path)
     try:
-        from pyarrow import BufferReader, parquet
-
         return list(parquet.read_table(BufferReader(content)).to_pylist())
-    except (ImportError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(
-            f"{path} cannot be read as .parquet ({one_line(error)}). Write the file again, give "
-            ".jsonl, or, if pyarrow is missing, run `pip install pyarrow`."
+            f"{path} cannot be read as .parquet ({one_line(error)}). Write the file again, or "
+            "give .jsonl."
         ) from None

@@ -29,7 +29,6 @@ from cocurve_lab.evaluation.tasks import (
     BOS_WINDOWS,
     TaskOptions,
     evaluate_tasks,
-    require_harness,
     suite_tasks,
 )
 from cocurve_lab.models.identity import model_device
@@ -189,7 +188,6 @@ class Reproduction:
             requested_ratio, realized_ratio, guards, task, metric, value, value_error (its standard
             error), shown (whether the page shows it) and failed (the reason, if there is no value).
         """
-        require_harness()
         if self._streamed:
             self.say("size and speed left out: they need all weights in memory")
         ratios = list(dict.fromkeys(candidate.ratio for candidate in self.candidates))

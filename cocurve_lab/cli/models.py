@@ -1,13 +1,14 @@
-"""Verbs that run a model, or read its configuration: `inventory`, `build`, `search`, `evaluate`."""
+"""Verbs that run a model, or read it and write a smaller one."""
 
 from __future__ import annotations
 
 import json as plain
-from collections.abc import Iterator
-from dataclasses import asdict
+import shutil
+from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from tyro.conf import Positional, arg, create_mutex_group
@@ -17,23 +18,32 @@ from .. import (
     BuildOptions,
     CalibrationSet,
     InputError,
+    Target,
     allow_other_weights,
+    best_plan,
     enumerate_units,
     evaluate_tasks,
+    export_gguf,
     load_or_estimate,
+    load_pruned,
     report_device,
+    save_pruned,
     search_plan,
     solve_greedy,
 )
 from ..calibration import LONGEST_ROW
 from ..estimator.estimate import kept_at, whole_path
+from ..extensions.big_models import cluster, on_disk, stored
 from ..extensions.choosing.search import SearchOptions
 from ..extensions.judging import kept, perplexity
+from ..extensions.repairing import recovery, repair
 from ..extensions.texts import documents as texts
 from ..measuring.risk import mean_and_error, model_risk
 from ..models import architectures, identity, loading, runtime, sources
-from ..pruner import manifest, saving
+from ..pruner import cutting, manifest, saving
+from ..pruner.folder import CardFacts
 from .arguments import (
+    BUDGET,
     Count,
     File,
     Readable,
@@ -44,9 +54,13 @@ from .arguments import (
     require_writable,
     write_new,
 )
-from .common import Rows, StreamedDevice, Suite, quieten, read_plan
+from .common import Device, Rows, StreamedDevice, Suite, read_plan, read_tokenizer
 
 START = create_mutex_group(required=True, title="start")
+TOKENIZER = create_mutex_group(required=False, title="tokenizer")
+
+
+# Measure ------------------------------------------------------------------------------------------
 
 
 def inventory(
@@ -76,11 +90,11 @@ def inventory(
         ffn_groups: FFN groups per layer
         json: print JSON
     """
-    quieten()
     if paper:
         print("| model | class | M | removable parameters | share of all |\n|---|---|---|---|---|")
-        stored = identity.demo_folder().parent / "paper_models.json"
-        for name, values in plain.loads(stored.read_text(encoding="utf-8")).items():
+        for name, values in plain.loads(
+            (identity.demo_folder().parent / "paper_models.json").read_bytes()
+        ).items():
             # the padding token changes no shape, but Phi3's default is outside a small vocabulary
             kind, values["pad_token_id"] = values.pop("model_type"), None
             of = _facts(loading.shapes_only(CONFIG_MAPPING[kind](**values)), ffn_groups)
@@ -92,7 +106,7 @@ def inventory(
         raise InputError("no model is named. Give one of MODEL, --config and --paper.")
     else:
         facts = _facts(_shapes(model, config), ffn_groups)
-        print(plain.dumps(facts, indent=1) if json else "\n".join(_lines(facts)))
+        print(plain.dumps(facts, indent=1) if json else _told(facts))
 
 
 def _shapes(model: str | None, config: Path | None) -> PreTrainedModel:
@@ -130,28 +144,28 @@ def _facts(model: PreTrainedModel, ffn_groups: int) -> dict[str, Any]:
     }
 
 
-def _lines(facts: dict[str, Any]) -> Iterator[str]:
-    """Yield the facts as text; equal layers in a row share a line."""
-    yield (
+def _told(facts: dict[str, Any]) -> str:
+    """Write the facts as text; equal layers in a row share a line."""
+    lines = [
         f"{facts['class']}: M = {facts['units']} units, {facts['removable_parameters']:,} of "
         f"{facts['parameters']:,} parameters can be removed ({facts['removable_share']:.1%}); H "
         f"takes {facts['matrix_bytes'] / 1e6:,.1f} MB"
-    )
+    ]
     for text, equal in groupby(facts["layers"], _units_of):
         numbers = [row["layer"] for row in equal]
-        yield f"layers {numbers[0]} to {numbers[-1]}: {text}"
+        lines.append(f"layers {numbers[0]} to {numbers[-1]}: {text}")
     for name, mixed in facts["stays"].items():
-        yield f"{name} of {len(mixed)} layers has no units and stays."
+        lines.append(f"{name} of {len(mixed)} layers has no units and stays.")
+    return "\n".join(lines)
 
 
 def _units_of(row: dict[str, Any]) -> str:
     """The units of a layer: how many of each kind, and how many parameters each has."""
-    parts = [
+    return ", ".join(
         f"{each['units']} {kind} x " + " or ".join(f"{cost:,}" for cost in each["parameters_each"])
         for kind, each in row.items()
         if kind != "layer" and each["units"]
-    ]
-    return ", ".join(parts)
+    )
 
 
 def build(
@@ -217,17 +231,14 @@ def build(
     require_writable(out)
     workers = None
     if ray is not None:
-        from ..extensions.big_models.cluster import RayWorkers
-
         if on.stream and ray_source is None:  # workers run in other folders
             folder = Path(model).expanduser()
             ray_source = str(folder.resolve()) if folder.is_dir() else model
-        workers = RayWorkers(ray, address=ray_address, source=ray_source)
-    print(report_device(on.device, on.dtype), flush=True)
+        workers = cluster.RayWorkers(ray, address=ray_address, source=ray_source)
     loaded, tokenizer = on.load(model)
     units = enumerate_units(loaded, ffn_groups)
     calibration = rows.calibration(model, tokenizer)
-    print(f"{model}: {units}\n{calibration}", flush=True)
+    print(f"{report_device(on.device, on.dtype)}\n{model}: {units}\n{calibration}", flush=True)
     curvature = load_or_estimate(
         out,
         loaded,
@@ -293,8 +304,6 @@ def search(
         checkpoint: keep what is measured here; the same command goes on from it
     """
     require_new(out)
-    if checkpoint is not None:
-        require_writable(checkpoint)
     h = read_curvature(curvature)
     # one of the two is given
     start = solve_greedy(h, ratio or 0.0, strength) if plan is None else read_plan(plan)
@@ -364,7 +373,10 @@ def evaluate(
         if not json:
             print(said, flush=True)
 
-    documents, source = _documents(rows, [model, against or ""], words)
+    own = texts.own_text(model) or texts.own_text(against or "")
+    documents, source = ([], "") if own is None else own("held_out")
+    if rows.text is not None:
+        documents, source = texts.read_documents(rows.text, words), rows.text.name
     if documents:
         tell("perplexity", *_perplexity(measured, words, documents, rows))
     elif suite.suite is None or against is not None:
@@ -376,17 +388,19 @@ def evaluate(
         cut = texts.row_options(against, rows.cut()) | {"num_sequences": rows.sequences}
         text = CalibrationSet.from_texts(documents, own_words, source=source, **cut)
         mean, error = mean_and_error(model_risk(dense, measured, text, progress=progress()))
-        facts = {
-            "against": against,
-            "mean": mean,
-            "standard_error": error if len(text) > 1 else None,
-            "rows": len(text),
-            "tokens_per_row": text.seq_len,
-            "source": text.source,
-            "told": note,
-        }
-        said = f"KL({against} || model) {mean:.4f} ± {error:.4f} nats per token, {text} {note}"
-        tell("kl", facts, said)
+        tell(
+            "kl",
+            {
+                "against": against,
+                "mean": mean,
+                "standard_error": error if len(text) > 1 else None,
+                "rows": len(text),
+                "tokens_per_row": text.seq_len,
+                "source": text.source,
+                "told": note,
+            },
+            f"KL({against} || model) {mean:.4f} ± {error:.4f} nats per token, {text} {note}",
+        )
     if suite.suite is not None:
         scores = evaluate_tasks(
             measured,
@@ -404,20 +418,254 @@ def evaluate(
         write_new(report, scores.to_json())
 
 
-def _documents(rows: Rows, places: list[str], tokenizer: Any) -> tuple[list[str], str]:
-    """The text to measure on and its source: --text, a model's own held-out text, or nothing."""
-    if rows.text is not None:
-        return list(texts.read_documents(rows.text, tokenizer)), rows.text.name
-    own = texts.own_text(places[0]) or texts.own_text(places[1])
-    return ([], "") if own is None else own("held_out")
-
-
 def _perplexity(
     model: Any, tokenizer: Any, documents: list[str], rows: Rows
 ) -> tuple[dict[str, Any], Any]:
     """Measure a perplexity, on as many tokens as the rows have together."""
     length = rows.length or int(min(LONGEST_ROW, runtime.context_of(model)))
-    options = perplexity.PerplexityOptions(progress=progress(), tokens=rows.sequences * length)
-    measured = perplexity.perplexity(model, tokenizer, documents, options=options, bos=rows.bos)
-    facts = asdict(measured) | {"standard_error": measured.standard_error}
-    return {k: v for k, v in facts.items() if not k.startswith("window_")}, measured
+    measured = perplexity.perplexity(
+        model,
+        tokenizer,
+        documents,
+        options=perplexity.PerplexityOptions(progress=progress(), tokens=rows.sequences * length),
+        bos=rows.bos,
+    )
+    return {
+        "value": measured.value,
+        "standard_error": measured.standard_error,
+        "nll": measured.nll,
+        "tokens": measured.tokens,
+        "protocol": measured.protocol,
+        "context": measured.context,
+        "stride": measured.stride,
+    }, measured
+
+
+# Write a smaller model ----------------------------------------------------------------------------
+
+
+def prune(
+    model: Positional[str],
+    plan: Positional[File],
+    *,
+    out: File,
+    on: StreamedDevice = StreamedDevice(),
+    other_weights: bool = False,
+    verify: bool = False,
+    refit: bool = False,
+    rows: Rows = Rows(),
+) -> None:
+    """Remove the units of a plan from a model.
+
+    The smaller model is saved as a folder with its tokenizer; its weights are the model's own, bit
+    for bit, apart from gains. They are read, cut and written one after the other, in the dtype of
+    the model's files (the demo model and, on the CPU, --refit: float32), so no GPU is needed, and
+    memory for the largest of them is enough. --refit and --verify load the model, unless --stream
+    lets them read one layer at a time; a model without safetensors files is loaded, too. --refit
+    fits the output projections again by least squares on the text, which needs memory for both
+    models without --stream; the folder's manifest and card tell of it. --verify checks on two rows
+    of the text that it computes what the masked model computes, before anything is saved and before
+    the refit.
+
+    Examples:
+      cocurve prune demo plan.json --out smaller --verify
+      cocurve prune MODEL plan.json --out smaller --verify --text held_out.jsonl --dtype bfloat16
+      cocurve prune MODEL RELEASE/llama-3.1-8b-instruct/r20 --out smaller
+      cocurve prune MODEL plan.json --out smaller --refit --text c4.jsonl
+
+    Args:
+        model: "demo", "smollm2" (see fetch), a folder, or a hub id
+        plan: file from `cocurve solve`, or the folder rXX of a ratio in the authors' release
+        out: a new folder
+        other_weights: allow a plan of other weights
+        verify: compare with the masked model
+        refit: refit what stays, layer by layer
+    """
+    if on.stream and refit == verify:
+        raise InputError(
+            "--stream is for --refit or for --verify, not for both: a refitted model computes "
+            "something else than the masked one. Leave one out, or leave out --stream."
+        )
+    selection = read_plan(plan)
+    require_new(out)
+    dense: Any = None
+    with suppress(stored.PickledError):  # such a model must be loaded
+        dense = on_disk.open_model(model, dtype=on.dtype)
+    if dense is not None and not refit:
+        as_stored: Any = identity.model_dtype(dense)
+        on = replace(on, dtype=as_stored)
+    if verify or refit or dense is None:
+        dense, tokenizer = on.load(model)
+    else:
+        tokenizer = loading.load_tokenizer(model)
+    if other_weights:
+        selection = allow_other_weights(selection, dense)
+    before = dense.num_parameters()
+    print(f"{selection}\n{before:,} -> {before - selection.pruned_cost:,} parameters", flush=True)
+    if refit:
+        text = rows.calibration(model, tokenizer)
+        if verify:
+            cutting.prune(dense, selection, verify=text)
+        repair.repair(
+            dense,
+            selection,
+            text,
+            options=repair.RepairOptions(progress=progress()),
+            out=out,
+            tokenizer=tokenizer,
+        )
+    elif verify:
+        text = replace(rows, sequences=2).calibration(model, tokenizer)
+        if on.stream:
+            cutting.prune(dense, selection, verify=text, out=out, tokenizer=tokenizer)
+        else:  # in place, because two models may not fit, and the dense one can be loaded again
+            pruned = cutting.prune(dense, selection, inplace=True, verify=text)
+            save_pruned(pruned, out, tokenizer=tokenizer)
+    else:
+        cutting.require_prunable(dense, selection, on_disk=True)
+        on_disk.prune_to_folder(dense, selection, out, tokenizer=tokenizer, progress=progress())
+    print(f"Saved to {out}.")
+
+
+def recover(
+    folder: Positional[File],
+    *,
+    against: str,
+    out: File,
+    on: Device = Device(),
+    text: Rows = Rows(),
+    held_out: Count = 16,
+    rank: Count = 16,
+    learning_rate: float = 1e-3,
+    epochs: Count = 4,
+) -> None:
+    """Train a pruned model until it answers as the dense one does.
+
+    These are low-rank updates of its linear layers, by KL on the text (LoRA; needs pip install
+    'cocurve-lab[recover]'). They are added to the weights, so the new folder has the size of the
+    old one. Held-out rows choose the epoch. Both models must fit in memory. A folder that `prune
+    --refit` wrote is a better start than one without a refit. The state after each epoch is kept
+    beside the new folder until it is written; the same command goes on from there.
+
+    Examples:
+      cocurve recover smaller --against demo --out trained
+      cocurve recover smaller --against MODEL --text c4.jsonl --dtype bfloat16 --out trained
+
+    Args:
+        folder: folder from `cocurve prune`
+        against: the dense model
+        out: a new folder
+        held_out: rows that choose the epoch
+        rank: of the updates
+        learning_rate: of AdamW, the largest
+        epochs: times each row is read
+    """
+    options = recovery.RecoverOptions(
+        rank=rank, learning_rate=learning_rate, epochs=epochs, progress=progress()
+    )
+    state = Path(f"{out}.state")
+    if identity.is_pruned(out):  # perhaps killed between its last two steps
+        shutil.rmtree(state, ignore_errors=True)
+    require_new(out)
+    pruned = load_pruned(folder, **vars(on))
+    dense, tokenizer = on.load(against)
+    rows = text.calibration_and_held_out(against, tokenizer, held_out)
+    trained: Any = recovery.recover(dense, pruned, *rows, options=options, checkpoint=state)
+    save_pruned(trained, out, tokenizer=tokenizer)
+    shutil.rmtree(state, ignore_errors=True)
+    epoch = (trained.cocurve_manifest.get("recovery") or {}).get("epoch", 0)
+    print(f"The weights are those of epoch {epoch}; epoch 0 is the start. Saved to {out}.")
+
+
+def compress(
+    model: Positional[str],
+    *,
+    out: File,
+    ratio: Annotated[float | None, BUDGET] = None,
+    parameters: Annotated[str | None, BUDGET] = None,
+    minutes: float = 30.0,
+    on: Device = Device(),
+    text: Readable | None = None,
+    sequences: Count = 128,
+    length: Count | None = None,
+    no_refit: bool = False,
+    checkpoint: File | None = None,
+) -> None:
+    """Find the best smaller model that some minutes of work buy.
+
+    Build H on as many rows as fit, solve on it, search by measured KL from the best plan, refit,
+    and measure on text that no step before has seen. The result is a folder, as `cocurve prune`
+    writes it, and a report. Each step is also a verb or a function of its own. The model must fit
+    in memory twice; for a larger one run the steps with --stream: build, solve, search, and prune
+    with --refit.
+
+    Examples:
+      cocurve compress demo --ratio 0.2 --minutes 10 --out smaller
+      cocurve compress MODEL --parameters 6B --minutes 120 --text c4.jsonl --out smaller
+
+    Args:
+        model: "demo", "smollm2" (see fetch), a folder, or a hub id
+        out: a new folder
+        ratio: share of removable parameters to remove
+        parameters: most parameters left: "6B", "350M"
+        minutes: time to spend
+        text: text for all steps; default: C4 from the hub
+        sequences: the most rows for H; also those of the refit
+        length: tokens per row (2048, or the context)
+        no_refit: leave the weights as they are
+        checkpoint: keep what is measured here; the same command with more minutes goes on from it
+    """
+    require_new(out)
+    dense, tokenizer = on.load(model)
+    found = best_plan(
+        dense,
+        tokenizer,
+        Target(parameters=parameters) if ratio is None else ratio,
+        minutes,
+        refit=not no_refit,
+        num_sequences=sequences,
+        text_file=text,
+        seq_len=length,
+        checkpoint=checkpoint,
+        progress=progress(),
+    )
+    save_pruned(
+        found.model,
+        out,
+        tokenizer=tokenizer,
+        evaluation=CardFacts(
+            kl=found.kl,
+            kl_error=found.standard_error,
+            kl_text=f"{len(found.side.kl)} rows that no step of the search has seen",
+        ),
+    )
+    print(f"{found}\nSaved to {out}.")
+
+
+def export(
+    folder: Positional[File],
+    *,
+    gguf: File,
+    dtype: Literal["f32", "f16", "q8_0"] = "f16",
+    tokenizer: Annotated[str | None, TOKENIZER] = None,
+    no_tokenizer: Annotated[bool, TOKENIZER] = False,
+) -> None:
+    """Write a pruned model as one GGUF file, which llama.cpp runs without this library.
+
+    Its weights are read one after the other, so memory for the largest of them is enough.
+
+    Examples:
+      cocurve export smaller --gguf smaller.gguf --dtype f16
+      cocurve export smaller --gguf ids.gguf --no-tokenizer
+
+    Args:
+        folder: folder from `cocurve prune`
+        gguf: a new file
+        dtype: dtype of the matrices
+        tokenizer: tokenizer of a folder without one
+        no_tokenizer: write a file that takes token ids only, for a tokenizer that llama.cpp has not
+    """
+    require_new(gguf)
+    pruned = saving.open_pruned(folder)  # first: a mistyped folder would be taken for a hub id
+    words = None if no_tokenizer else read_tokenizer(str(folder), tokenizer)
+    print(export_gguf(pruned, words, gguf, dtype=dtype))
