@@ -207,13 +207,15 @@ def test_code_goes_through_the_harness(tmp_path: Path) -> None:
     assert report.samples["human"] == 3
 
 
-def test_mbpp_asks_with_three_examples(harness: Any, tmp_path: Path) -> None:
+def test_mbpp_asks_with_three_examples(tmp_path: Path) -> None:
+    from lm_eval.tasks import TaskManager
+
     known = {"text": "Task 4.", "code": "f = 4", "test_list": ["assert f == 4"], "task_id": 4}
     new = known | {"text": "Task 11.", "test_setup_code": "g = 1", "task_id": 11}
     task = make_task("mbpp", [known, new])
     assert [record["task_id"] for record in task.records] == [11]
     write_task_files([task], tmp_path)
-    (made,) = harness.tasks.TaskManager(None, str(tmp_path), False).load("mbpp")["tasks"].values()
+    (made,) = TaskManager(None, str(tmp_path), False).load("mbpp")["tasks"].values()
     made.set_fewshot_seed(1)
     asked = made.fewshot_context(next(iter(made.test_docs())), 3)
     assert asked.count("[BEGIN]\n") == 4
