@@ -37,7 +37,8 @@ demo: $(INSTALLED) ## build H of the embedded model, prune it and compare, in th
 # One process more than the smallest machine has cores, because browser tests mostly wait. Each has one
 # thread that sleeps while it waits, so that kernels and browsers get their share of the cores.
 test: $(INSTALLED) ## run the tests that need neither a GPU nor the network
-	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(RUN) pytest -n $(WORKERS) --dist loadfile -m "$(MARKERS)" $(ARGS)
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(RUN) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	    -m "$(MARKERS)" $(ARGS)
 
 notebooks: $(INSTALLED) ## run all ten notebooks at their defaults
 	@$(RUN) pytest tests/notebooks/test_defaults.py $(ARGS)

@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from helpers.lab import Lab
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take long, so that no process ends long after the others."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
     """Ctrl-C interrupts, as in a terminal: a shell starts its background jobs with it ignored."""
