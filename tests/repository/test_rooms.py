@@ -24,7 +24,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "ray": ("extensions.big_models",),
     "gguf": ("extensions.gguf",),
     "plotly": ("extensions.figures",),
-    "pandas": ("measuring", "extensions.choosing", "extensions.judging"),
+    "pandas": ("evaluation", "measuring", "extensions.choosing", "extensions.judging"),
     "matplotlib": (),
     "ipywidgets": (),
     "anywidget": (),
