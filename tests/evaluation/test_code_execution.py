@@ -165,7 +165,7 @@ ESCAPES = {
     "BPF": f"call({number('bpf')}, 0, bytes(128), 128)",
     "perf": f"call({number('perf_event_open')}, bytes(128), 0, -1, -1, 0)",
     "a file of the host": "open('/etc/passwd').read()",
-    "writing a file of the repository": f"open({str(ROOT / 'README.md')!r}, 'w')",
+    "writing a file of the repository": f"open({str(ROOT / 'README.md')!r}, 'r+')",
     "a file of the repository": f"open({str(ROOT / 'README.md')!r})",
     "/proc": "open('/proc/1/environ').read()",
     "/sys": "os.listdir('/sys')",
