@@ -256,8 +256,7 @@ def empty_pruned(folder: str | os.PathLike[str]) -> Architecture:
     """Make a saved pruned model on the meta device: its shapes, without reading its weights."""
     folder = as_path(folder, "folder")
     require_regular_files(folder)
-    if folder.is_dir():  # else the hub would be asked for one
-        OPENING().require_no_adapter(folder)
+    OPENING().require_no_adapter(folder)
     known = (folder / MANIFEST).exists() or not is_pruned(folder)
     manifest, config = read_manifest(folder) if known else {}, dense_configuration(folder)
     dtype = read_dtype(manifest.get("dtype") or config.dtype or torch.float32)

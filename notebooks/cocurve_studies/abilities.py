@@ -19,7 +19,7 @@ from cocurve_lab.extensions.judging.generation import Question
 from cocurve_lab.extensions.judging.kept import answers_file
 from cocurve_lab.solver.selection import Selection
 
-from .findings import ABOVE, BELOW, Claim, Finding, Verdict, column_of, every, nearest, percent
+from .findings import ABOVE, BELOW, Claim, Finding, Verdict, every, nearest
 from .lazy import DataFrame, PreTrainedModel, PreTrainedTokenizerBase
 from .shared import known, marks, solved
 from .structure.edges import structure_table
@@ -149,11 +149,6 @@ def _values(one: Row, pair: Row) -> Row:
 
 
 # Findings -----------------------------------------------------------------------------------------
-TRADE = Claim(
-    "abilities",
-    "edges trade perplexity for abilities: both rise with λ (Falcon3-7B: 6.97 to 7.68)",
-    'Section "A perplexity-capability trade-off at the redundancy floor"',
-)
 _DECISIVE = 'Section "Ablations: the edge term is decisive"'
 KEPT = Claim(
     "abilities", "edges keep abilities: more right answers at λ = 1 than at λ = 0", _DECISIVE
@@ -181,23 +176,6 @@ VARIANTS = {
         "an isolated FFN block without the diagonal loses code: MBPP .000 to .100"
     ),
 }
-
-
-def trade_off_finding(table: Table) -> list[Finding]:
-    """Judge whether both perplexity and right answers rise from lambda 0 to 1, nearest to 20 %.
-
-    Args:
-        table: rows of variant, requested_ratio, perplexity, and the differences to lambda 0 with
-            their errors: loss_difference (nats per token) and difference (of right answers).
-    """
-    found = []
-    for row in nearest(row for row in pick(table) if row["variant"] == ALL_EDGES):
-        along = pick(table, requested_ratio=row["requested_ratio"])
-        listed = ", ".join(f"{one['variant']} {one['perplexity']:.4g}" for one in along)
-        measured = column_of(row, "loss_difference"), column_of(row, "difference")
-        ours = f"at {percent(row['requested_ratio'])} perplexity {listed}; λ 1 − λ 0, loss in nats "
-        found.append(TRADE.on(*measured, ours=ours + "per token and right answers: {}"))
-    return found
 
 
 def strength_ability_findings(table: Table) -> list[Finding]:

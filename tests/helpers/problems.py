@@ -153,3 +153,15 @@ def interrupt_at(
         return real(features)
 
     monkeypatch.setattr(features, "gram_matrix", gram)
+
+
+# two layers of cost 7: with room for 4 in each, attention (3) in layer 0 blocks both FFN groups (2)
+STALLING = UnitSet(
+    (
+        Unit("attention", 0, 0, 0, 3, 3),
+        Unit("ffn", 0, 0, 0, 2, 2),
+        Unit("ffn", 0, 1, 2, 4, 2),
+        Unit("ffn", 1, 0, 0, 4, 4),
+        Unit("ffn", 1, 1, 4, 7, 3),
+    )
+)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import cocurve_lab as cl
 from cocurve_lab.solver.path import LambdaPath
-from helpers.problems import gram_curvature, make_units, random_curvature
+from helpers.problems import STALLING, gram_curvature, make_units, random_curvature
 
 UNITS = make_units(6, 2, 3)  # 30 units
 
@@ -113,17 +113,8 @@ def test_the_order_that_holds_longest_stands_for_the_set(seed: int) -> None:
 
 def test_a_stall_on_part_of_the_path_is_a_segment() -> None:
     """Room for 4 per layer of cost 7: cheap attention (3) blocks the FFN pair (2 + 2)."""
-    units = cl.UnitSet(
-        (
-            cl.Unit("attention", 0, 0, 0, 3, 3),
-            cl.Unit("ffn", 0, 0, 0, 2, 2),
-            cl.Unit("ffn", 0, 1, 2, 4, 2),
-            cl.Unit("ffn", 1, 0, 0, 4, 4),
-            cl.Unit("ffn", 1, 1, 4, 7, 3),
-        )
-    )
     features = np.array([[1.0, 0, 0], [0, 1.2, 0], [0, 0, 1.2], [2.0, 0, 0], [0, 9.0, 9.0]])
-    curvature = gram_curvature(units, features)
+    curvature = gram_curvature(STALLING, features)
     guards = cl.Guards(layer_cap=4 / 7)
     first, second = cl.lambda_path(curvature, 0.55, guards, include=[3])
     # attention costs (1/2 + 2 lambda) / 3 (in units of 1/3), an FFN group 0.72 / 2

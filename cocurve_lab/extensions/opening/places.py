@@ -98,7 +98,7 @@ def beside(place: str | os.PathLike[str], name: str, **options: Any) -> Path | N
     """Return a small file of a folder or hub model; None if it has none, or the hub fails."""
     from transformers.utils import cached_file
 
-    if Path(place).is_dir():
+    if isinstance(place, Path) or Path(place).is_dir():  # a path is no hub id
         return file if (file := Path(place, name)).exists() else None
     try:
         return Path(str(cached_file(place, name, **options)))

@@ -88,7 +88,6 @@ class Pair:
         """Sum up a block's kept columns and what its output lacks, over all rows."""
         layer, kind = fit.block
         projection = self.pruned.output_projection(layer, kind)
-        whole, start = self.dense.output_weight(layer, kind), weight_of(projection)
         sums = Sums(centred=projection.bias is not None)
         if self.target in ("gap", "stream"):
             wanted = self._dense_streams((fit.block, *fit.gap)[-1])
@@ -100,6 +99,7 @@ class Pair:
                 weight = 1 / stream.square().mean(-1) if self.target == "gap" else None
                 sums.add(x, stream - widen(found) - left, weight)
             return sums
+        whole, start = self.dense.output_weight(layer, kind), weight_of(projection)
         (states,) = self.hidden.values()
         for hidden in states:
             columns = self._dense_columns(layer, kind, hidden)

@@ -23,7 +23,7 @@ from cocurve_lab.extensions.choosing.racing import Fit
 from cocurve_lab.extensions.choosing.settings import choose_guards
 from cocurve_lab.measuring.risk import PlanTable, compare_models
 from cocurve_lab.models.identity import model_name
-from helpers.problems import gram_curvature, make_units, random_curvature
+from helpers.problems import STALLING, gram_curvature, make_units, random_curvature
 from helpers.tiny_models import (
     GROUPS,
     naive_build,
@@ -420,19 +420,10 @@ def test_lambdas_at_which_greedy_stalls_are_listed(
     monkeypatch: pytest.MonkeyPatch, candidates: Any
 ) -> None:
     """Room for 4 of 7 per layer: at lambda 0 cheap attention (3) blocks the FFN pair (2 + 2)."""
-    units = cl.UnitSet(
-        (
-            cl.Unit("attention", 0, 0, 0, 3, 3),
-            cl.Unit("ffn", 0, 0, 0, 2, 2),
-            cl.Unit("ffn", 0, 1, 2, 4, 2),
-            cl.Unit("ffn", 1, 0, 0, 4, 4),
-            cl.Unit("ffn", 1, 1, 4, 7, 3),
-        )
-    )
     # layer 1 goes first; it is correlated with the attention unit
     features = np.array([[1.0, 0, 0], [0, 1.2, 0], [0, 0, 1.2], [0.9, 0, 0], [0, 9.0, 9.0]])
     planted(monkeypatch, lambda plan: np.ones(32))
-    given = (None, gram_curvature(units, features), 0.55, TEXT, cl.Guards(layer_cap=4 / 7))
+    given = (None, gram_curvature(STALLING, features), 0.55, TEXT, cl.Guards(layer_cap=4 / 7))
     choice = cl.choose_interaction_strength(*given, candidates=candidates, options=QUIET)
     (stall,) = choice.infeasible
     assert stall.interval[0] == 0
