@@ -2,8 +2,10 @@
 
 H is built on as many rows as its share of the time allows, and whole layers are measured alone
 and in pairs. Plans of H, of the KL of single units and of layers are measured. The best of them
-starts a search by measured KL that moves units and layers, and the plan found is refitted. All
-numbers of the report are measured on rows that no step before has seen.
+starts a search by measured KL that moves units and layers. The best plan as pruned need not be the
+best one refitted, so the plan found and those that it competed with are refitted, as many as the
+time allows, and the best of them is taken. All numbers of the report are measured on rows that no
+step before has seen.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from ...curvature.matrix import Curvature
 from ...curvature.settings import BuildOptions
 from ...estimator.build import Build
 from ...estimator.estimate import estimate_curvature
+from ...measuring.results import mean_and_error
 from ...measuring.risk import Side, compare_models, measure_plans
 from ...models.identity import model_name
 from ...models.runtime import require_one_device
@@ -38,16 +41,18 @@ from ...solver.targets import Target
 from ..analysis.variants import measured_diagonal
 from ..interactions.measured import Interactions, measure_interactions
 from ..judging.kept import plans_file
+from ..pretrained.texts import python_manual
 from ..repairing.repair import RepairOptions, repair
-from ..texts.documents import default_calibration
+from ..texts.documents import default_calibration, own_text
 from .search import PlanSearch, search_plan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_BUILD, _SEARCH = 0.4, 0.85  # of the time: when the build ends, and when the search does
+# of the time: when the build ends, and when the search does, without and with refits after it
+_BUILD, _SEARCH, _SEARCH_THEN_REFITS = 0.4, 0.85, 0.7
 _LAYERS = 0.1  # of the time, for measured layers
-_SEARCH_ROWS, _JUDGE_ROWS, _TEST_ROWS = 32, 16, 16
+_SEARCH_ROWS, _JUDGE_ROWS, _TEST_ROWS, _OTHER_ROWS = 32, 16, 16, 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,25 +60,29 @@ class BestPlan:
     """What `best_plan` found. `print` it for the report.
 
     Attributes:
-        selection: the plan.
+        selection: the plan: that of the search, or another one whose refit is better.
         model: the smaller model, refitted if that is better.
+        made_by: what made the plan, such as "the search" or "measured layers, lambda 0".
         repaired: whether it is refitted.
         curvature: H over the rows that the time allowed.
         search: the search, with its start.
         start: what made the start: "H, lambda 1", "KL of each unit alone", and so on.
-        pruned, refitted: the plan as pruned and as refitted, on the test rows; `refitted` is None
-            where no refit was asked for.
+        pruned, refitted: the plan as pruned, and the best refit, on the test rows; `refitted` is
+            None where no refit was asked for.
+        refits: KL of each refit on the judging rows, by what made its plan; nats per token.
         minutes: the minutes that it took.
     """
 
     selection: Selection
     model: PreTrainedModel
+    made_by: str
     repaired: bool
     curvature: Curvature
     search: PlanSearch
     start: str
     pruned: Side
     refitted: Side | None
+    refits: dict[str, float]
     minutes: float
 
     @property
@@ -97,9 +106,12 @@ class BestPlan:
         dense, loss = (float(np.exp(x.mean())) for x in (side.dense_loss, side.loss))
         refit = "not refitted"
         if self.refitted is not None:
-            better = "taken" if self.repaired else "not taken: no better on the judging rows"
+            better = "taken" if self.repaired else "not taken, as it is no better on held-out rows"
             refit = f"refit {better} (on the rows of this report {self.pruned.kl.mean():.4f} "
-            refit += f"without, {self.refitted.kl.mean():.4f} with)"
+            refit += (
+                f"without, {self.refitted.kl.mean():.4f} with). On the judging rows: "
+                + ", ".join(f"{name} {kl:.4f}" for name, kl in self.refits.items())
+            )
         return "\n".join(
             [
                 f"Removed {plan.pruned_cost:,} of {total:,} parameters "
@@ -108,7 +120,8 @@ class BestPlan:
                 f"{len(side.kl)} rows that no step before has seen.",
                 f"Perplexity on them {dense:.3f} dense, {loss:.3f} now.",
                 f"The likeliest next token is the dense model's at {side.kept:.1%} of positions.",
-                f"H: {self.curvature.provenance['sequences_done']} rows; start: {self.start}.",
+                f"H: {self.curvature.provenance['sequences_done']} rows; start: {self.start}; the "
+                f"plan is that of {self.made_by}.",
                 f"Search: {search.evaluations:,} row evaluations; {search.distance} units differ "
                 f"from the start, whose KL on the judging rows was {search.held_out.mean[0]:.4f}, "
                 f"now {search.kl:.4f}.",
@@ -135,9 +148,11 @@ def best_plan(
     """Find the best smaller model of a size that some minutes of work buy.
 
     H takes 40 % of the time, or less if it runs out of rows; measured layers up to 10 %, the search
-    35 %, the refit and the report the rest. A step that has begun is ended, so the whole may take a
+    20 %, refits and the report the rest. A step that has begun is ended, so the whole may take a
     little longer, and much longer where one row of H takes longer than its share. The search uses
-    rows of H; the rows of the judging and of the test are used for nothing else.
+    rows of H; the rows of the judging and of the test are used for nothing else. A refit is taken
+    if its KL is lower on the judging rows, and if it is not worse on another kind of text by more
+    than one standard error: Python's manual, unless the model's own text is all there is.
 
     Args:
         model: the dense model; it is left as it was.
@@ -145,7 +160,7 @@ def best_plan(
         target: share of removable parameters to remove, (0, 1), or a `Target`.
         minutes: the time to spend.
         guards: where units may go.
-        refit: refit the plan found, and take that if it is better (`repair`).
+        refit: refit the plan found and others, and take the best if it is better (`repair`).
         num_sequences: the most rows for H, and the rows of the refit; 128 in the paper. Another 32
             are for judging and for the report.
         text_file: the text for all of it; None takes the model's default (C4 from the hub).
@@ -193,7 +208,8 @@ def best_plan(
     measure_plans(model, plans, few, progress=False)  # no file: it may know them
     seconds = (clock.gone - begun) / (len(plans) * len(few))
     # the row evaluations that fit; at least 1
-    evaluations = max(1, int((_SEARCH * clock.total - clock.gone) / seconds))
+    end = (_SEARCH_THEN_REFITS if refit else _SEARCH) * clock.total
+    evaluations = max(1, int((end - clock.gone) / seconds))
     found = search_plan(
         model,
         plans[best],
@@ -205,25 +221,32 @@ def best_plan(
         checkpoint=path,
         progress=progress,
     )
-    plan = found.selection
+    plan, made_by, repaired = found.selection, "the search", False
+    refitted, refits = None, dict[str, float]()
     smaller = prune(model, plan)
-    pruned, refitted, take = compare_models(model, smaller, test), None, False
     if refit:
-        options = RepairOptions(progress=progress)
-        other = repair(model, plan, calibration, options=options)
+        by_kl = [list(named)[place] for place in table.mean.argsort()]
+        contenders = {made_by: plan} | {name: named[name] for name in by_kl}
+        texts = [judge, *_other_text(model, tokenizer, text_file, calibration.seq_len)]
+        as_pruned = [compare_models(model, smaller, text).kl for text in texts]
+        name, other, repaired, refits = _best_refit(
+            model, contenders, calibration, texts, as_pruned, clock, progress
+        )
         # chosen on the judging rows, told on the test rows
-        take = bool(compare_models(model, other, judge).kl.mean() < found.kl)
         refitted = compare_models(model, other, test)
-        smaller = other if take else smaller
+        if repaired:
+            plan, smaller, made_by = contenders[name], other, name
     return BestPlan(
         selection=plan,
         model=smaller,
-        repaired=take,
+        made_by=made_by,
+        repaired=repaired,
         curvature=curvature,
         search=found,
         start=list(named)[best],
-        pruned=pruned,
+        pruned=compare_models(model, prune(model, plan), test),
         refitted=refitted,
+        refits=refits,
         minutes=clock.gone / 60,
     )
 
@@ -240,6 +263,21 @@ class _Clock:
     @property
     def gone(self) -> float:
         return time.monotonic() - self.begun
+
+
+def _other_text(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text_file: str | os.PathLike[str] | None,
+    seq_len: int,
+) -> list[CalibrationSet]:
+    """Rows of Python's manual, which ships; none where a model's own text is all that it reads."""
+    if text_file is None and own_text(model_name(model)) is not None:
+        return []
+    documents, source = python_manual("held_out")
+    return [
+        CalibrationSet.from_texts(documents, tokenizer, _OTHER_ROWS, seq_len, "all", source=source)
+    ]
 
 
 def _build(
@@ -310,3 +348,40 @@ def _candidates(
     if not plans:
         solve_greedy(curvature, target, 1.0, guards)  # says why
     return plans
+
+
+def _best_refit(
+    model: PreTrainedModel,
+    contenders: dict[str, Selection],
+    calibration: CalibrationSet,
+    texts: list[CalibrationSet],
+    as_pruned: list[np.ndarray],
+    clock: _Clock,
+    progress: Progress,
+) -> tuple[str, PreTrainedModel, bool, dict[str, float]]:
+    """Refit plans in their order while there is time, at least the first one.
+
+    Returns:
+        The name of the best one, its model, whether it may be taken, and the KL of each on the
+        first text. One may be taken whose KL is below `as_pruned` [rows] on the first text, and on
+        the others not above it by more than one paired standard error.
+    """
+    refits: dict[str, float] = {}
+    best: tuple[str, PreTrainedModel, bool] | None = None
+    seen = set[str]()
+    for name, plan in contenders.items():
+        if plan.fingerprint in seen:
+            continue
+        seen.add(plan.fingerprint)
+        begun = clock.gone
+        refitted = repair(model, plan, calibration, options=RepairOptions(progress=progress))
+        risks = [compare_models(model, refitted, text).kl for text in texts]
+        changes = [mean_and_error(now - cut) for now, cut in zip(risks, as_pruned, strict=True)]
+        may = changes[0][0] < 0 and all(mean <= error for mean, error in changes[1:])
+        refits[name] = float(risks[0].mean())
+        if best is None or (not may, refits[name]) < (not best[2], refits[best[0]]):
+            best = name, refitted, may
+        if clock.gone + (clock.gone - begun) > clock.total:
+            break
+    assert best is not None
+    return *best, refits

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.choosing import best_plan as best_plans
 from cocurve_lab.extensions.choosing import racing
 from cocurve_lab.extensions.choosing.gains import GainsChoice, choose_gains
 from cocurve_lab.extensions.choosing.racing import Fit
@@ -627,11 +630,43 @@ def test_without_time_to_search_the_start_is_the_plan(text: Path) -> None:
     assert best.selection is best.search.start
 
 
-def test_a_refit_is_taken_only_where_it_is_better(text: Path) -> None:
-    best = found(text, refit=True)
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes on by a millisecond whenever it is read."""
+    ticks = (tick / 1000 for tick in itertools.count())
+    monkeypatch.setattr(best_plans, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+
+
+@pytest.mark.parametrize("minutes", [1e-6, 1e-3])
+def test_of_the_refitted_plans_the_best_one_is_taken(
+    text: Path, minutes: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticking(monkeypatch)
+    best = found(text, minutes=minutes, refit=True)
+    assert (len(best.refits) > 1) == (minutes > 1e-6)  # at least one, others while there is time
+    assert not best.repaired or best.refits[best.made_by] == min(best.refits.values())
     side = best.refitted if best.repaired else best.pruned
     assert best.kl == pytest.approx(side.kl.mean())
     assert (best.model.cocurve_manifest.get("repair") is not None) == best.repaired
+    smaller = cl.prune(tiny_model(), best.selection)
+    assert best.model.num_parameters() == smaller.num_parameters()
+
+
+@pytest.mark.parametrize("harm", [0.0, 2.0])
+def test_a_refit_that_harms_another_text_is_not_taken(
+    text: Path, harm: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refit is made to help on the model's text, and by `harm` less on the eight other rows."""
+    ticking(monkeypatch)
+
+    def measured(model: Any, student: Any, rows: Any) -> Any:
+        side = compare_models(model, student, rows)
+        gain = student.cocurve_manifest.get("repair") is not None
+        return replace(side, kl=side.kl - gain + harm * gain * (len(rows) == 8))
+
+    monkeypatch.setattr(best_plans, "compare_models", measured)
+    best = found(text, refit=True, minutes=1e-6)
+    assert best.repaired == (harm == 0)
+    assert best.selection is best.search.selection
 
 
 def test_models_are_compared_by_their_definitions() -> None:
