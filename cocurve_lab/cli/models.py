@@ -538,6 +538,7 @@ def recover(
     rank: Count = 16,
     learning_rate: float = 1e-3,
     epochs: Count = 4,
+    minutes: float | None = None,
 ) -> None:
     """Train a pruned model until it answers as the dense one does.
 
@@ -558,10 +559,15 @@ def recover(
         held_out: rows that choose the epoch
         rank: of the updates
         learning_rate: of AdamW, the largest
-        epochs: times each row is read
+        epochs: times each row is read; with --minutes, times held-out rows are measured
+        minutes: train for this time instead
     """
     options = recovery.RecoverOptions(
-        rank=rank, learning_rate=learning_rate, epochs=epochs, progress=progress()
+        rank=rank,
+        learning_rate=learning_rate,
+        epochs=epochs,
+        minutes=minutes,
+        progress=progress(),
     )
     state = Path(f"{out}.state")
     if identity.is_pruned(out):  # perhaps killed between its last two steps

@@ -91,7 +91,7 @@ _TEXT: Schema = {
 _REPAIR: Schema = {
     "method": TEXT,
     "sequential": FLAG,
-    "target": _one_of("gap", "stream", "write", "dense"),
+    "target": _one_of("gap", "stream", "dense"),
     "kinds": Field("a list of kinds of units", list_of(lambda value: value in KINDS)),
     "ridge": NUMBER,
     **_TEXT,
@@ -100,6 +100,7 @@ _RECOVERY: Schema = {
     "method": TEXT,
     "learning_rate": NUMBER,
     **dict.fromkeys(("rank", "epochs", "rows_per_step", "seed", "epoch"), COUNT),
+    "minutes": nullable(NUMBER),
     **_TEXT,
 }
 _UNITS = Field("a list of units", list_of(_UNIT.fits))

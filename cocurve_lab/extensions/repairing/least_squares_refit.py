@@ -25,7 +25,7 @@ from ...pruner.equivalence import float32_layer, upcast
 from .least_squares import ridge_of, ridge_update, wide_product
 from .projection_inputs import TOKENS_PER_BATCH, Block
 
-Target = Literal["gap", "stream", "write", "dense"]
+Target = Literal["gap", "stream", "dense"]
 
 
 # Two models, layer by layer -----------------------------------------------------------------------
@@ -53,6 +53,7 @@ class Pair:
     Attributes:
         calls: how the decoder calls each layer; masks and position embeddings have batch size 1.
         target: what a refit matches (see repair.py); "dense" takes all from the dense model.
+        norms: the weights of the norms between blocks and the stream, see `norms_behind`.
         hidden: by model, the hidden states [B, T, d] of each batch of rows, on the CPU; only of the
             models that the target needs.
         reached: the layer that `hidden["dense"]` enters. The dense model runs ahead over a gap.
@@ -63,6 +64,7 @@ class Pair:
     pruned: Architecture
     calls: Sequence[LayerCall]
     target: Target
+    norms: dict[Block, Tensor]
     hidden: dict[str, list[Tensor]]
     reached: int = 0
     streams: list[dict[Kind, Tensor]] = field(default_factory=list)
@@ -71,41 +73,52 @@ class Pair:
     def enter(
         cls, dense: Architecture, pruned: Architecture, input_ids: Tensor, target: Target
     ) -> Pair:
-        """Stop rows [N, T] before the first layer; a stream becomes "write" behind norms."""
+        """Stop rows [N, T] before the first layer."""
         device = model_device(dense.model)
         _, calls = capture_calls(dense, input_ids[:1].to(device))
-        if target in ("gap", "stream") and not is_additive(dense, calls):
-            target = "write"
+        norms = norms_behind(dense, calls) if target != "dense" else {}
+        if norms is None:
+            target, norms = "dense", {}
         step = max(1, TOKENS_PER_BATCH // input_ids.shape[1])
         with present(dense, 0):  # it is called for each batch, though it does not run
             entered = [
                 _entering(dense, ids.to(device)).hidden.cpu() for ids in input_ids.split(step)
             ]
-        needed = {"write": ["pruned"], "dense": ["dense"]}.get(target, ["dense", "pruned"])
-        return cls(dense, pruned, calls, target, dict.fromkeys(needed, entered))
+        needed = ["dense"] if target == "dense" else ["dense", "pruned"]
+        return cls(dense, pruned, calls, target, norms, dict.fromkeys(needed, entered))
 
     def sums(self, fit: Fit) -> Sums:
         """Sum up a block's kept columns and what its output lacks, over all rows."""
         layer, kind = fit.block
         projection = self.pruned.output_projection(layer, kind)
-        sums = Sums(centred=projection.bias is not None)
-        if self.target in ("gap", "stream"):
-            wanted = self._dense_streams((fit.block, *fit.gap)[-1])
-            left = sum(self._bias(block) for block in fit.gap)
-            for hidden, stream in zip(self.hidden["pruned"], wanted, strict=True):
-                x, found = self._stop(layer, kind, hidden)
-                stream = widen(_flat(stream).to(found.device))
-                # the next norm divides by the size of the stream, and so does the weight
-                weight = 1 / stream.square().mean(-1) if self.target == "gap" else None
-                sums.add(x, stream - widen(found) - left, weight)
+        sums = Sums(centred=projection.bias is not None, own_ridge=self.target == "gap")
+        if self.target == "dense":
+            whole, start = self.dense.output_weight(layer, kind), weight_of(projection)
+            for hidden in self.hidden["dense"]:
+                with _watching(self.dense, layer, kind) as seen:
+                    self._run(self.dense, layer, hidden)
+                columns = _flat(seen[0][0])
+                x = columns[:, fit.kept.to(columns.device)]
+                write = F.linear(widen(columns), widen(whole))  # without the bias, which stays
+                sums.add(x, write - F.linear(widen(x), widen(start)))
             return sums
-        whole, start = self.dense.output_weight(layer, kind), weight_of(projection)
-        (states,) = self.hidden.values()
-        for hidden in states:
-            columns = self._dense_columns(layer, kind, hidden)
-            x = columns[:, fit.kept.to(columns.device)]
-            write = F.linear(widen(columns), widen(whole))  # without the bias, which is the same
-            sums.add(x, write - F.linear(widen(x), widen(start)))
+        wanted = self._dense_streams((fit.block, *fit.gap)[-1])
+        left = sum(self._bias(block) for block in fit.gap)
+        norm = self.norms.get(fit.block)
+        for hidden, stream in zip(self.hidden["pruned"], wanted, strict=True):
+            x, write, found = self._stop(layer, kind, hidden)
+            stream = widen(_flat(stream).to(found.device))
+            lacking = stream - widen(found) - left
+            weight = torch.ones(len(x), device=x.device)
+            if self.target == "gap":  # the next norm divides by the size of the stream
+                weight = 1 / stream.square().mean(-1)
+            if norm is not None:
+                # The norm multiplies the write by 1 / its size and by its weight. The size is taken
+                # as it is now, so the fit is linear; the size comes back as a weight of the token.
+                size = widen(write).square().mean(-1).rsqrt()
+                lacking = lacking * _inverse(norm) / size[:, None]
+                weight = weight * size.square()
+            sums.add(x, lacking, weight)
         return sums
 
     def _bias(self, block: Block) -> Tensor | float:
@@ -149,30 +162,22 @@ class Pair:
         """The dense stream [B, T, d] after each block, from one run of the layer."""
         with _watching(self.dense, layer, "ffn") as seen:
             stream = self._run(self.dense, layer, hidden)
-        before = widen(stream) - widen(seen[0][1].reshape(stream.shape))
-        return {"attention": before.cpu(), "ffn": stream.cpu()}
+        write = widen(seen[0][1].reshape(stream.shape))
+        norm = self.norms.get((layer, "ffn"))
+        if norm is not None:
+            write = write * write.square().mean(-1, keepdim=True).rsqrt() * norm
+        return {"attention": (widen(stream) - write).cpu(), "ffn": stream.cpu()}
 
-    def _stop(self, layer: int, kind: Kind, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The pruned block's columns [n, W], and the stream [n, d] right after the block."""
+    def _stop(self, layer: int, kind: Kind, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The pruned block's columns [n, W] and write [n, d], and the stream [n, d] after it."""
         model = self.pruned
         with ExitStack() as stack:
             if kind == "attention":
-                stack.enter_context(_answering(model, layer, "ffn", None))
-            columns = stack.enter_context(_watching(model, layer, kind))
+                stack.enter_context(_silent(model, layer, "ffn"))
+            seen = stack.enter_context(_watching(model, layer, kind))
             stream = self._run(model, layer, hidden)
-        return _flat(columns[0][0]), _flat(stream)
-
-    def _dense_columns(self, layer: int, kind: Kind, hidden: Tensor) -> Tensor:
-        """The columns [n, W] of the dense block, on what enters this block in the model."""
-        with ExitStack() as stack:
-            if kind == "ffn" and self.target == "write":
-                # what enters this FFN depends on the attention before it, which is refitted already
-                with _watching(self.pruned, layer, "attention") as seen:
-                    self._run(self.pruned, layer, hidden)
-                stack.enter_context(_answering(self.dense, layer, "attention", seen[0][1]))
-            columns = stack.enter_context(_watching(self.dense, layer, kind))
-            self._run(self.dense, layer, hidden)
-        return _flat(columns[0][0])
+        columns, write = seen[0]
+        return _flat(columns), _flat(write), _flat(stream)
 
     def _run(self, model: Architecture, layer: int, hidden: Tensor) -> Tensor:
         call = self.calls[layer]
@@ -198,10 +203,10 @@ def _watching(model: Architecture, layer: int, kind: Kind) -> Iterator[list[tupl
 
 
 @contextmanager
-def _answering(model: Architecture, layer: int, kind: Kind, write: Tensor | None) -> Iterator[None]:
-    """Let a block write this, or zeros, while the context is open."""
+def _silent(model: Architecture, layer: int, kind: Kind) -> Iterator[None]:
+    """Let a block write zeros while the context is open."""
     hook = model.output_projection(layer, kind).register_forward_hook(
-        here(lambda _, __, out: torch.zeros_like(out) if write is None else write)
+        here(lambda _, __, out: torch.zeros_like(out))
     )
     try:
         yield
@@ -209,30 +214,46 @@ def _answering(model: Architecture, layer: int, kind: Kind, write: Tensor | None
         hook.remove()
 
 
-def is_additive(architecture: Architecture, calls: Sequence[LayerCall]) -> bool:
-    """Whether every block's write is added to the residual stream as it is, without a norm.
+def norms_behind(
+    architecture: Architecture, calls: Sequence[LayerCall]
+) -> dict[Block, Tensor] | None:
+    """How the blocks' writes enter the residual stream, tried on the calls of one row.
 
-    Tried on the calls of one row, in float32: without the write, the layer's output must be less by
-    the write.
+    Returns:
+        The weight [d] of the RMS norm behind a block, as in Gemma 2 and 3 and OLMo2; a block whose
+        write is added as it is has none. None: some block's write is changed in another way, as by
+        the layer norms of OPT-350m, which lie on the stream itself.
     """
-    return all(_adds(architecture, layer, upcast(call)) for layer, call in enumerate(calls))
+    norms: dict[Block, Tensor] = {}
+    for layer, call in enumerate(map(upcast, calls)):
+        with float32_layer(architecture, layer) as module:
+            for kind in KINDS:
+                with ExitStack() as stack:
+                    if kind == "attention":  # the FFN would answer to its absence
+                        stack.enter_context(_silent(architecture, layer, "ffn"))
+                    with _watching(architecture, layer, kind) as seen:
+                        whole = call.run(module, call.hidden)
+                    with _silent(architecture, layer, kind):
+                        without = call.run(module, call.hidden)
+                write, change = _flat(seen[0][1]), _flat(whole - without)
+                if _same(change, write):
+                    continue
+                unit = write * write.square().mean(-1, keepdim=True).rsqrt()
+                norm = (change * unit).sum(dim=0) / unit.square().sum(dim=0)
+                if not _same(change, norm * unit):
+                    return None
+                norms[layer, kind] = norm
+    return norms
 
 
-def _adds(architecture: Architecture, layer: int, call: LayerCall) -> bool:
-    """Whether a layer adds the writes of both its blocks as they are, tried on a float32 call."""
-    with float32_layer(architecture, layer) as module:
-        for kind in KINDS:
-            with ExitStack() as stack:
-                if kind == "attention":  # the FFN would answer to its absence
-                    stack.enter_context(_answering(architecture, layer, "ffn", None))
-                with _watching(architecture, layer, kind) as seen:
-                    whole = call.run(module, call.hidden)
-                with _answering(architecture, layer, kind, None):
-                    without = call.run(module, call.hidden)
-            write = seen[0][1].reshape(whole.shape)
-            if not float((whole - without - write).norm()) <= 0.01 * float(write.norm()):
-                return False
-    return True
+def _same(found: Tensor, expected: Tensor) -> bool:
+    """Whether two writes differ by at most a hundredth."""
+    return float((found - expected).norm()) <= 0.01 * float(expected.norm())
+
+
+def _inverse(norm: Tensor) -> Tensor:
+    """1 / a norm's weight, and 0 where nothing passes."""
+    return torch.where(norm.abs() > 1e-6 * norm.abs().max(), 1 / norm, 0.0)
 
 
 # Least squares ------------------------------------------------------------------------------------
@@ -241,18 +262,17 @@ def _adds(architecture: Architecture, layer: int, call: LayerCall) -> bool:
 class Sums:
     """Sums over tokens of x [R], the kept columns, and e [d], what the block's output lacks.
 
-    `centred` takes the means off, for a projection with a bias. Where tokens have weights, a ridge
-    is in units of each column's own second moment, so that a column that is rare in these rows
-    moves little. Otherwise it is in units of their mean.
+    `centred` takes the means off, for a projection with a bias. With `own_ridge` a ridge is in
+    units of each column's own second moment, so that a column that is rare in these rows moves
+    little. Otherwise it is in units of their mean.
     """
 
-    def __init__(self, *, centred: bool) -> None:
-        self.centred, self.weighted, self.tokens = centred, False, 0.0
+    def __init__(self, *, centred: bool, own_ridge: bool) -> None:
+        self.centred, self.own_ridge, self.tokens = centred, own_ridge, 0.0
         self.gram = self.cross = self.x = self.e = torch.zeros(())
 
     def add(self, x: Tensor, e: Tensor, weight: Tensor | None = None) -> None:
         """Add tokens: x [n, R] and e [n, d], each with a weight [n] or 1."""
-        self.weighted = weight is not None
         weight = torch.ones(len(x), device=x.device) if weight is None else weight
         weighted = x * weight[:, None].to(x)
         self.tokens += float(weight.sum())
@@ -269,7 +289,7 @@ class Sums:
             gram = gram - self.tokens * torch.outer(x, x)
             cross = cross - self.tokens * torch.outer(e, x)
         gamma: float | Tensor = ridge_of(gram, ridge)
-        if self.weighted:
+        if self.own_ridge:
             own = gram.diagonal().clamp(min=0)
             gamma = torch.where(own > 0, ridge * own, 1.0)
         update = ridge_update(gram, cross, gamma)

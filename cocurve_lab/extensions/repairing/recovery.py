@@ -11,6 +11,7 @@ import copy
 import math
 import os
 import shutil
+import time
 import warnings
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -42,7 +43,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RecoverOptions:
-    """Options of `recover`: rank r, the largest rate of AdamW, rows per step, seed and bar."""
+    """Options of `recover`.
+
+    Attributes:
+        rank, learning_rate: the rank of the updates, and the largest rate of AdamW.
+        epochs: times each row is read; with `minutes`, times held-out rows are measured.
+        rows_per_step, seed: of the training.
+        progress: show a bar.
+        minutes: train for as many steps as fit in place of whole epochs, by the time that one step
+            takes; measuring held-out rows counts. It ends at the first step after the time.
+    """
 
     rank: int = 16
     learning_rate: float = 1e-3
@@ -50,8 +60,11 @@ class RecoverOptions:
     rows_per_step: int = 4
     seed: int = 0
     progress: Progress = True
+    minutes: float | None = None
 
     def __post_init__(self) -> None:
+        if self.minutes is not None and not 0 < as_float(self.minutes, "minutes") < math.inf:
+            raise InputError(f"minutes is {self.minutes}. Give the time to train, such as 15.")
         for name, least in (("rank", 1), ("epochs", 1), ("rows_per_step", 1), ("seed", 0)):
             as_int(getattr(self, name), name, least)
         if not 0 < as_float(self.learning_rate, "learning_rate") < math.inf:
@@ -73,7 +86,8 @@ def recover(
         model, pruned: the dense model, and what `prune` or `repair` made of it.
         calibration: rows; every token counts, whichever positions are scored.
         held_out: other rows, whose KL chooses the epoch; 0 is the start. None takes the last epoch.
-        options: rank, learning rate, epochs and progress.
+            With a bar, the KL after each epoch is printed.
+        options: rank, learning rate, epochs or minutes, and progress.
         checkpoint: a folder for the state after each epoch, from which the same call goes on.
     """
     require_one_device(pruned)
@@ -130,13 +144,14 @@ def _train(teacher: Any, student: Any, texts: Any, options: RecoverOptions, fold
     """Train the student in place; return the epoch whose weights it has, 0 for the start."""
     try:
         from peft import LoraConfig, get_peft_model
-        from transformers import PrinterCallback, Trainer, TrainingArguments
+        from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
         from transformers.trainer_utils import get_last_checkpoint
 
         most, step = max(1, TOKENS_PER_BATCH // texts[0].seq_len), options.rows_per_step
         rows = max(n for n in range(1, step + 1) if step % n == 0 and n <= most)  # of one forward
-        given: dict[str, Any] = dict.fromkeys(("save_strategy", "logging_strategy"), "epoch")
-        given |= {"eval_strategy": "epoch"} if texts[1:] else {}
+        unit = "epoch" if options.minutes is None else "steps"
+        given: dict[str, Any] = dict.fromkeys(("save_strategy", "logging_strategy"), unit)
+        given |= {"eval_strategy": unit} if texts[1:] else {}
         given |= {f"per_device_{name}_batch_size": rows for name in ("train", "eval")}
         given |= {"lr_scheduler_type": "cosine", "warmup_steps": 0.05}  # a share of all steps
         settings = TrainingArguments(
@@ -158,6 +173,15 @@ def _train(teacher: Any, student: Any, texts: Any, options: RecoverOptions, fold
         )
     except ImportError as error:
         raise InputError(f"{error}. Run `pip install 'cocurve-lab[recover]'`.") from None
+
+    class Clock(TrainerCallback):
+        def __init__(self, ends: float) -> None:
+            self.ends = ends
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if time.monotonic() > self.ends:
+                control.should_training_stop = control.should_save = True
+                control.should_evaluate = args.eval_strategy != "no"
 
     class Distillation(Trainer):
         def compute_loss(  # type: ignore[override]
@@ -190,7 +214,21 @@ def _train(teacher: Any, student: Any, texts: Any, options: RecoverOptions, fold
     trainer = Distillation(adapted, settings, train_dataset=data, eval_dataset=(*others, None)[0])
     if options.progress is False:
         trainer.remove_callback(PrinterCallback)
+    begun = time.monotonic()
     start = trainer.evaluate()["eval_loss"] if others else math.inf
+    if options.minutes is not None:
+        ends = begun + 60 * options.minutes
+        left = 60 * options.minutes - (options.epochs + 1) * (time.monotonic() - begun)
+        begun = time.monotonic()
+        rows_of_step = data[: options.rows_per_step]
+        for at in range(0, len(rows_of_step), rows):  # a step, to see how long it takes
+            ids = torch.stack([row["input_ids"] for row in rows_of_step[at : at + rows]])
+            trainer.compute_loss(adapted, {"input_ids": ids.to(model_device(student))}).backward()
+        adapted.zero_grad()
+        settings.max_steps = max(options.epochs, int(left / (time.monotonic() - begun)))
+        every = math.ceil(settings.max_steps / options.epochs)
+        settings.eval_steps = settings.save_steps = settings.logging_steps = every
+        trainer.add_callback(Clock(ends))
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
     state, best = trainer.state, trainer.state.best_metric
     improved = not others or (best is not None and best < start)

@@ -19,15 +19,14 @@ Targets:
   second moment.
 - "stream" (sequential): x and e as for "gap", right after the block itself, in blocks that lost
   columns. All tokens weigh the same, and Gamma is in units of the mean second moment.
-- "write" (sequential, behind a norm): x is the same; e is what the dense block would write on the
-  same input, minus what this block writes.
 - "dense" (not sequential): every layer is refitted alone, on the dense model's columns; e is what
   the columns that went wrote. This is the refit of SlimGPT (Ling et al., 2024;
   `methods/slimgpt.py`).
 
-Where a norm lies between a block and the stream (Gemma 2 and 3, OLMo2, OPT-350m), the stream is not
-linear in the weight, and the first two fall back to "write". ReplaceMe (arXiv 2505.02819) fits one
-gap of whole layers.
+Where an RMS norm lies between a block and the stream (Gemma 2 and 3, OLMo2), e and p are taken back
+through it, with the size of each token's write as it is before the refit. Layer norms on the stream
+itself (OPT-350m) allow no such step, and the refit is then that of "dense". ReplaceMe (arXiv
+2505.02819) fits one gap of whole layers.
 
 Memory: the dense and the pruned model, on the CPU the hidden states of all rows (once, and four
 times for a stream), and the sums of one block, [R, R] and [d, R] float64. A streamed model that is
@@ -36,6 +35,7 @@ refitted into a folder has one layer in memory at a time, and a second one over 
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -69,6 +69,7 @@ from .projection_inputs import Block, text_record
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+log = logging.getLogger(__name__)
 RIDGES = (0.1, 0.3, 1.0, 3.0)  # that held-out text chooses among, for the target "gap"
 
 
@@ -226,6 +227,14 @@ class _PlanRefit:
                 gap = []
             else:
                 gap.append(block)
+        if missing := [block for block in reversed(gap) if dense.width(*block)]:
+            (first, _), (last, _) = missing[0], missing[-1]
+            log.warning(
+                "nothing stays before layer %d that could make up for the blocks removed up to "
+                "layer %d; protect_first=1 keeps the first layer",
+                first,
+                last,
+            )
         return found[::-1]
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,28 @@ def test_held_out_rows_choose_the_epoch() -> None:
     assert risk(cl.recover(model, pruned, TEXT, options=wild)) > risk(pruned)
 
 
+@pytest.mark.parametrize(("seconds", "least", "most"), [(1e-3, 1, 3), (2.0, 3, 10**6)])
+def test_the_clock_ends_the_training(
+    seconds: float, least: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, pruned = pair()
+    real, steps = Trainer.training_step, []
+
+    def counted(self: Trainer, *args: Any, **kwargs: Any) -> Tensor:
+        steps.append(time.monotonic())
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Trainer, "training_step", counted)
+    options = replace(QUICK, minutes=seconds / 60)
+    trained = cl.recover(model, pruned, TEXT, OTHER, options=options)
+    assert least <= len(steps) <= most
+    assert steps[-1] - steps[0] < seconds + 1
+    risks = [model_risk(model, each, OTHER).mean() for each in (trained, pruned)]
+    assert risks[0] <= risks[1] * (1 + 1e-6)
+    if least > 1:
+        assert 1 <= trained.cocurve_manifest["recovery"]["epoch"] <= 3
+
+
 def test_a_stopped_run_goes_on_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +195,7 @@ def test_saved_and_loaded_with_its_record(tmp_path: Path) -> None:
     [
         *(("rank", 0), ("epochs", 0), ("rows_per_step", -1), ("seed", -1)),
         *(("learning_rate", rate) for rate in (0.0, math.nan, "fast")),
+        *(("minutes", value) for value in (0.0, math.inf, "5")),
     ],
 )
 def test_options_are_checked(name: str, value: Any) -> None:
