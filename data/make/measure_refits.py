@@ -172,7 +172,7 @@ def main() -> None:
                 right = answered(once, file.with_stem(f"{file.stem}_answers"))
                 written.append(
                     {
-                        "name": f"{name}, {way}",
+                        "name": f"{name} | {way}",
                         "requested_ratio": ratio,
                         "interaction_strength": plan.interaction_strength,
                         "pruned": sorted(plan.pruned),

@@ -184,19 +184,11 @@ def abilities(plans: Plans) -> Iterable[Table]:
     yield "Right answers, and perplexity on WikiText", heads, cells
 
 
-def refitted(plans: Plans) -> Iterable[Table]:
-    """Plans as pruned and refitted on 96 rows of C4."""
-    assert CURVATURE is not None
-    cells = []
-    for plan in read_plans(kept_folder() / "refitted.json", CURVATURE).plans:
-        ratio = plan.selection.requested_ratio or 0.0
-        line = [f"{ratio:.0%}", plan.name]
-        for text in TEXTS:
-            before = plans.kl(plan.name, ratio, text)
-            line += ["" if before is None else bar(before), bar(plan.kl[text])]
-        cells.append(line)
-    heads = [x for title in TEXTS.values() for x in (title, "refitted")]
-    yield "KL as pruned, and refitted on 96 rows of C4", ["removed", "plan", *heads], cells
+def refitted(_: Plans) -> Iterable[Table]:
+    """Plans as cut, refitted and trained, on texts of the mix and outside it."""
+    table = kept_refits()
+    yield "KL as cut, refitted and trained", list(table), table.astype(str).values.tolist()
+    yield "After the refit", ["what is level"], [[line] for line in level_after_refit()]
 
 
 def texts(plans: Plans) -> Iterable[Table]:
