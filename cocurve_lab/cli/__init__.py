@@ -43,6 +43,7 @@ VERBS = {  # the files of the verbs, in the order of the flow
     "evaluate": "models",
     "compress": "models",
     "export": "models",
+    "chat": "models",
     "fetch": "files",
     "lab": "files",
 }
@@ -64,6 +65,7 @@ writes.
   evaluate    measure a dense or pruned model
   compress    find the best smaller model that some minutes of work buy
   export      write a pruned model as one GGUF file
+  chat        let a pruned model continue what you type, beside the dense one
   fetch       fetch SmolLM2-135M-Instruct once, as the model smollm2
   lab         copy the notebooks into a folder and open the first one in JupyterLab
   paper       measure the paper's tables

@@ -10,6 +10,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from tyro.conf import Positional, arg, create_mutex_group
 
@@ -21,9 +24,11 @@ from .. import (
     Target,
     allow_other_weights,
     best_plan,
+    continue_text,
     enumerate_units,
     evaluate_tasks,
     export_gguf,
+    load_model,
     load_or_estimate,
     load_pruned,
     report_device,
@@ -32,6 +37,7 @@ from .. import (
     solve_greedy,
 )
 from ..calibration import LONGEST_ROW
+from ..curvature.release import SHIPPED
 from ..estimator.estimate import kept_at, whole_path
 from ..extensions.big_models import cluster, on_disk, stored
 from ..extensions.choosing.search import SearchOptions
@@ -52,6 +58,7 @@ from .arguments import (
     read_curvature,
     require_new,
     require_writable,
+    share_of,
     write_new,
 )
 from .common import Device, Rows, StreamedDevice, Suite, read_plan, read_tokenizer
@@ -587,6 +594,7 @@ def compress(
     model: Positional[str],
     *,
     out: File,
+    smaller: Annotated[str | None, BUDGET] = None,
     ratio: Annotated[float | None, BUDGET] = None,
     parameters: Annotated[str | None, BUDGET] = None,
     minutes: float = 30.0,
@@ -594,35 +602,47 @@ def compress(
     text: Readable | None = None,
     sequences: Count = 128,
     length: Count | None = None,
+    curvature: str | None = None,
     no_refit: bool = False,
+    gguf: bool = False,
     checkpoint: File | None = None,
 ) -> None:
     """Find the best smaller model that some minutes of work buy.
 
     Build H on as many rows as fit, solve on it, search by measured KL from the best plan, refit,
     and measure on text that no step before has seen. The result is a folder, as `cocurve prune`
-    writes it, and a report. Each step is also a verb or a function of its own. The model must fit
-    in memory twice; for a larger one run the steps with --stream: build, solve, search, and prune
-    with --refit.
+    writes it, with a report in report.html. Each step is also a verb or a function of its own. The
+    model must fit in memory twice; for a larger one run the steps with --stream: build, solve,
+    search, and prune with --refit.
 
     Examples:
-      cocurve compress demo --ratio 0.2 --minutes 10 --out smaller
-      cocurve compress MODEL --parameters 6B --minutes 120 --text c4.jsonl --out smaller
+      cocurve compress demo --smaller 20% --minutes 10 --out smaller
+      cocurve compress MODEL --parameters 6B --minutes 120 --text c4.jsonl --out smaller --gguf
 
     Args:
         model: "demo", "smollm2" (see fetch), a folder, or a hub id
         out: a new folder
-        ratio: share of removable parameters to remove
+        smaller: share of all parameters to remove, such as 20%%
+        ratio: share of removable parameters to remove, such as 0.2
         parameters: most parameters left: "6B", "350M"
-        minutes: time to spend
-        text: text for all steps; default: C4 from the hub
-        sequences: the most rows for H; also those of the refit
-        length: tokens per row (2048, or the context)
+        minutes: time to spend, on all steps and the report
+        text: text for all steps; default: the model's own, C4 from the hub, or Python's manual
+        sequences: the most rows for H, and for a refit
+        length: tokens per row; default: as many as the time allows
+        curvature: an H of the model to use; default: that of smollm2, for others one is built
         no_refit: leave the weights as they are
+        gguf: also write OUT.gguf, for llama.cpp
         checkpoint: keep what is measured here; the same command with more minutes goes on from it
     """
     require_new(out)
+    file = out.with_name(f"{out.name}.gguf")
+    if gguf:
+        require_new(file)
     dense, tokenizer = on.load(model)
+    if smaller is not None:
+        parameters = str(round(dense.num_parameters() * (1 - share_of(smaller))))
+    if curvature is None and model in SHIPPED:
+        curvature = model
     found = best_plan(
         dense,
         tokenizer,
@@ -632,9 +652,11 @@ def compress(
         num_sequences=sequences,
         text_file=text,
         seq_len=length,
+        curvature=None if curvature is None else read_curvature(curvature),
         checkpoint=checkpoint,
         progress=progress(),
     )
+    before, after = found.perplexities
     save_pruned(
         found.model,
         out,
@@ -643,9 +665,39 @@ def compress(
             kl=found.kl,
             kl_error=found.standard_error,
             kl_text=f"{len(found.side.kl)} rows that no step of the search has seen",
+            dense_perplexity=before,
+            pruned_perplexity=after,
         ),
     )
-    print(f"{found}\nSaved to {out}.")
+    write_new(out / "report.html", found.page)
+    print(f"{found}\nSaved to {out}. The report is {out / 'report.html'}.")
+    if gguf:
+        print(export_gguf(found.model, tokenizer, file))
+
+
+def chat(folder: Positional[File], *, against: str | None = None, tokens: Count = 64) -> None:
+    """Let a pruned model, and the dense one beside it, continue what is typed.
+
+    A model with a chat template is asked a question. An empty line ends it.
+
+    Examples:
+      cocurve chat smaller --against demo
+
+    Args:
+        folder: folder from `cocurve prune` or `compress`
+        against: the dense model
+        tokens: the most new tokens
+    """
+    models = {str(folder): load_pruned(folder)}
+    tokenizer = read_tokenizer(str(folder), against)
+    if against is not None:
+        models = {against: load_model(against)[0]} | models
+    while asked := input("> ").strip():
+        table = Table(*models, expand=True)
+        table.add_row(
+            *(Text(continue_text(each, tokenizer, asked, tokens)) for each in models.values())
+        )
+        Console().print(table)
 
 
 def export(

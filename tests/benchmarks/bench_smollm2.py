@@ -24,14 +24,13 @@ from cocurve_lab.extensions.pretrained.kept import (
     KeptPlan,
     KeptPlans,
     kept_curvature,
-    kept_folder,
     kept_interactions,
     kept_plans,
-    read_plans,
 )
 from cocurve_lab.extensions.writing import plus_minus
 from cocurve_lab.measuring.risk import standard_error
 from cocurve_lab.solver.solve import solve_greedy
+from cocurve_studies.bake_off.refits import kept_refits, level_after_refit
 from cocurve_studies.certainty import purposes
 from cocurve_studies.tables import pick
 from cocurve_studies.trust import reach

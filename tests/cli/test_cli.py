@@ -569,3 +569,24 @@ def test_notebooks_are_copied_and_changed_ones_stay(
     assert not opened
     cocurve("lab", tmp_path, code=7)  # JupyterLab's own exit code
     assert str(tmp_path / "01_build_H.ipynb") in opened[0]
+
+
+def test_a_folder_becomes_a_smaller_one_with_a_report_and_a_chat(
+    place: Path, tmp_path: Path, cocurve: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "smaller"
+    text = ["--text", place / "calibration.jsonl", "--length", "20", "--sequences", "4"]
+    said = cocurve("compress", place / "model", "--smaller", "10%", "--minutes", "0.001", *text,
+                   "--out", out, *CPU)  # fmt: skip
+    dense, _ = cl.load_model(place / "model")
+    assert cl.load_pruned(out).num_parameters() <= 0.9 * dense.num_parameters()
+    report, card = ((out / name).read_text() for name in ("report.html", "README.md"))
+    assert "not measured" not in card
+    assert dense.num_parameters() == int(report.split('number">')[3].split("<")[0].replace(",", ""))
+    assert "minutes are left" in said.out
+    lines = iter(["w1 w2 w3", ""])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    shown = cocurve("chat", out, "--against", place / "model", "--tokens", 4).out
+    assert (
+        cl.continue_text(dense, *cl.load_model(place / "model")[1:], "w1 w2 w3", 4).strip() in shown
+    )

@@ -10,28 +10,31 @@ step before has seen.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from ...base.arguments import as_float
 from ...base.errors import InfeasibleError, InputError
 from ...base.progress import Progress
-from ...calibration import CalibrationSet
+from ...calibration import LONGEST_ROW, CalibrationSet
 from ...curvature.matrix import Curvature
 from ...curvature.settings import BuildOptions
 from ...estimator.build import Build
 from ...estimator.estimate import estimate_curvature
 from ...measuring.results import mean_and_error
 from ...measuring.risk import Side, compare_models, measure_plans
-from ...models.identity import model_name
-from ...models.runtime import require_one_device
+from ...models.architectures import describe
+from ...models.identity import model_device, model_name
+from ...models.runtime import context_of, measuring, require_one_device
 from ...models.units import UnitSet, enumerate_units
 from ...pruner.cutting import prune
 from ...solver.guards import FREE, Guards
@@ -41,23 +44,29 @@ from ...solver.targets import Target
 from ..analysis.variants import measured_diagonal
 from ..interactions.measured import Interactions, measure_interactions
 from ..judging.kept import plans_file
+from ..judging.perplexity import Perplexity
 from ..pretrained.texts import python_manual
 from ..repairing.repair import RepairOptions, repair
 from ..texts.documents import default_calibration, own_text
+from .report import Samples, cost_of_ratios, page, write_samples
 from .search import PlanSearch, search_plan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+log = logging.getLogger(__name__)
 # of the time: when the build ends, and when the search does, without and with refits after it
 _BUILD, _SEARCH, _SEARCH_THEN_REFITS = 0.4, 0.85, 0.7
 _LAYERS = 0.1  # of the time, for measured layers
 _SEARCH_ROWS, _JUDGE_ROWS, _TEST_ROWS, _OTHER_ROWS = 32, 16, 16, 8
+_LONGEST, _SHORTEST = LONGEST_ROW, 256  # tokens of a row whose length is not given
+_REFIT, _PASSES = 0.1, 5  # of the time, for the first refit; a row of it costs up to five passes
+_LEAST_REFITTED = 16  # rows of a refit
 
 
 @dataclass(frozen=True, eq=False)
 class BestPlan:
-    """What `best_plan` found. `print` it for the report.
+    """What `best_plan` found. `print` it for the report; a notebook shows it as a page.
 
     Attributes:
         selection: the plan: that of the search, or another one whose refit is better.
@@ -70,6 +79,9 @@ class BestPlan:
         pruned, refitted: the plan as pruned, and the best refit, on the test rows; `refitted` is
             None where no refit was asked for.
         refits: KL of each refit on the judging rows, by what made its plan; nats per token.
+        samples: what both models write after some prompts, and how fast.
+        costs: KL of plans of 10, 20 and 30 % on four judging rows, by what makes the plan.
+        test: the rows of the report.
         minutes: the minutes that it took.
     """
 
@@ -83,6 +95,9 @@ class BestPlan:
     pruned: Side
     refitted: Side | None
     refits: dict[str, float]
+    samples: Samples
+    costs: list[tuple[str, list[str]]]
+    test: CalibrationSet
     minutes: float
 
     @property
@@ -100,10 +115,40 @@ class BestPlan:
         """Standard error of `kl` over rows, nats per token."""
         return self.side.error
 
+    @property
+    def perplexities(self) -> tuple[Perplexity, Perplexity]:
+        """Perplexity of the dense model and of the result on the test rows."""
+        rows, tokens = self.test.scored.shape
+        protocol = (
+            f"{rows} rows of {self.test.seq_len} tokens ({self.test.source}), each by itself."
+        )
+        dense, mine = (
+            Perplexity(
+                value=float(np.exp(loss.mean())),
+                nll=float(loss.mean()),
+                tokens=rows * tokens,
+                protocol=protocol,
+                context=self.test.seq_len,
+                stride=self.test.seq_len,
+                window_nll=tuple((loss * tokens).tolist()),
+                window_tokens=(tokens,) * rows,
+            )
+            for loss in (self.side.dense_loss, self.side.loss)
+        )
+        return dense, mine
+
+    @property
+    def page(self) -> str:
+        """The report as an offline page of HTML."""
+        return page(self)
+
+    def _repr_html_(self) -> str:
+        return self.page
+
     def __repr__(self) -> str:
         plan, side, search = self.selection, self.side, self.search
         total = plan.units.total_parameters or plan.units.total_cost
-        dense, loss = (float(np.exp(x.mean())) for x in (side.dense_loss, side.loss))
+        dense, mine = self.perplexities
         refit = "not refitted"
         if self.refitted is not None:
             better = "taken" if self.repaired else "not taken, as it is no better on held-out rows"
@@ -118,7 +163,7 @@ class BestPlan:
                 f"({plan.realized_ratio:.2%} of those that can be removed).",
                 f"KL(dense || result) {self.kl:.4f} ± {self.standard_error:.4f} nats per token, on "
                 f"{len(side.kl)} rows that no step before has seen.",
-                f"Perplexity on them {dense:.3f} dense, {loss:.3f} now.",
+                f"Perplexity on them {dense.value:.3f} dense, {mine.value:.3f} now.",
                 f"The likeliest next token is the dense model's at {side.kept:.1%} of positions.",
                 f"H: {self.curvature.provenance['sequences_done']} rows; start: {self.start}; the "
                 f"plan is that of {self.made_by}.",
@@ -142,15 +187,17 @@ def best_plan(
     num_sequences: int = 128,
     text_file: str | os.PathLike[str] | None = None,
     seq_len: int | None = None,
+    curvature: Curvature | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress = True,
 ) -> BestPlan:
     """Find the best smaller model of a size that some minutes of work buy.
 
     H takes 40 % of the time, or less if it runs out of rows; measured layers up to 10 %, the search
-    20 %, refits and the report the rest. A step that has begun is ended, so the whole may take a
-    little longer, and much longer where one row of H takes longer than its share. The search uses
-    rows of H; the rows of the judging and of the test are used for nothing else. A refit is taken
+    20 %, refits and the report the rest. A refit gets as many rows as fit. A step that has begun is
+    ended, so the whole may take a little longer, and much longer where one row of H takes longer
+    than its share. The search uses rows like those of H; the rows of the judging and of the test
+    are used for nothing else. A refit is taken
     if its KL is lower on the judging rows, and if it is not worse on another kind of text by more
     than one standard error: Python's manual, unless the model's own text is all there is.
 
@@ -161,10 +208,13 @@ def best_plan(
         minutes: the time to spend.
         guards: where units may go.
         refit: refit the plan found and others, and take the best if it is better (`repair`).
-        num_sequences: the most rows for H, and the rows of the refit; 128 in the paper. Another 32
-            are for judging and for the report.
-        text_file: the text for all of it; None takes the model's default (C4 from the hub).
-        seq_len: tokens per row; None = min(2048, the context).
+        num_sequences: the most rows for H and for a refit; 128 in the paper. Another 32 are for
+            judging and for the report.
+        text_file: the text for all of it; None takes the model's default (C4 from the hub). Where
+            the hub cannot be read, Python's manual stands in, and a warning says so.
+        seq_len: tokens per row; None takes the most, up to 2048 and the context, of which eight
+            rows of H fit into its share of the time, but at least 256.
+        curvature: an H of the model that is there already; None builds one.
         checkpoint: a folder for what is measured; the same call with more minutes goes on from it.
         progress: show progress.
 
@@ -179,25 +229,21 @@ def best_plan(
     if not 0 < minutes < math.inf:
         raise InputError(f"minutes are {minutes}. Give the time to spend, such as 30.")
     require_one_device(model)  # it is pruned and refitted in memory
-    clock = _Clock(60 * minutes)
-    calibration, others = default_calibration(
-        model_name(model),
-        tokenizer,
-        num_sequences=num_sequences,
-        held_out=_JUDGE_ROWS + _TEST_ROWS,
-        text_file=text_file,
-        positions_per_sequence="all",
-        seq_len=seq_len,
-    )
-    judge = others.rows(0, _JUDGE_ROWS)
-    test = others.rows(_JUDGE_ROWS, _JUDGE_ROWS + _TEST_ROWS)
-    folder = None if checkpoint is None else Path(checkpoint)
+    clock = Clock(60 * minutes)
     units = enumerate_units(model)
     # before hours of work: whether the target can be reached at all
     solve_greedy(Curvature(np.eye(len(units)), units), target, 0.0, guards)
-    curvature = _build(model, units, calibration, clock, folder, progress)
-    done = curvature.provenance["sequences_done"]
-    rows = calibration.rows(0, max(2, min(_SEARCH_ROWS, done)))
+    if seq_len is None and own_text(model_name(model)) is None:
+        seq_len = row_length(model, tokenizer, len(units), clock)
+    calibration, judge, test, other_text = _rows(
+        model, tokenizer, num_sequences, text_file, seq_len
+    )
+    folder = None if checkpoint is None else Path(checkpoint)
+    if curvature is None:
+        curvature = _build(model, units, calibration, clock, folder, progress)
+    done = curvature.provenance.get("sequences_done", _SEARCH_ROWS)
+    rows = calibration.rows(0, max(2, min(_SEARCH_ROWS, done, len(calibration))))
+    clock.tell("Measuring whole layers and the plans to start from", progress)
     layers = _layers(model, units, rows.rows(0, 2), clock, folder, progress)
     path = plans_file(folder, model, rows)
     named = _candidates(curvature, layers, target, guards)
@@ -210,6 +256,7 @@ def best_plan(
     # the row evaluations that fit; at least 1
     end = (_SEARCH_THEN_REFITS if refit else _SEARCH) * clock.total
     evaluations = max(1, int((end - clock.gone) / seconds))
+    clock.tell(f"Searching near {list(named)[best]}, {evaluations:,} row evaluations", progress)
     found = search_plan(
         model,
         plans[best],
@@ -227,15 +274,19 @@ def best_plan(
     if refit:
         by_kl = [list(named)[place] for place in table.mean.argsort()]
         contenders = {made_by: plan} | {name: named[name] for name in by_kl}
-        texts = [judge, *_other_text(model, tokenizer, text_file, calibration.seq_len)]
+        texts = [judge, *other_text]
         as_pruned = [compare_models(model, smaller, text).kl for text in texts]
+        fit = int(_REFIT * clock.total / (_PASSES * seconds))
+        fitted = calibration.rows(0, min(len(calibration), max(_LEAST_REFITTED, fit)))
+        clock.tell(f"Refitting on {len(fitted)} rows", progress)
         name, other, repaired, refits = _best_refit(
-            model, contenders, calibration, texts, as_pruned, clock, progress
+            model, contenders, fitted, texts, as_pruned, clock, progress
         )
         # chosen on the judging rows, told on the test rows
         refitted = compare_models(model, other, test)
         if repaired:
             plan, smaller, made_by = contenders[name], other, name
+    clock.tell("Writing the report", progress)
     return BestPlan(
         selection=plan,
         model=smaller,
@@ -247,6 +298,9 @@ def best_plan(
         pruned=compare_models(model, prune(model, plan), test),
         refitted=refitted,
         refits=refits,
+        samples=write_samples(model, smaller, tokenizer, test),
+        costs=cost_of_ratios(model, curvature, judge.rows(0, 4)),
+        test=test,
         minutes=clock.gone / 60,
     )
 
@@ -254,7 +308,7 @@ def best_plan(
 # Steps --------------------------------------------------------------------------------------------
 
 
-class _Clock:
+class Clock:
     """The seconds there are, and those since the start."""
 
     def __init__(self, seconds: float) -> None:
@@ -264,33 +318,89 @@ class _Clock:
     def gone(self) -> float:
         return time.monotonic() - self.begun
 
+    def tell(self, what: str, progress: Progress) -> None:
+        """Say what begins, and how much time is left."""
+        if progress:
+            left = max(0.0, self.total - self.gone)
+            print(f"{what}; {left / 60:.1f} of {self.total / 60:g} minutes are left.", flush=True)
 
-def _other_text(
+
+def row_length(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, units: int, clock: Clock
+) -> int | None:
+    """Tokens per row of which eight rows of H fit into its share; None: the most there are.
+
+    A row of H costs about half a forward pass of the row for each unit.
+    """
+    most = int(min(_LONGEST, context_of(model), tokenizer.model_max_length))
+    if most <= _SHORTEST:
+        return None
+    ids = torch.zeros(1, _SHORTEST, dtype=torch.long, device=model_device(model))
+    begun = clock.gone
+    with measuring(model, torch.get_num_threads()):
+        describe(model).last_hidden(ids)
+    a_row = max(1e-9, (clock.gone - begun) * units / 2)
+    fit = _BUILD * clock.total / (8 * a_row)  # in units of the shortest length
+    length = _SHORTEST * 2 ** max(0, int(math.log2(max(1.0, fit))))
+    return None if length >= most else length
+
+
+def _rows(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
+    num_sequences: int,
     text_file: str | os.PathLike[str] | None,
-    seq_len: int,
-) -> list[CalibrationSet]:
-    """Rows of Python's manual, which ships; none where a model's own text is all that it reads."""
-    if text_file is None and own_text(model_name(model)) is not None:
-        return []
-    documents, source = python_manual("held_out")
-    return [
-        CalibrationSet.from_texts(documents, tokenizer, _OTHER_ROWS, seq_len, "all", source=source)
-    ]
+    seq_len: int | None,
+) -> tuple[CalibrationSet, CalibrationSet, CalibrationSet, list[CalibrationSet]]:
+    """Rows to build, search and refit on, to judge on, for the report, and of another text.
+
+    The other text is Python's manual, which ships. There is none where a model's own text is all
+    that it reads, and where the manual has to stand in for C4.
+    """
+    held_out, own = _JUDGE_ROWS + _TEST_ROWS, own_text(model_name(model))
+    given: dict[str, Any] = {"positions_per_sequence": "all", "seq_len": seq_len}
+    try:
+        built, others = default_calibration(
+            model_name(model), tokenizer, num_sequences, held_out, text_file, **given
+        )
+        other = []
+        if text_file is not None or own is None:
+            documents, source = python_manual("held_out")
+            other = [
+                CalibrationSet.from_texts(
+                    documents, tokenizer, _OTHER_ROWS, built.seq_len, "all", source=source
+                )
+            ]
+    except InputError as error:
+        if text_file is not None or own is not None:
+            raise
+        log.warning("%s Python's manual stands in for it.", error)
+        given["seq_len"], other = _SHORTEST, []
+        built, others = (
+            CalibrationSet.from_texts(documents, tokenizer, count, source=source, **given)
+            for count, (documents, source) in (
+                (num_sequences, python_manual("calibration")),
+                (held_out, python_manual("held_out")),
+            )
+        )
+    return built, others.rows(0, _JUDGE_ROWS), others.rows(_JUDGE_ROWS, held_out), other
 
 
 def _build(
     model: PreTrainedModel,
     units: UnitSet,
     calibration: CalibrationSet,
-    clock: _Clock,
+    clock: Clock,
     folder: Path | None,
     progress: Progress,
 ) -> Curvature:
     """H over the rows that fit its share of the time."""
 
-    def stop(_: Build) -> str | None:
+    def stop(build: Build) -> str | None:
+        if build.done == 1:
+            fit = max(1, int(_BUILD * clock.total / clock.gone))
+            rows = min(fit, len(calibration))
+            clock.tell(f"About {rows} rows of H fit into its share of the time", progress)
         return "The time for H is spent." if clock.gone >= _BUILD * clock.total else None
 
     return estimate_curvature(
@@ -307,7 +417,7 @@ def _layers(
     model: PreTrainedModel,
     units: UnitSet,
     rows: CalibrationSet,
-    clock: _Clock,
+    clock: Clock,
     folder: Path | None,
     progress: Progress,
 ) -> Interactions | None:
@@ -356,7 +466,7 @@ def _best_refit(
     calibration: CalibrationSet,
     texts: list[CalibrationSet],
     as_pruned: list[np.ndarray],
-    clock: _Clock,
+    clock: Clock,
     progress: Progress,
 ) -> tuple[str, PreTrainedModel, bool, dict[str, float]]:
     """Refit plans in their order while there is time, at least the first one.

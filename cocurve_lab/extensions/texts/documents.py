@@ -43,9 +43,13 @@ def texts_of(
 def shuffled(
     files: Files, tokenizer: PreTrainedTokenizerBase, seed: int
 ) -> tuple[Iterator[str], str]:
-    """Return the documents of a file or a mix of files, shuffled by the seed, and their source."""
+    """Return the documents of a file or a mix of files, shuffled by the seed, and their source.
+
+    A document that is there twice is taken once: otherwise rows to judge on could repeat rows that
+    H was built on.
+    """
     if not isinstance(files, Mapping):
-        documents = read_documents(files, tokenizer)
+        documents = list(dict.fromkeys(read_documents(files, tokenizer)))
         random.Random(seed).shuffle(documents)
         return iter(documents), _called(files, tokenizer)
     shares = {path: as_float(share, f"the share of {path}") for path, share in files.items()}

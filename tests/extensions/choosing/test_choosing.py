@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -23,6 +25,7 @@ from cocurve_lab.extensions.choosing import best_plan as best_plans
 from cocurve_lab.extensions.choosing import racing
 from cocurve_lab.extensions.choosing.gains import GainsChoice, choose_gains
 from cocurve_lab.extensions.choosing.racing import Fit
+from cocurve_lab.extensions.choosing.report import Samples
 from cocurve_lab.extensions.choosing.settings import choose_guards
 from cocurve_lab.measuring.risk import PlanTable, compare_models
 from cocurve_lab.models.identity import model_name
@@ -667,6 +670,31 @@ def test_a_refit_that_harms_another_text_is_not_taken(
     best = found(text, refit=True, minutes=1e-6)
     assert best.repaired == (harm == 0)
     assert best.selection is best.search.selection
+
+
+def test_the_page_shows_what_was_found_and_runs_nothing(text: Path) -> None:
+    best = found(text, minutes=1e-6)
+    (_, dense, smaller), *others = best.samples.texts
+    assert len(others) == 9
+    shown = replace(
+        best, samples=Samples((("<script>alert(1)</script>", dense, smaller),), (1.0, 2.0))
+    )
+    page = html.unescape(shown.page)
+    for wanted in (f"{best.selection.realized_ratio:.2%}", f"{best.kl:.4f}", dense, smaller):
+        assert wanted in page
+    assert "<script" not in shown.page
+    assert not re.search(r"(src|href)=|url\(|@import", shown.page)
+    gone = np.bincount(best.selection.units.layers[list(best.selection.pruned)], minlength=3)
+    left = [sum(map(int, re.findall(r"(\d+) of \d+</td>", row))) for row in page.split("<tr>")]
+    whole = np.bincount(best.selection.units.layers)
+    assert [n for n in left if n] == (whole - gone).tolist()
+
+
+@pytest.mark.parametrize(("minutes", "length"), [(1e-6, 256), (1e6, None)])
+def test_rows_are_as_long_as_the_time_allows(minutes: float, length: int | None) -> None:
+    model = tiny_model(max_position_embeddings=4096)
+    clock = best_plans.Clock(60 * minutes)
+    assert best_plans.row_length(model, word_tokenizer(4096), 24, clock) == length
 
 
 def test_models_are_compared_by_their_definitions() -> None:
