@@ -48,9 +48,10 @@ RATIOS = (0.1, 0.2, 0.3)
 NAMES = ("searched", "measured layers, lambda 0", "ShortGPT", "SlimLLM", "H, lambda 0", "random 0")
 LENGTH: dict[str, Any] = {"seq_len": 256, "positions_per_sequence": "all"}
 FIT, JUDGED = 32, 12  # rows of a text
+APART = 9  # rows between two judges of a text whose documents are longer than a row
 THREADS = torch.get_num_threads()
 # rows of the slice of C4: H read 0 to 23, judges of plans.json 26 to 31, search and choice 32 to 95
-C4_FIT, C4_CHOSEN, C4_JUDGED = (96, 96 + FIT), (160, 168), (208, 208 + JUDGED)
+C4_FIT, C4_CHOSEN, C4_JUDGED = (96, 96 + FIT), (160, 168), (176, 176 + APART * JUDGED)
 SOURCES = {
     "c4": "C4",
     "wikitext": "WikiText-2 test",
@@ -76,11 +77,16 @@ def texts(folder: Path, work: Path, tokenizer: Any) -> dict[str, cl.CalibrationS
     return {
         "fit": cl.CalibrationSet(torch.cat(mix), source="C4 and WikiText-2 valid"),
         "chosen": c4.rows(*C4_CHOSEN),
-        "c4": c4.rows(*C4_JUDGED),
+        "c4": apart(c4.rows(*C4_JUDGED)),
         "wikitext": paragraphs("wikitext2_test.txt", JUDGED),
         "stories": paragraphs("tinystories.txt", JUDGED),
-        "manual": cl.default_calibration(NAME, tokenizer, 1, JUDGED, **LENGTH)[1],
+        "manual": apart(cl.default_calibration(NAME, tokenizer, 1, APART * JUDGED, **LENGTH)[1]),
     }
+
+
+def apart(rows: cl.CalibrationSet) -> cl.CalibrationSet:
+    """Every ninth row, so that few are of one document: an error over rows takes them as apart."""
+    return cl.CalibrationSet(rows.input_ids[::APART], source=rows.source)
 
 
 def plan_of(name: str, ratio: float, curvature: cl.Curvature) -> cl.Selection:
