@@ -128,8 +128,8 @@ def told_fit(losses: Sequence[float], vocabulary: int) -> str:
     if not losses:
         return ""
     rows = "the first row" if len(losses) == 1 else f"{len(losses)} rows"
-    perplexity = shown_perplexity(float(np.mean(losses)))
-    text = f"The dense model's perplexity on {rows} is {perplexity}."
+    perplexity = math.exp(min(float(np.mean(losses)), 700))  # exp overflows above 709
+    text = f"The dense model's perplexity on {rows} is {perplexity:,.4g}."
     if is_guess(losses, vocabulary):
         text += (
             f" That is near the {vocabulary:,} of a uniform guess: the model does not know this "
@@ -141,8 +141,3 @@ def told_fit(losses: Sequence[float], vocabulary: int) -> str:
 def is_guess(losses: Sequence[float], vocabulary: int) -> bool:
     """Whether the model predicts rows no better than a guess among a third of the vocabulary."""
     return bool(losses) and float(np.mean(losses)) > math.log(vocabulary / 3)
-
-
-def shown_perplexity(loss: float) -> str:
-    """Write exp(loss)."""
-    return f"{math.exp(min(loss, 700)):,.4g}"

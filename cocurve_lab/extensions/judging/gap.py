@@ -214,7 +214,7 @@ def split_risk(
         )
     architecture = describe(model)
     require_measurable(model, text)
-    units, _ = resolve(model, selection)
+    units, _ = resolve(architecture, selection)
     bar = open_bar(
         progress, total=len(text) * len(units), desc="Splitting the risk", unit="ablation"
     )
