@@ -91,7 +91,7 @@ class WeightStore(Protocol):
 
     def load(
         self, place: str, shapes: PreTrainedModel, device: torch.device, options: dict[str, Any]
-    ) -> tuple[PreTrainedModel, dict[str, Any]]:
+    ) -> PreTrainedModel:
         """Load a model as `from_pretrained`, but leave its layers in their files.
 
         Args:
@@ -99,9 +99,6 @@ class WeightStore(Protocol):
             shapes: the model on the meta device.
             device: where embedding, final norm and head go, and where the layers run.
             options: of `from_pretrained`.
-
-        Returns:
-            The model, and what `from_pretrained` says of the loading.
         """
 
     def leave(

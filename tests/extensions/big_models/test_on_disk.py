@@ -268,7 +268,7 @@ def test_files_that_change_under_a_streamed_model_are_told_and_nothing_is_left(
     file = next((tmp_path / "model").glob("*.safetensors"))
     name = "model.layers.1.mlp.up_proj.weight"
     if damage == "truncated":
-        file.write_bytes(file.read_bytes()[:-100])
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     elif damage == "missing":
         file.unlink()
     else:
