@@ -10,7 +10,7 @@ lines of Algorithm 1 are in curvature/: `Groups.matrix` divides by the number of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from .teacher import AblationPass, Ablations, begin
 _GRAM_COLUMNS = 1 << 14  # float32 products are summed over this many features, then in float64
 
 
+@runtime_checkable
 class Listener(Protocol):
     """Measures something besides the Gram matrix while Algorithm 1 runs, such as each unit's KL."""
 

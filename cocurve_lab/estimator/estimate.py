@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..base.arguments import as_int, as_list, require_choice, require_type
 from ..base.atomic import clean, previous
-from ..base.errors import CocurveError
+from ..base.errors import CocurveError, InputError
 from ..base.origin import LOADED
 from ..base.progress import Progress
 from ..base.storage import fingerprint
@@ -91,6 +91,12 @@ def estimate_curvature(
     options = BuildOptions() if options is None else options
     require_type(options, BuildOptions, "options")
     listeners = as_list(listeners, "listeners")
+    for each in listeners:
+        if isinstance(each, type) or not isinstance(each, Listener):
+            raise InputError(
+                f"{each!r} is no listener. Give objects with begin(start) and hear(batch), such as "
+                "listeners=[Mine()]."
+            )
     units = units or enumerate_units(model)
     settings = build_settings(model, units, calibration, top_r, options)
     name = model_name(model)

@@ -29,11 +29,11 @@ from ..models.architectures import Architecture, describe
 from ..models.identity import model_device
 from ..models.layer_calls import LayerCall, capture_calls, run_from
 from ..models.layers import weights_of
+from ..models.logits import log_likelihood, pieces, require_numbers, too_large, unless_too_large
 from ..models.masking import Scales, plan_scales, scaled, stack_rows
 from ..models.runtime import in_double, measuring, require_measurable, sums_on
 from ..models.units import Unit
 from ..solver.selection import Selection
-from .logits import log_likelihood, pieces, require_numbers, too_large, unless_too_large
 from .plan_memory import FileKind, PlanMemory, model_settings
 from .results import Tabular, mean_and_error, standard_error
 

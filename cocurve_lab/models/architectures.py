@@ -106,8 +106,11 @@ class Architecture:
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute logits [..., V] from final hidden states [..., d], in the model's dtype."""
         # on the device of the hidden states: the head of a spread model has its own
-        logits, cap = self.head(hidden).to(hidden.device), self.logit_cap
-        logits = logits if self.logit_scale == 1 else logits * self.logit_scale
+        return self.settled(self.head(hidden).to(hidden.device))
+
+    def settled(self, z: Tensor) -> Tensor:
+        """Scale and cap the head's own output z, of all tokens or of some: the logits."""
+        logits, cap = z if self.logit_scale == 1 else z * self.logit_scale, self.logit_cap
         return logits if cap is None else (logits / cap).tanh() * cap
 
     @property

@@ -88,6 +88,7 @@ class WeightStore(Protocol):
 
     def source(self, model: PreTrainedModel) -> WeightSource | None:
         """Return the source of weights that another library took out of memory, if any."""
+        return None
 
     def load(
         self, place: str, shapes: PreTrainedModel, device: torch.device, options: dict[str, Any]
@@ -100,6 +101,7 @@ class WeightStore(Protocol):
             device: where embedding, final norm and head go, and where the layers run.
             options: of `from_pretrained`.
         """
+        raise missing("stream=True")
 
     def leave(
         self, model: PreTrainedModel, read: Callable[[str], Tensor], device: torch.device
@@ -114,6 +116,7 @@ class WeightStore(Protocol):
         Returns:
             The names of the weights that stay in the files.
         """
+        raise missing("stream=True")
 
     def folder(self, model: PreTrainedModel, folder: Path, *, mapped: bool) -> WeightSource:
         """Open the weights that `save_pruned` wrote, for a model of their shapes.
@@ -123,17 +126,8 @@ class WeightStore(Protocol):
         """
 
 
-class InMemory:
+class InMemory(WeightStore):
     """The core's own store: weights are read as a whole, and stay in memory."""
-
-    def source(self, model: PreTrainedModel) -> WeightSource | None:
-        return None
-
-    def load(self, place: Any, shapes: Any, device: Any, options: Any) -> Any:
-        raise missing("stream=True")
-
-    def leave(self, model: Any, read: Any, device: Any) -> list[str]:
-        raise missing("stream=True")
 
     def folder(self, model: PreTrainedModel, folder: Path, *, mapped: bool) -> WeightSource:
         from safetensors.torch import load_file

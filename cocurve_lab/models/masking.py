@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..base.arguments import as_list
-from ..base.errors import InputError, MismatchError
+from ..base.errors import MismatchError
 from .architectures import UNIT_KINDS, Architecture, describe
 from .identity import require_source
 from .runtime import exclusive
@@ -65,13 +65,10 @@ def resolve(
         gains = {plan.units[i]: gain for i, gain in plan.gains.items()}
         return [plan.units[i] for i in plan.pruned], gains
     chosen = as_list(plan, "the list of units")
-    if not all(isinstance(unit, Unit) for unit in chosen):
-        own = list_units(architecture)
-        return [own.units[i] for i in own.indices(chosen)], {}
-    if len(set(chosen)) != len(chosen):  # a Unit knows its columns: no set needed
-        twice = next(unit for unit in chosen if chosen.count(unit) > 1)
-        raise InputError(f"unit {twice} is named twice. Name each unit once.")
-    return chosen, {}
+    if all(isinstance(unit, Unit) for unit in chosen):  # a Unit knows its columns: no set needed
+        return chosen, {}
+    own = list_units(architecture)
+    return [own.units[i] for i in own.indices(chosen)], {}
 
 
 def column_scales(

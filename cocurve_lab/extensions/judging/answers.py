@@ -26,11 +26,11 @@ from ...base.progress import open_bar
 from ...base.storage import fingerprint
 from ...calibration import bare_ids
 from ...estimator.support import widen
-from ...measuring.logits import log_likelihood, pieces, require_numbers, too_large, unless_too_large
 from ...measuring.plan_memory import FileKind, PlanMemory, model_settings
 from ...measuring.results import Tabular, mean_and_error
 from ...models.architectures import Architecture, describe
 from ...models.identity import model_device
+from ...models.logits import log_likelihood, pieces, require_numbers, too_large, unless_too_large
 from ...models.masking import Scales, plan_scales, scaled, stack_rows
 from ...models.runtime import measuring
 from ...solver.selection import Selection

@@ -31,9 +31,9 @@ from ...estimator.fisher import center, centered_kl
 from ...estimator.replay import Replay
 from ...estimator.support import widen
 from ...estimator.teacher import row
-from ...measuring.logits import pieces, require_numbers
 from ...measuring.results import Tabular, mean_and_error
 from ...models.architectures import Architecture, describe
+from ...models.logits import pieces, require_numbers
 from ...models.masking import column_scales, resolve, scaled
 from ...models.runtime import measuring, require_measurable
 from ...models.units import Unit

@@ -20,9 +20,9 @@ from ...base.errors import InputError
 from ...calibration import CalibrationSet
 from ...estimator.fisher import kl_divergence
 from ...estimator.support import widen
-from ...measuring.logits import pieces, require_numbers
 from ...models.architectures import Architecture, describe
 from ...models.identity import embedding_weight, model_device
+from ...models.logits import pieces, require_numbers
 from ...models.masking import Scales, plan_scales, scaled, stack_rows
 from ...models.runtime import context_of, in_double, measuring, require_measurable
 from ...models.units import Unit

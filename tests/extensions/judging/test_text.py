@@ -34,7 +34,7 @@ from cocurve_lab.extensions.judging.lockstep import (
     generate_rows,
     next_token_probabilities,
 )
-from cocurve_lab.measuring import logits
+from cocurve_lab.models import logits
 from cocurve_lab.models.runtime import exclusive
 from helpers.problems import make_units
 from helpers.tiny_models import (
