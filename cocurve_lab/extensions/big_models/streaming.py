@@ -337,9 +337,13 @@ def _weights(module: nn.Module, deep: bool) -> Iterator[tuple[str, nn.Module, st
 
 def _source(hook: Any, key: str, name: str, dtype: torch.dtype) -> Read:
     """How to read a weight that accelerate offloaded, in the dtype of its place."""
-    if key not in hook.weights_map:
+    weights = hook.weights_map
+    held, stored = getattr(weights, "dataset", weights), getattr(weights, "prefix", "") + key
+    if stored not in iter(held):  # asked of a mapping itself, it would read the weight
         raise InputError(
             f"the model's files hold no {name}. Get the whole model, and load it again."
         )
+    if hasattr(held, "device"):
+        held.device = None  # read on the CPU: a layer goes to its device as a whole
     # copied: accelerate maps files into memory, which is not reading
-    return lambda: hook.weights_map[key].to(dtype, copy=True)
+    return lambda: held[stored].to(dtype, copy=True)
