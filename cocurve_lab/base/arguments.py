@@ -70,8 +70,6 @@ def as_path(value: Any, name: str) -> Path:
         raise InputError(
             f"{name} is {shown(value)}, not a path. Give the name of a file or folder."
         )
-    if "\0" in os.fspath(value):
-        raise InputError(f"{name} is {shown(value)}, which holds a zero byte. Give another name.")
     return Path(os.path.expanduser(value))
 
 

@@ -168,7 +168,7 @@ class Curvature:
         The diagonal is 1. Units whose removal changes nothing (H_uu = 0) correlate 0 with others.
         Those of measured interactions may lie beyond 1 and are shown as they are.
         """
-        return _correlate(self.matrix, 1.0 if self.matrix_name == "H" else math.inf)
+        return correlate(self.matrix, 1.0 if self.matrix_name == "H" else math.inf)
 
     def block_means(self) -> dict[str, float]:
         """Return the mean |rho_uv| of each block: within attention, across kinds, within FFN.
@@ -193,47 +193,6 @@ class Curvature:
     def ffn_redundancy(self) -> float:
         """Mean |rho| over FFN pairs, the statistic that gates lambda (Section "Scope")."""
         return self.block_means()["ffn"]
-
-    @cached_property
-    def ffn_redundancy_noise_floor(self) -> float | None:
-        """The part of `ffn_redundancy` that is sampling noise: the mean |error| of its rho.
-
-        None without at least two groups. If every true rho is 0, `ffn_redundancy` reads this value;
-        for n independent positions it would be sqrt(2 / (pi n)). As |rho| grows the noise falls, by
-        a factor of about 1 - rho^2.
-        """
-        if self._halves is None:
-            return None
-        a, b = self._halves
-        # half the difference of two halves has the sampling error of the whole, if they are equally
-        # long (otherwise it is too large); it needs no assumption that positions are independent
-        return _mean(np.abs(a - b) / 2, self.pair_mask("ffn"))
-
-    @cached_property
-    def ffn_redundancy_corrected(self) -> float | None:
-        """`ffn_redundancy` without its upward bias; None without at least two groups.
-
-        It is unbiased where the true rho is 0. Elsewhere it is too low by at most the chance that
-        noise turns a sign.
-        """
-        if self._halves is None:
-            return None
-        a, b = self._halves
-        # |.| makes noise of either sign positive. But the sign of one half is independent of the
-        # noise of the other, so noise cancels in the mean of sign(a) b
-        return _mean((np.sign(a) * b + np.sign(b) * a) / 2, self.pair_mask("ffn"))
-
-    @cached_property
-    def _halves(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Correlations [M, M] of two disjoint halves of the calibration; None without groups."""
-        if self.groups is None:
-            return None
-        filled = np.flatnonzero(self.groups.positions)
-        if len(filled) < 2:
-            return None
-        # every other group, so that the halves are alike even where the text is sorted
-        even, odd = (self.groups.grams[part].sum(axis=0) for part in (filled[::2], filled[1::2]))
-        return _correlate(even), _correlate(odd)
 
     def spectrum(self) -> np.ndarray:
         """Return the eigenvalues of H [M], largest first, nats per token.
@@ -377,7 +336,7 @@ def merge_shards(parts: Sequence[Curvature]) -> Curvature:
     return Curvature.from_groups(parts[0].units, groups, facts)
 
 
-def _correlate(matrix: np.ndarray, bound: float = 1.0) -> np.ndarray:
+def correlate(matrix: np.ndarray, bound: float = 1.0) -> np.ndarray:
     """Correlations [M, M] of a Gram matrix; 0 off the diagonal where a unit's diagonal is 0."""
     scale = np.sqrt(np.clip(np.diagonal(matrix), 0.0, None))
     inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)

@@ -81,8 +81,7 @@ def sum_builds(parts: Sequence[Built]) -> tuple[Groups, Facts]:
             f"a sequence (fingerprint {twice[:12]}) occurs twice in the parts: it would count "
             "twice. Merge builds over disjoint sequences."
         )
-    names = _known_to_all(found)
-    groups = Groups(**{name: _sum([part.arrays[name] for part in found]) for name in names})
+    groups = _added(found)
     merged = facts[0] | {
         "row_fingerprints": rows,
         "text_windows": joined(each.get("text_windows") for each in facts),
@@ -102,10 +101,6 @@ def sum_builds(parts: Sequence[Built]) -> tuple[Groups, Facts]:
     return groups, merged
 
 
-def _known_to_all(parts: Sequence[Groups]) -> list[str]:
-    return [name for name in parts[0].arrays if all(name in part.arrays for part in parts)]
-
-
 def _mergeable(part: Built, first: Built, number: int) -> Groups:
     """Return the groups of a part that can be merged with the first one."""
     groups = part.groups
@@ -121,12 +116,16 @@ def _mergeable(part: Built, first: Built, number: int) -> Groups:
     return groups
 
 
-def _sum(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Sum [G, ...] over parts, in their order; groups that a part lacks count as empty."""
-    total = np.zeros_like(max(arrays, key=len))
-    for array in arrays:
-        total[: len(array)] += array
-    return total
+def _added(parts: Sequence[Groups]) -> Groups:
+    """Add sums group by group, in the order of the parts; groups that a part lacks are empty."""
+    sums = {}
+    for name in parts[0].arrays:
+        if all(name in part.arrays for part in parts):
+            arrays = [part.arrays[name] for part in parts]
+            sums[name] = np.zeros_like(max(arrays, key=len))
+            for array in arrays:
+                sums[name][: len(array)] += array
+    return Groups(**sums)
 
 
 # Shards of one build ------------------------------------------------------------------------------
@@ -172,16 +171,10 @@ def _require_finished(part: Built, number: int) -> None:
 
 
 def _assemble(parts: list[Built]) -> tuple[Groups, Facts]:
-    found = [part.groups for part in parts if part.groups is not None]
-    # copy, do not add: summation order changes the last bits
-    arrays = {name: np.zeros_like(found[0].arrays[name]) for name in _known_to_all(found)}
     # back into the order of sequences, so that provenance too is that of one build
     rows: dict[str, dict[int, Any]] = {name: {} for name in _OF_EACH_ROW}
-    for part, groups in zip(parts, found, strict=True):
+    for part in parts:
         facts = part.provenance
-        mine = shard_groups(facts["shard"], facts["groups"])
-        for name, array in arrays.items():
-            array[mine] = groups.arrays[name][mine]
         numbers = shard_sequences(facts["shard"], facts["groups"], facts["num_sequences"])
         for name, values in rows.items():
             values |= dict(zip(numbers, facts[name], strict=True))
@@ -198,7 +191,8 @@ def _assemble(parts: list[Built]) -> tuple[Groups, Facts]:
         "merged_from": [part.fingerprint for part in parts],
         **ordered,
     }
-    return Groups(**arrays), merged
+    # a group is of one shard alone: what the others add to it is 0, which changes no bit
+    return _added([part.groups for part in parts]), merged
 
 
 def _events(parts: list[Built]) -> list[str]:

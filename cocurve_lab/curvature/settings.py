@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,10 +55,6 @@ def as_shard(value: Any, name: str) -> Shard:
     return as_int(value[0], name), as_int(value[1], name)
 
 
-def _as_count(value: Any, name: str) -> int:
-    return as_int(value, name, 1)
-
-
 def _as_seconds(value: Any, name: str) -> float:
     seconds = as_float(value, name)
     if not seconds >= 0:
@@ -89,8 +86,8 @@ class BuildOptions:
             over the full vocabulary, not on the top-r support. H keeps its bits.
     """
 
-    units_per_batch: int | None = _option(None, _as_count)
-    groups: int = _option(16, _as_count)
+    units_per_batch: int | None = _option(None, partial(as_int, least=1))
+    groups: int = _option(16, partial(as_int, least=1))
     checkpoint_seconds: float = _option(60.0, _as_seconds)
     num_threads: int | None = _option(None, require_threads)
     on_sequence: Callable[[Any], str | None] | None = _option(None)

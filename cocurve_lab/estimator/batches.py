@@ -21,6 +21,7 @@ from ..calibration import CalibrationSet
 from ..models.architectures import Architecture
 from ..models.identity import embedding_weight, model_device
 from ..models.layers import weights_of
+from ..models.logits import LOGIT_BYTES
 from ..models.runtime import is_out_of_memory
 from ..models.units import Unit, UnitSet
 from .replay import Batched
@@ -30,7 +31,6 @@ SMALLER = "Use shorter rows, fewer positions, bfloat16 weights, or a larger devi
 Tick = Callable[[int], object]  # told the number of ablations that are done
 Ride = Callable[[Batched], Iterator[Tensor]]  # `Replay.ride`
 
-LOGIT_BYTES = 256 << 20  # bytes of full-vocabulary logits held at a time, here and in measuring/
 _LARGEST_CPU_BATCH = 24  # rows beyond this only leave the cache
 
 

@@ -114,7 +114,7 @@ class Replay:
             for at in range(len(states)):  # each replaces the one before at once
                 states[at] = self.run(layer, states[at])
                 if layer == last:
-                    states[at] = states[at][:, self._positions_on(states[at].device)]
+                    states[at] = states[at][:, self.positions.to(states[at].device)]
         states += [self._started(units) for units in batches if units[0].layer == layer]
 
     def _started(self, units: Sequence[Unit]) -> Tensor:
@@ -134,10 +134,6 @@ class Replay:
         # masks and position embeddings have batch size 1 and broadcast over B
         return self.calls[layer].run(self.architecture.layers[layer], hidden)
 
-    def _positions_on(self, device: torch.device) -> Tensor:
-        """Return the scored positions, to index a tensor on this device."""
-        return self.positions.to(device)
-
     def _restart(self, layer: int, kind: Kind, units: list[Unit]) -> Tensor:
         """Return the output of `layer` [B, T or P, d], each row without one unit of a kind."""
         # after the projections of the last layer nothing mixes positions any more, so those not
@@ -146,7 +142,7 @@ class Replay:
         traces = self._trace(layer)
         device = next(iter(traces.values())).write.device
         if layer == len(self.architecture.layers) - 1:
-            keep = self._positions_on(device)
+            keep = self.positions.to(device)
         # exact, because the input of the layer is the teacher's: whatever precedes the output
         # projection of the unit would compute again what the teacher pass computed
         rows = len(units)
@@ -225,7 +221,7 @@ class Replay:
         forward = block.forward
 
         def scored(hidden: Tensor) -> Any:
-            write, positions = torch.zeros_like(hidden), self._positions_on(hidden.device)
+            write, positions = torch.zeros_like(hidden), self.positions.to(hidden.device)
             answer = forward(hidden[:, positions])
             write[:, positions] = first_output(answer)
             return (write, *answer[1:]) if isinstance(answer, tuple) else write

@@ -17,11 +17,11 @@ from torch import Tensor
 from ..base.errors import NumericalError
 from ..models.architectures import Architecture
 from ..models.identity import model_device
+from ..models.logits import log_likelihood, pieces
 from ..models.runtime import in_double
 from ..models.units import Unit
-from .batches import LOGIT_BYTES
 from .fisher import centered_kl, kl_divergence
-from .support import GATHER_BYTES, SupportHead, widen
+from .support import SupportHead, widen
 from .teacher import AblationPass, Ablations
 
 # Units removed alone ------------------------------------------------------------------------------
@@ -100,9 +100,8 @@ class FullVocabulary:
             teacher: final hidden states of the teacher at the scored positions [1, P, d].
             ablated: those of B ablations [B, P, d].
         """
-        step = max(1, LOGIT_BYTES // (4 * len(ablated) * self.size))
         found = []
-        for part in (slice(start, start + step) for start in range(0, ablated.shape[1], step)):
+        for part in pieces(ablated.shape[1], 4 * len(ablated) * self.size):
             z_0 = self.head(teacher[:, part])[0]
             shift = self.head(ablated[:, part]).sub_(z_0)
             found.append(kl_divergence(torch.softmax(z_0, dim=-1), shift))
@@ -115,11 +114,10 @@ class FullVocabulary:
 @torch.no_grad()
 def mean_loss(architecture: Architecture, hidden: Tensor, tokens: Tensor) -> float:
     """Return the nats per token of `tokens` [P] after final hidden states [P, d]."""
-    total, step = 0.0, max(1, GATHER_BYTES // (8 * architecture.vocabulary))
-    for part, chosen in zip(hidden.split(step), tokens.to(hidden.device).split(step), strict=True):
-        logits = widen(architecture.logits(part))
-        wanted = logits.gather(-1, chosen[:, None])[:, 0]
-        total += in_double(logits.logsumexp(dim=-1) - wanted).sum().item()
+    total, tokens = 0.0, tokens.to(hidden.device)
+    for part in pieces(len(tokens), 8 * architecture.vocabulary):
+        logits = widen(architecture.logits(hidden[part]))
+        total -= in_double(log_likelihood(logits, tokens[part])).sum().item()
     return total / len(tokens)
 
 
@@ -128,8 +126,8 @@ def told_fit(losses: Sequence[float], vocabulary: int) -> str:
     if not losses:
         return ""
     rows = "the first row" if len(losses) == 1 else f"{len(losses)} rows"
-    perplexity = shown_perplexity(float(np.mean(losses)))
-    text = f"The dense model's perplexity on {rows} is {perplexity}."
+    perplexity = math.exp(min(float(np.mean(losses)), 700))  # exp overflows above 709
+    text = f"The dense model's perplexity on {rows} is {perplexity:,.4g}."
     if is_guess(losses, vocabulary):
         text += (
             f" That is near the {vocabulary:,} of a uniform guess: the model does not know this "
@@ -141,8 +139,3 @@ def told_fit(losses: Sequence[float], vocabulary: int) -> str:
 def is_guess(losses: Sequence[float], vocabulary: int) -> bool:
     """Whether the model predicts rows no better than a guess among a third of the vocabulary."""
     return bool(losses) and float(np.mean(losses)) > math.log(vocabulary / 3)
-
-
-def shown_perplexity(loss: float) -> str:
-    """Write exp(loss)."""
-    return f"{math.exp(min(loss, 700)):,.4g}"

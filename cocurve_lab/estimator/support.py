@@ -27,7 +27,7 @@ class SupportHead:
     def __init__(self, architecture: Architecture, support: Tensor) -> None:
         self.weight: Tensor = architecture.head.weight
         self.bias = architecture.head.bias
-        self.cap, self.scale = architecture.logit_cap, architecture.logit_scale
+        self.settled = architecture.settled
         self.support = support = support.to(self.weight.device)
         vocabulary, size = self.weight.shape
         self.identity = support.shape[1] == vocabulary  # then the support is every token, in order
@@ -44,11 +44,7 @@ class SupportHead:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Compute the logits [B, P, r], float32 or better, of hidden states [B, P, d]."""
-        logits = self._linear(widen(hidden).to(self.weight.device)).to(hidden.device)
-        logits = logits if self.scale == 1 else logits.mul_(self.scale)
-        if self.cap is not None:
-            logits = logits.div_(self.cap).tanh_().mul_(self.cap)
-        return logits
+        return self.settled(self._linear(widen(hidden).to(self.weight.device)).to(hidden.device))
 
     def _linear(self, hidden: Tensor) -> Tensor:
         """Compute the head's own z [B, P, r], before a scale and a cap, on its device."""

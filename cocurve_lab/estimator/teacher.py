@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..base.errors import NumericalError
 from ..calibration import CalibrationSet
 from ..curvature.groups import SURE
 from ..models.architectures import Architecture
 from ..models.identity import model_device
+from ..models.logits import require_numbers
 from .fisher import center
 from .replay import Replay
 from .support import SupportHead, top_support
@@ -36,11 +36,7 @@ class Teacher:
     def __init__(self, architecture: Architecture, hidden: Tensor, top_r: int, number: int) -> None:
         self.head = SupportHead(architecture, top_support(architecture.head, hidden, top_r))
         self.logits = self.head(hidden)[0]
-        if not bool(torch.isfinite(self.logits).all()):
-            raise NumericalError(
-                f"the model gives NaN or infinite logits on sequence {number}. Check the weights; "
-                "half precision may overflow: try bfloat16 or float32."
-            )
+        require_numbers(bool(torch.isfinite(self.logits).all()), f"sequence {number}")
         self.probabilities = torch.softmax(self.logits, dim=-1)
         self.sure = self.probabilities.amax(dim=-1) > SURE
 

@@ -22,7 +22,7 @@ from ..base.errors import InputError, MismatchError
 from ..base.progress import Bar
 from ..extensions.judging.generation import last_logits
 from ..models.identity import embedding_weight, model_device
-from ..models.runtime import device_name, measuring, require_one_device
+from ..models.runtime import context_of, device_name, measuring, require_one_device
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -125,9 +125,8 @@ def measure_efficiency(
 
 
 def _prompt_length(model: PreTrainedModel, options: EfficiencyOptions) -> int:
-    own = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    context = int(own or _PROMPT + options.new_tokens)
-    length = options.prompt_tokens or max(1, min(_PROMPT, context - options.new_tokens))
+    context = context_of(model)
+    length = options.prompt_tokens or max(1, int(min(_PROMPT, context - options.new_tokens)))
     if length + options.new_tokens > context:
         raise InputError(
             f"{length} prompt tokens and {options.new_tokens} new ones do not fit the context of "

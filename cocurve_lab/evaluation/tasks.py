@@ -23,7 +23,7 @@ from ..calibration import bare_ids, text_start
 from ..extensions.judging.generation import uses_chat
 from ..extensions.judging.perplexity import PerplexityOptions, Starts, perplexity
 from ..extensions.texts.documents import fixed_template
-from ..models.runtime import measuring
+from ..models.runtime import context_of, measuring
 from .code_execution import (
     WORTH,
     Limits,
@@ -125,7 +125,6 @@ def evaluate_tasks(
     code = [n for n, made in work.items() if n in PAPER_CODE or (made and made.program)]
     if code:
         require_permission(allow_code_execution)  # before anything is read from the hub
-    own = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _LONGEST
     chat = uses_chat(tokenizer, False if chat is None and suite == "paper" else chat)
     asked = f"prompts were asked {'through' if chat else 'without'} the tokenizer's chat template"
     settings: dict[str, Any] = {
@@ -133,7 +132,7 @@ def evaluate_tasks(
         "truncated": {},
         "limit": limit,
         "batch_size": options.batch_size,
-        "max_length": int(min(own, options.max_length or _LONGEST)),
+        "max_length": int(min(context_of(model), options.max_length or _LONGEST)),
         "chat": chat,
         "notes": [asked] if uses_chat(tokenizer) else [],  # said where there is a choice
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ..base.memory import free_memory
+from ..estimator.batches import free_memory
 from ..models.loading import pick_device, pick_dtype
 from ..models.runtime import device_name
 
@@ -27,10 +27,8 @@ def report_device(
     used = str(chosen).removeprefix("torch.")
     if chosen == "auto":
         used = "float32 for the demo model, else the checkpoint's dtype"
-    free = free_memory()
-    if target.type == "cuda":
-        free = torch.cuda.mem_get_info(target)[0]
-    elif target.type == "cpu":
+    free = free_memory(target)
+    if target.type == "cpu":
         name = f"CPU, {torch.get_num_threads()} threads"
         if Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi"):
             warnings.warn(

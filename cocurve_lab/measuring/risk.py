@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
@@ -24,15 +24,16 @@ from ..base.progress import Progress, open_bar
 from ..calibration import CalibrationSet
 from ..estimator.fisher import kl_divergence
 from ..estimator.support import widen
+from ..estimator.teacher import row
 from ..models.architectures import Architecture, describe
 from ..models.identity import model_device
 from ..models.layer_calls import LayerCall, capture_calls, run_from
 from ..models.layers import weights_of
-from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
+from ..models.logits import log_likelihood, pieces, require_numbers, too_large, unless_too_large
+from ..models.masking import Scales, plan_scales, scaled, stack_rows
 from ..models.runtime import in_double, measuring, require_measurable, sums_on
-from ..models.units import Unit, UnitSet
+from ..models.units import Unit
 from ..solver.selection import Selection
-from .logits import log_likelihood, pieces, require_numbers, too_large, unless_too_large
 from .plan_memory import FileKind, PlanMemory, model_settings
 from .results import Tabular, mean_and_error, standard_error
 
@@ -121,24 +122,20 @@ def pruning_risk(
     model: PreTrainedModel,
     selection: Selection | Iterable[Unit | str | int],
     calibration: CalibrationSet,
-    *,
-    unit_set: UnitSet | None = None,
 ) -> float:
     """Measure KL(teacher || masked model) of one plan (eq. risk).
 
     Args:
         model: the dense model.
-        selection: a Selection, or units, names or indices.
+        selection: a Selection, or units, names or indices, as for `ablate`.
         calibration: rows and scored positions to average over.
-        unit_set: the units that names and indices refer to; by default the model's own units with
-            16 FFN groups per layer.
 
     Returns:
         Nats per token over the full vocabulary, from logit shifts in float32 or better.
     """
     architecture = describe(model)
     engine = _Engine(architecture, calibration, 1)
-    scales = column_scales(architecture, *resolve(model, selection, unit_set))
+    scales = plan_scales(architecture, selection)
     with measuring(model, torch.get_num_threads()):
         risks = [engine.measure(number, [scales])[0, 0] for number in range(len(calibration))]
     return float(np.mean(risks))
@@ -320,8 +317,7 @@ class Meter:
         """Measure what the memory lacks, row by row: many plans make one batch."""
         architecture, memory = self.engine.architecture, self.memory
         scales: dict[str, Scales] = {
-            mark: column_scales(architecture, *resolve(self.model, plan))
-            for mark, plan in plans.items()
+            mark: plan_scales(architecture, plan) for mark, plan in plans.items()
         }
         lacking = len(memory.absent(plans, rows))
         wanted, scales[DENSE] = [*plans, DENSE], {}
@@ -378,7 +374,7 @@ class _Engine:
 
     def measure(self, number: int, plans: list[Scales]) -> np.ndarray:
         """Measure KL and nll [plans, 2] of one sequence, means over its scored positions."""
-        ids, positions = self._row(number)
+        ids, positions = row(self.architecture, self.text, number)
         # a plan that changes nothing is the dense model: KL 0 and its nll, without its own pass
         changed = [at for at, scales in enumerate(plans) if scales]
         if self.replay:  # a batch starts at the first layer of all its plans
@@ -405,7 +401,7 @@ class _Engine:
         values = torch.empty(len(plans), 2, dtype=torch.float64, device=sums_on(ids.device))
         if len(changed) < len(plans):
             pair, labels = (self.architecture, self.architecture), ids[0, positions + 1]
-            values[:] = _mean_kl_and_nll(pair, (teacher, teacher), labels)
+            values[:] = _compared(pair, (teacher, teacher), labels)[:, :2]
         if done:
             values[changed] = torch.stack(done)
         measured = values.cpu().numpy()
@@ -413,28 +409,20 @@ class _Engine:
         return measured
 
     def measure_student(self, number: int, student: Architecture) -> np.ndarray:
-        """Measure another model on one sequence, means over its scored positions [4].
-
-        They are its KL and nll and the nll of the teacher, in nats per token, and the share of
-        positions where both models have the same first choice.
-        """
-        ids, positions = self._row(number)
-        labels, pair = ids[0, positions + 1], (self.architecture, student)
+        """Compare another model on one sequence [4], as `_compared`."""
+        ids, positions = row(self.architecture, self.text, number)
         hidden = (self.teacher(number), _scored_hidden(student, ids, positions, {}))
-        measured: np.ndarray = _mean_kl_and_nll(pair, hidden, labels)[0].cpu().numpy()
+        pair, labels = (self.architecture, student), ids[0, positions + 1]
+        measured: np.ndarray = _compared(pair, hidden, labels)[0].cpu().numpy()
         require_numbers(np.isfinite(measured[0]), f"sequence {number}")
-        nll = same = 0.0
-        for part, logits, other in _logits(pair, hidden):
-            nll -= float(in_double(log_likelihood(logits, labels[part][None])).sum())
-            same += float((logits.argmax(dim=-1) == other.argmax(dim=-1)).sum())
-        return np.array([*measured, nll / len(labels), same / len(labels)])
+        return measured
 
     def teacher(self, number: int) -> Tensor:
         """Final hidden states [1, P, d] of the dense model at the scored positions of a row."""
         if self.kept is not None and number in self.kept:
             found, self.calls = self.kept[number]
             return found
-        ids, positions = self._row(number)
+        ids, positions = row(self.architecture, self.text, number)
         if self.replay and self.passes is None:
             final, self.calls = capture_calls(self.architecture, ids)
             found = final[:, positions]
@@ -443,12 +431,6 @@ class _Engine:
         if self.kept is not None:
             self.kept[number] = found, self.calls
         return found
-
-    def _row(self, number: int) -> tuple[Tensor, Tensor]:
-        """Token ids [1, T] and scored positions [P] of a sequence, on the model's device."""
-        device = model_device(self.architecture.model)
-        ids = self.text.input_ids[number : number + 1].to(device)
-        return ids, self.text.scored[number].to(device)
 
     def _run(
         self, ids: Tensor, positions: Tensor, teacher: Tensor | None, rows: list[Scales]
@@ -461,8 +443,8 @@ class _Engine:
             assert teacher is not None  # only passes bring their own
             masked = [self._masked(ids, positions, rows)]
         pair, labels = (self.architecture, self.architecture), ids[0, positions + 1]
-        found = [_mean_kl_and_nll(pair, (teacher, hidden), labels) for hidden in masked]
-        return teacher, [values for batch in found for values in batch]
+        found = [_compared(pair, (teacher, hidden), labels) for hidden in masked]
+        return teacher, [values[:2] for batch in found for values in batch]
 
     def _masked(self, ids: Tensor, positions: Tensor, rows: list[Scales]) -> Tensor:
         """Final hidden states [B, P, d] of B plans."""
@@ -484,30 +466,26 @@ def _scored_hidden(
         return architecture.last_hidden(ids)[:, positions]
 
 
-def _mean_kl_and_nll(
-    pair: Sequence[Architecture], hidden: Sequence[Tensor], labels: Tensor
-) -> Tensor:
-    """Mean KL and mean nll over positions, together [B, 2] float64, nats per token."""
-    rows, positions, _ = hidden[1].shape
-    total = torch.zeros(rows, 2, dtype=torch.float64, device=sums_on(labels.device))
-    for part, logits, student in _logits(pair, hidden):
-        nll = -log_likelihood(student, labels[part].expand(rows, -1))
-        # the shift of the logits, not a difference of log-probabilities: see estimator/fisher.py
-        wide = torch.promote_types(logits.dtype, student.dtype)
-        logits, shift = logits.to(wide), student.to(wide).sub_(logits)
-        kl = kl_divergence(torch.softmax(logits, dim=-1), shift)
-        total += torch.stack([in_double(each).sum(dim=-1) for each in (kl, nll)], dim=1)
-    return total / positions
+def _compared(pair: Sequence[Architecture], hidden: Sequence[Tensor], labels: Tensor) -> Tensor:
+    """Compare two models over the whole vocabulary, means over positions [B, 4] float64.
 
-
-def _logits(
-    pair: Sequence[Architecture], hidden: Sequence[Tensor]
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Positions and the logits of teacher and student there, over the whole vocabulary."""
+    They are KL(first || second), the nll of the second and that of the first, nats per token, and
+    the share of positions where both have the same first choice.
+    """
     rows, positions, _ = hidden[1].shape
+    total = torch.zeros(rows, 4, dtype=torch.float64, device=sums_on(labels.device))
     for part in pieces(positions, 4 * (rows + 2) * pair[0].vocabulary):
         logits, student = (
             widen(architecture.logits(states[:, part]))
             for architecture, states in zip(pair, hidden, strict=True)
         )
-        yield part, logits, student
+        wanted = labels[part].expand(rows, -1)
+        nll, own = -log_likelihood(student, wanted), -log_likelihood(logits, wanted[:1])
+        same = student.argmax(dim=-1) == logits.argmax(dim=-1)
+        # the shift of the logits, not a difference of log-probabilities: see estimator/fisher.py
+        wide = torch.promote_types(logits.dtype, student.dtype)
+        logits, shift = logits.to(wide), student.to(wide).sub_(logits)
+        kl = kl_divergence(torch.softmax(logits, dim=-1), shift)
+        found = (kl, nll, own.expand(rows, -1), same)
+        total += torch.stack([in_double(each).sum(dim=-1) for each in found], dim=1)
+    return total / positions

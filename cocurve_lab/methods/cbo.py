@@ -35,9 +35,9 @@ from ..base.storage import fingerprint
 from ..curvature.matrix import Curvature
 from ..estimator.support import widen
 from ..extensions.analysis.refinement import refine
-from ..measuring.logits import require_numbers
 from ..models.architectures import Architecture, here
 from ..models.identity import model_device
+from ..models.logits import require_numbers
 from ..models.masking import scaled
 from ..models.runtime import measuring
 from ..models.units import Unit, UnitSet

@@ -12,6 +12,7 @@ In reading order:
     layer_calls.py    how the decoder calls its layers
     identity.py       name, device, dtype and fingerprint of a model
     runtime.py        the state a model is measured in: lock, precision, interrupts
+    logits.py         logits of the whole vocabulary, in pieces and checked
     weights.py        the weights of a model by name, wherever they are
     sources.py        the plugs for where models and texts come from, and what is checked of them
     loading.py        loading a model and its tokenizer

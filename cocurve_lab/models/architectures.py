@@ -6,12 +6,13 @@ units through this file, and a stored H must open without torch.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..base.errors import ArchitectureError, InputError
 from .families import Family, find_family
@@ -105,8 +106,11 @@ class Architecture:
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute logits [..., V] from final hidden states [..., d], in the model's dtype."""
         # on the device of the hidden states: the head of a spread model has its own
-        logits, cap = self.head(hidden).to(hidden.device), self.logit_cap
-        logits = logits if self.logit_scale == 1 else logits * self.logit_scale
+        return self.settled(self.head(hidden).to(hidden.device))
+
+    def settled(self, z: Tensor) -> Tensor:
+        """Scale and cap the head's own output z, of all tokens or of some: the logits."""
+        logits, cap = z if self.logit_scale == 1 else z * self.logit_scale, self.logit_cap
         return logits if cap is None else (logits / cap).tanh() * cap
 
     @property
@@ -212,10 +216,6 @@ class Architecture:
             self.head_dim(layer) * self.queries_per_group(layer)
         )
 
-    def step(self, layer: int, kind: Kind) -> int:
-        """Smallest number of columns that can be cut: an FFN channel, or a query group."""
-        return UNIT_KINDS[kind].step(self, layer)
-
     def unit_rows(self, layer: int, kind: Kind, start: int, stop: int) -> list[RowBlock]:
         """Rows of the input projections that feed columns `start:stop` of the output projection.
 
@@ -291,40 +291,30 @@ def find(module: Any, path: str) -> Any:
 # Kinds of units ---------------------------------------------------------------------------------
 
 
-class UnitKind(Protocol):
-    """One kind of unit: all that the lab knows about it."""
+@dataclass(frozen=True)
+class UnitKind(ABC):
+    """One kind of unit: all that the lab knows about it.
 
-    @property
-    def name(self) -> Kind:
-        """The value of `Unit.kind`."""
+    Attributes:
+        name: the value of `Unit.kind`.
+        label: its name for readers.
+        plural: the name of several units for readers.
+        columns: whether units are input columns of an output projection. Then a replay may subtract
+            a unit's own write, gains and refits apply, and other methods can score it. Otherwise an
+            ablation runs the block anew under a mask.
+        grouped: whether a unit is one of `ffn_groups` contiguous groups of columns.
+        even: whether stock classes need as many units of this kind in each layer. Then
+            `solve_greedy` removes as many from each unless it is told otherwise.
+    """
 
-    @property
-    def label(self) -> str:
-        """Its name for readers."""
+    name: Kind
+    label: str
+    plural: str
+    columns: bool = True
+    grouped: bool = False
+    even: bool = False
 
-    @property
-    def plural(self) -> str:
-        """The name of several units for readers."""
-
-    @property
-    def columns(self) -> bool:
-        """Whether units are input columns of an output projection.
-
-        Then a replay may subtract a unit's own write, gains and refits apply, and other methods
-        can score it. Otherwise an ablation runs the block anew under a mask.
-        """
-
-    @property
-    def grouped(self) -> bool:
-        """Whether a unit is one of `ffn_groups` contiguous groups of columns."""
-
-    @property
-    def even(self) -> bool:
-        """Whether stock classes need as many units of this kind in each layer.
-
-        Then `solve_greedy` removes as many from each unless it is told otherwise.
-        """
-
+    @abstractmethod
     def block(self, architecture: Architecture, layer: int) -> Any:
         """Return the module that holds the units of a layer; None if it has none.
 
@@ -332,32 +322,41 @@ class UnitKind(Protocol):
         replay lets the blocks before it answer, and leaves out positions that are not scored.
         """
 
+    @abstractmethod
     def width(self, architecture: Architecture, layer: int) -> int:
         """Return the number of places that units of a layer divide up: its columns W."""
 
     def step(self, architecture: Architecture, layer: int) -> int:
         """Return the smallest number of places that can be cut."""
+        return 1
 
     def rows(self, architecture: Architecture, layer: int, start: int, stop: int) -> list[RowBlock]:
         """Return the rows of the input projections that feed the places `start:stop`, if any."""
+        return []
 
     def least(self, architecture: Architecture) -> int:
         """Return the fewest units that a layer with this kind may keep."""
+        return 0
 
+    @abstractmethod
     def active_width(self, architecture: Architecture, layer: int) -> int:
         """Return the intermediate channels that one token passes in the block of a layer."""
 
+    @abstractmethod
     def require(self, architecture: Architecture, layer: int) -> None:
         """Raise ArchitectureError unless the block of a layer is as its family declares it."""
 
+    @abstractmethod
     def units(self, architecture: Architecture, layer: int, groups: int) -> list[Unit]:
         """Return the units of a layer."""
 
+    @abstractmethod
     def mask(
         self, architecture: Architecture, layer: int, scale: Tensor
     ) -> AbstractContextManager[None]:
         """Run the block with its places scaled by [W], or by [B, 1, W] for each row of a batch."""
 
+    @abstractmethod
     def cuts(
         self, architecture: Architecture, layer: int, keep: Tensor, gains: Tensor | None
     ) -> Mapping[str, Cut]:
@@ -368,7 +367,9 @@ class UnitKind(Protocol):
 
         Not asked of kinds with columns: the pruner slices their projections itself.
         """
+        raise NotImplementedError
 
+    @abstractmethod
     def to_settings(self, config: Mapping[str, Any], widths: Mapping[str, int]) -> dict[str, int]:
         """Return a layer's counts under the names of a configuration; 0 takes a name away.
 
@@ -376,6 +377,7 @@ class UnitKind(Protocol):
         and a later one may correct an earlier one.
         """
 
+    @abstractmethod
     def from_settings(self, config: Mapping[str, Any]) -> dict[str, int]:
         """Return the widths that a configuration names, as `to_settings` takes them."""
 

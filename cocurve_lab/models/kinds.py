@@ -2,24 +2,23 @@
 
 A unit of either is a block of input columns of an output projection, W_O or W_down, together with
 the rows of the input projections that feed these columns. What it costs, how it is masked and what
-is cut of it stands here, and nowhere else. A further kind is one object with these methods, the
-ones of `UnitKind`; `register_kind` adds it.
+is cut of it stands here, and nowhere else. A further kind is one more `UnitKind`; `register_kind`
+adds it.
 
 torch is imported for annotations only: a stored H must open without it.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import ArchitectureError
 from .architectures import (
     UNIT_KINDS,
     Architecture,
+    UnitKind,
     find,
     here,
     register_kind,
@@ -32,24 +31,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True)
-class ColumnKind(ABC):
+class ColumnKind(UnitKind):
     """A kind whose units are input columns of an output projection."""
-
-    name: Kind
-    label: str
-    plural: str
-    grouped: bool = False
-    columns: bool = True
-    even: bool = False
-
-    @abstractmethod
-    def step(self, architecture: Architecture, layer: int) -> int:
-        """Return the smallest number of columns that can be cut."""
-
-    @abstractmethod
-    def rows(self, architecture: Architecture, layer: int, start: int, stop: int) -> list[RowBlock]:
-        """Return the rows of the input projections that feed columns `start:stop`."""
 
     def block(self, architecture: Architecture, layer: int) -> Any:
         paths, module = getattr(architecture.family, self.name), architecture.layers[layer]
@@ -60,9 +43,6 @@ class ColumnKind(ABC):
 
     def width(self, architecture: Architecture, layer: int) -> int:
         return widths(architecture.output_projection(layer, self.name))[1]
-
-    def least(self, architecture: Architecture) -> int:
-        return 0
 
     def active_width(self, architecture: Architecture, layer: int) -> int:
         return self.width(architecture, layer)
@@ -145,12 +125,13 @@ class ColumnKind(ABC):
 
         def multiply(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             columns = args[0]
+            factors = scale.to(columns)  # their dtype and device, wherever the weights are
             if scale.dim() == 3 and columns.dim() == 2:
                 # OPT's FFN sees [B * T, W]: give each row its own mask
                 rows = columns.reshape(len(scale), -1, scale.shape[-1])
-                columns = (rows * scale).view_as(columns)
+                columns = (rows * factors).view_as(columns)
             else:
-                columns = columns * scale
+                columns = columns * factors
             return (columns, *args[1:])
 
         projection = architecture.output_projection(layer, self.name)
@@ -178,9 +159,6 @@ class ColumnKind(ABC):
             size = architecture.head_dim(layer)
             cuts[name] = Cut(rows=keep[::size] // size)
         return {architecture.output_name(self.name): Cut(columns=keep, gains=gains), **cuts}
-
-    def narrowed(self, part: Any, cut: Cut) -> Any:
-        raise TypeError(f"{self.plural} are columns, so their projections are sliced")
 
 
 class AttentionKind(ColumnKind):
@@ -237,9 +215,6 @@ FFN_SETTINGS = ("shared_intermediate_size", "intermediate_size")  # names of the
 
 class FfnKind(ColumnKind):
     """The FFN: a unit is a group of contiguous intermediate channels."""
-
-    def step(self, architecture: Architecture, layer: int) -> int:
-        return 1
 
     def rows(self, architecture: Architecture, layer: int, start: int, stop: int) -> list[RowBlock]:
         names, family = architecture.family.gate_up, architecture.family

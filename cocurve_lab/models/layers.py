@@ -88,10 +88,11 @@ class WeightStore(Protocol):
 
     def source(self, model: PreTrainedModel) -> WeightSource | None:
         """Return the source of weights that another library took out of memory, if any."""
+        return None
 
     def load(
         self, place: str, shapes: PreTrainedModel, device: torch.device, options: dict[str, Any]
-    ) -> tuple[PreTrainedModel, dict[str, Any]]:
+    ) -> PreTrainedModel:
         """Load a model as `from_pretrained`, but leave its layers in their files.
 
         Args:
@@ -99,10 +100,8 @@ class WeightStore(Protocol):
             shapes: the model on the meta device.
             device: where embedding, final norm and head go, and where the layers run.
             options: of `from_pretrained`.
-
-        Returns:
-            The model, and what `from_pretrained` says of the loading.
         """
+        raise missing("stream=True")
 
     def leave(
         self, model: PreTrainedModel, read: Callable[[str], Tensor], device: torch.device
@@ -117,6 +116,7 @@ class WeightStore(Protocol):
         Returns:
             The names of the weights that stay in the files.
         """
+        raise missing("stream=True")
 
     def folder(self, model: PreTrainedModel, folder: Path, *, mapped: bool) -> WeightSource:
         """Open the weights that `save_pruned` wrote, for a model of their shapes.
@@ -126,17 +126,8 @@ class WeightStore(Protocol):
         """
 
 
-class InMemory:
+class InMemory(WeightStore):
     """The core's own store: weights are read as a whole, and stay in memory."""
-
-    def source(self, model: PreTrainedModel) -> WeightSource | None:
-        return None
-
-    def load(self, place: Any, shapes: Any, device: Any, options: Any) -> Any:
-        raise missing("stream=True")
-
-    def leave(self, model: Any, read: Any, device: Any) -> list[str]:
-        raise missing("stream=True")
 
     def folder(self, model: PreTrainedModel, folder: Path, *, mapped: bool) -> WeightSource:
         from safetensors.torch import load_file

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 # the options of from_pretrained that a configuration or a tokenizer takes too
-_PLACE_OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
-_HUB_OPTIONS = (*_PLACE_OPTIONS, "trust_remote_code")
+PLACE_OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
+_HUB_OPTIONS = (*PLACE_OPTIONS, "trust_remote_code")
 
 
 # Places -------------------------------------------------------------------------------------------
@@ -143,13 +143,13 @@ def load_model(
             )
         shapes_only(str(file))  # an unsupported family is rejected before its weights are read
         model: Any = source_of_file(file).model(file, "float32" if chosen == "auto" else chosen)
-        describe(model)
-        keep_score_cap(model)
         model, tokenizer = model.to(target).requires_grad_(False), load_tokenizer(file)
     else:
         # if trust_remote_code is unset, transformers asks on stdin
         options = {"trust_remote_code": False} | options | {"dtype": chosen}
         model, tokenizer = _load_checkpoint(model_id, source, target, stream, options)
+    describe(model)
+    keep_score_cap(model)
     vars(model)["cocurve_vocabulary"] = vocabulary_mark(tokenizer)
     return model, tokenizer
 
@@ -165,7 +165,7 @@ def _load_checkpoint(
 
     `options` are all those of `from_pretrained`.
     """
-    opening, where = OPENING(), _picked(options, _PLACE_OPTIONS)
+    opening, where = OPENING(), _picked(options, PLACE_OPTIONS)
     opening.require_no_adapter(source, **where)
     # an unsupported family is rejected before gigabytes are downloaded
     shapes = shapes_only(source, **_picked(options, (*_HUB_OPTIONS, "attn_implementation")))
@@ -174,19 +174,17 @@ def _load_checkpoint(
     explained = opening.explaining(model_id, cache=options.get("cache_dir"))
     with explained, transient_bars(hidden=is_demo(source)):  # it loads before a bar can be drawn
         if stream:
-            model, report = STORE().load(source, shapes, target, options)
+            model: Any = STORE().load(source, shapes, target, options)
         else:
             model, report = auto_class(shapes.config).from_pretrained(
                 source, output_loading_info=True, **options
             )
-    opening.require_loaded(model, report, source, shapes, **where)
+            opening.require_loaded(model, report, source, shapes, **where)
     for name, weight in model.named_parameters():
         require_finite(weight, name, str(model_id))
     opening.require_generation(model.generation_config, source)
     if getattr(model, "hf_quantizer", None) is None:  # a mark on weights that are not quantized
         vars(model.config).pop("quantization_config", None)
-    describe(model)
-    keep_score_cap(model)
     model.cocurve_dtype = shapes.config.dtype
     if "device_map" not in options and not stream:
         torch.nn.Module.to(model, target)

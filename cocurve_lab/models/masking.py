@@ -10,53 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from ..base.arguments import as_list
-from ..base.errors import InputError, MismatchError
-from .architectures import UNIT_KINDS, Architecture, describe, is_packed
-from .identity import embedding_weight, require_source
-from .layers import weights_of
+from ..base.errors import MismatchError
+from .architectures import UNIT_KINDS, Architecture, describe
+from .identity import require_source
 from .runtime import exclusive
-from .unit import Kind, Scales
-from .units import Unit, UnitSet, enumerate_units, units_like
+from .unit import Scales
+from .units import Unit, list_units
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
-class Plan(Protocol):
-    """The part of a `Selection` that a mask needs; the class itself is in `solver/`, above."""
-
-    @property
-    def units(self) -> UnitSet:
-        """All units, removed or not."""
-
-    @property
-    def pruned(self) -> tuple[int, ...]:
-        """The numbers of those that are removed."""
-
-    @property
-    def gains(self) -> Mapping[int, float]:
-        """Factors of kept units."""
-
-    @property
-    def origin(self) -> Mapping[str, Any] | None:
-        """Which weights it was made for; None if it was made by hand."""
-
-    def require_units(self, units: UnitSet) -> None:
-        """Raise MismatchError unless these are its units."""
+    from ..solver.selection import Selection
 
 
 @contextmanager
 def ablate(
-    model: PreTrainedModel,
-    units: Plan | Iterable[Unit | str | int],
-    *,
-    unit_set: UnitSet | None = None,
+    model: PreTrainedModel, units: Selection | Iterable[Unit | str | int]
 ) -> Iterator[PreTrainedModel]:
     """Run the model without some units inside a `with` block; leaving it always restores them.
 
@@ -64,41 +38,37 @@ def ablate(
 
     Args:
         model: the model that the units were enumerated on.
-        units: a Selection (its gains are applied), or units, names or indices.
-        unit_set: the set that names and indices refer to; by default the model's own units with
-            16 FFN groups per layer.
+        units: a Selection (its gains are applied), or units, names or indices; the last two are of
+            the model's own units with 16 FFN groups per layer.
     """
     architecture = describe(model)
-    chosen = resolve(model, units, unit_set)
-    scales = column_scales(architecture, *chosen)
-    with exclusive(model), scaled(architecture, scales):
+    with exclusive(model), scaled(architecture, plan_scales(architecture, units)):
         yield model
 
 
+def plan_scales(
+    architecture: Architecture, units: Selection | Iterable[Unit | str | int]
+) -> Scales:
+    """Build the factors of `column_scales` for what `ablate` takes, after checking it."""
+    return column_scales(architecture, *resolve(architecture, units))
+
+
 def resolve(
-    model: PreTrainedModel,
-    units: Plan | Iterable[Unit | str | int],
-    unit_set: UnitSet | None = None,
+    architecture: Architecture, units: Selection | Iterable[Unit | str | int]
 ) -> tuple[list[Unit], dict[Unit, float]]:
     """Return the removed units and the gains of kept ones, after checking them as `ablate`."""
-    if _is_plan(units):
-        units.require_units(units_like(model, units.units))
-        if units.origin is not None:  # one made by hand is nobody's
-            require_source(model, units)
-        gains = {units.units[i]: gain for i, gain in units.gains.items()}
-        return [units.units[i] for i in units.pruned], gains
-    chosen: list[Any] = as_list(units, "the list of units")  # type: ignore[arg-type]
-    if not all(isinstance(unit, Unit) for unit in chosen):
-        unit_set = unit_set or enumerate_units(model)
-        return [unit_set.units[i] for i in unit_set.indices(chosen)], {}
-    if len(set(chosen)) != len(chosen):  # a Unit knows its columns: no set needed
-        twice = next(unit for unit in chosen if chosen.count(unit) > 1)
-        raise InputError(f"unit {twice} is named twice. Name each unit once.")
-    return chosen, {}
-
-
-def _is_plan(units: Any) -> TypeGuard[Plan]:
-    return hasattr(units, "pruned")
+    plan: Any = units
+    if hasattr(plan, "pruned"):
+        plan.require_units(list_units(architecture, plan.units.ffn_groups or 16))
+        if plan.origin is not None:  # one made by hand is nobody's
+            require_source(architecture.model, plan)
+        gains = {plan.units[i]: gain for i, gain in plan.gains.items()}
+        return [plan.units[i] for i in plan.pruned], gains
+    chosen = as_list(plan, "the list of units")
+    if all(isinstance(unit, Unit) for unit in chosen):  # a Unit knows its columns: no set needed
+        return chosen, {}
+    own = list_units(architecture)
+    return [own.units[i] for i in own.indices(chosen)], {}
 
 
 def column_scales(
@@ -134,30 +104,9 @@ def scaled(architecture: Architecture, scales: Scales) -> Iterator[None]:
     Of a unit without columns, a factor of 0 takes it away, and any other leaves it as it is.
     """
     with ExitStack() as stack:
-        for (layer, name), scale in scales.items():
-            kind = UNIT_KINDS[name]
-            if kind.columns:
-                scale = like_columns(architecture, scale, layer, name)
-            stack.enter_context(kind.mask(architecture, layer, scale))
+        for (layer, kind), scale in scales.items():
+            stack.enter_context(UNIT_KINDS[kind].mask(architecture, layer, scale))
         yield
-
-
-def like_columns(architecture: Architecture, scale: Tensor, layer: int, kind: Kind) -> Tensor:
-    """Convert a scale to the dtype and device of the columns it multiplies."""
-    projection = architecture.output_projection(layer, kind)
-    weight = projection.weight
-    device = weight.device
-    if weight.is_meta:
-        coming = weights_of(architecture.model).devices
-        if layer not in coming:
-            raise InputError(
-                f"the {kind} weights of layer {layer} are on the meta device: never loaded. Load "
-                "the model with load_model."
-            )
-        device = coming[layer]
-    # a packed weight is stored as bytes; the activations have the dtype of the embedding
-    dtype = embedding_weight(architecture.model).dtype if is_packed(projection) else weight.dtype
-    return scale.to(device=device, dtype=dtype)
 
 
 def _require_fit(architecture: Architecture, unit: Unit) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..base.errors import EquivalenceError, InputError
+from ..base.errors import EquivalenceError
 from ..calibration import CalibrationSet
 from ..models.architectures import Architecture, describe
 from ..models.identity import (
@@ -65,27 +65,23 @@ def check_equivalence(
     pruned: PreTrainedModel,
     selection: Selection,
     calibration: CalibrationSet,
-    *,
-    sequences: int = 2,
 ) -> Equivalence:
     """Check that the pruned model computes what the masked model computes.
 
     The kept weights are compared bit for bit. In float32 and float64, all logits are compared, on
-    the first `sequences` rows. In half precision, raw logits differ by rounding alone; there,
+    the first two rows. In half precision, raw logits differ by rounding alone; there,
     layers are compared one by one in float32 on the same inputs.
 
     Raises:
         EquivalenceError: a difference is above 1e-3, a weight changed, or the model was refitted.
     """
-    if sequences < 1:
-        raise InputError(f"sequences is {sequences}. Compare at least one.")
     manifest: Any = getattr(pruned, "cocurve_manifest", None) or {}
     if manifest.get("repair") is not None:
         raise EquivalenceError(
             "a refitted model does not compute what the masked model computes. Check "
             "cl.prune(model, selection); measure the refitted model."
         )
-    text = calibration.rows(0, min(sequences, len(calibration)))
+    text = calibration.rows(0, min(2, len(calibration)))
     return Reference.record(describe(model), selection, text).require_equal(describe(pruned))
 
 
@@ -114,7 +110,7 @@ class Reference:
         model = architecture.model
         require_measurable(model, text)
         dtype = embedding_weight(model).dtype
-        removed, gains = resolve(model, selection)
+        removed, gains = resolve(architecture, selection)
         masks = column_scales(architecture, removed, gains)
         with measuring(model, torch.get_num_threads()):
             weights = _expected_weights(architecture, selection)

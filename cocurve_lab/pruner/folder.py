@@ -127,34 +127,27 @@ class PruneToFolder(Protocol):
 Loader = Literal["stock", "own code", "cocurve_lab"]
 
 
-class WriteConfiguration(Protocol):
-    """Writes the files that transformers needs to load a folder."""
+class Publishing(Protocol):
+    """Writes what others need of a folder beside the weights; by itself, nothing."""
 
-    def __call__(
+    def write_configuration(
         self, pruned: Architecture, layers: Sequence[Mapping[str, int]], folder: Path
     ) -> Loader:
-        """Write them, and return what loads the folder.
+        """Write what transformers needs to load the folder, and return what loads it.
 
         `layers` are the widths of the manifest. A config.json of the dense model is there already.
         """
+        return "cocurve_lab"
 
-
-class WriteCard(Protocol):
-    """Writes the model card, README.md, into a folder."""
-
-    def __call__(
+    def write_card(
         self, folder: Path, manifest: Mapping[str, Any], facts: CardFacts, *, has_tokenizer: bool
-    ) -> None: ...
+    ) -> None:
+        """Write the model card, README.md."""
 
 
-def _for_this_library() -> WriteConfiguration:
-    return lambda pruned, layers, folder: "cocurve_lab"
-
-
-def _no_card() -> WriteCard:
-    return lambda folder, manifest, facts, *, has_tokenizer: None
+class Unpublished(Publishing):
+    """The core's own: a folder that only this library loads."""
 
 
 FOLDERS: Plug[PruneToFolder] = Plug(absent("prune(out=)"))
-CONFIGURATIONS: Plug[WriteConfiguration] = Plug(_for_this_library)
-CARDS: Plug[WriteCard] = Plug(_no_card)
+PUBLISHING: Plug[Publishing] = Plug(Unpublished)

@@ -17,7 +17,7 @@ from ..base.atomic import replacing_folder
 from ..base.errors import FileFormatError, InputError
 from ..base.files import require_regular_files
 from ..base.storage import fingerprint, seal_json
-from ..models.architectures import Architecture, describe
+from ..models.architectures import UNIT_KINDS, Architecture, describe
 from ..models.families import MULTIMODAL
 from ..models.identity import (
     MANIFEST,
@@ -34,7 +34,7 @@ from ..models.loading import auto_class, keep_score_cap, pick_device, read_dtype
 from ..models.runtime import transient_bars
 from ..models.sources import OPENING
 from ..models.weights import tied_names, without_weights
-from .folder import CARDS, CONFIGURATIONS, CardFacts, dense_configuration, rejecting
+from .folder import PUBLISHING, CardFacts, dense_configuration, rejecting
 from .manifest import (
     VERSION,
     manifest_elsewhere,
@@ -164,13 +164,14 @@ def write_beside(
         "layers": layers,
         "dtype": model_dtype(pruned.model),  # it may have been converted since
         "parameters": pruned.model.num_parameters(),
-        "loads_with": CONFIGURATIONS()(pruned, layers, folder),
+        "loads_with": PUBLISHING().write_configuration(pruned, layers, folder),
         "weights": dict(marks),
         "accepted": [],
     }
     content = seal_json(manifest | {"files": file_sums(folder)})
     (folder / MANIFEST).write_bytes(json.dumps(content, indent=1).encode())
-    CARDS()(folder, manifest, evaluation or CardFacts(), has_tokenizer=tokenizer is not None)
+    facts = evaluation or CardFacts()
+    PUBLISHING().write_card(folder, manifest, facts, has_tokenizer=tokenizer is not None)
 
 
 # Loading ------------------------------------------------------------------------------------------
@@ -200,21 +201,29 @@ def load_pruned(
     dtype = torch_dtype if dtype is None else dtype
     wanted = None if dtype in (None, "auto") else read_dtype(dtype)
     model, stored = _open(folder, mapped=not stream)
-    left: list[str] = []
     if wanted is not None:  # only the weights; rotary frequencies stay in float32
         for weight in model.parameters():
             weight.data = weight.data.to(wanted)
         model.config.dtype = wanted
+    return bring_weights(model, stored, target, stream=stream)
+
+
+def bring_weights(
+    model: PreTrainedModel, stored: WeightSource, device: torch.device, *, stream: bool
+) -> PreTrainedModel:
+    """Bring the weights of a model on the meta device to a device; with `stream`, all but layers.
+
+    They come from `stored`, in the dtypes of the model.
+    """
     dtypes = {name: weight.dtype for name, weight in model.state_dict().items()}
 
     def read(name: str) -> torch.Tensor:
         return stored.tensor(name).to(dtypes[name])
 
-    if stream:
-        left = STORE().leave(model, read, target)
+    left = STORE().leave(model, read, device) if stream else []
     apart = {*tied_names(model), *left}
     # only these are moved, because a layer that is not there cannot be
-    weights = {name: read(name).to(target) for name in dtypes if name not in apart}
+    weights = {name: read(name).to(device) for name in dtypes if name not in apart}
     # not strict, because a tied head is not in the files; all others are
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
@@ -222,7 +231,7 @@ def load_pruned(
     _rebuild_buffers(model)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, buffer.to(target))
+            setattr(module, name, buffer.to(device))
     return model.eval().requires_grad_(False)
 
 
@@ -306,7 +315,7 @@ def _narrow(architecture: Architecture, layers: list[dict[str, int]]) -> None:
                     f"the manifest gives layer {layer} no {kind}_columns. Save the model again."
                 )
             wanted, dense = widths[f"{kind}_columns"], architecture.width(layer, kind)
-            step = architecture.step(layer, kind)
+            step = UNIT_KINDS[kind].step(architecture, layer)
             if not 0 <= wanted <= dense or wanted % step:
                 raise FileFormatError(
                     f"the manifest gives layer {layer} {wanted} {kind} columns, but the "

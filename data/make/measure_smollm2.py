@@ -42,7 +42,6 @@ from cocurve_lab.extensions.pretrained.kept import (
     GUARDED,
     KEPT_TEXTS,
     kept_folder,
-    read_curvature,
     read_plans,
     write_curvature,
     write_plans,
@@ -127,7 +126,7 @@ def build(options: argparse.Namespace) -> None:
             options=cl.BuildOptions(groups=groups),
         )
         write_curvature(built.with_provenance(model_name=f"{NAME} (ships with the library)"), file)
-        short = read_curvature(file)
+        short = cl.Curvature.load(file)
         errors = [cl.jackknife(h, "edges").standard_error for h in (short, built)]
         print(f"{short}\n{file.stat().st_size:,} bytes")
         print(f"largest change of an entry {np.abs(short.matrix - built.matrix).max():.3g}")
@@ -150,7 +149,7 @@ def best(options: argparse.Namespace) -> None:
     lines = options.work / "c4.jsonl"
     few = LENGTH | {"positions_per_sequence": 96}
     rows = default_rows(NAME, tokenizer, 96, text_file=lines, **few)
-    curvature = read_curvature(options.out / KEPT_TEXTS["c4"])
+    curvature = cl.Curvature.load(options.out / KEPT_TEXTS["c4"])
     searched, chosen_on = rows.rows(32, 64), rows.rows(64, 96)
     with torch.autocast("cpu", torch.bfloat16):  # without effect on a GPU
         scales = {
@@ -251,7 +250,7 @@ def of_kinds(
                 plan = cl.solve_greedy(mixed, ratio, strength)
                 yield f"H of {name}, lambda {strength:g}", plan
     if (file := options.out / KEPT_TEXTS["manual"]).exists():
-        whole = read_curvature(file)
+        whole = cl.Curvature.load(file)
         for ratio in BEST:
             for strength in (0.0, 1.0):
                 plan = cl.solve_greedy(whole, ratio, strength)
@@ -375,7 +374,7 @@ def measure(options: argparse.Namespace) -> None:
     rows = texts(options, tokenizer)
     by_kind = kinds(options, tokenizer, rows)
     del rows["calibration"]
-    curvature = read_curvature(options.out / KEPT_TEXTS["c4"])
+    curvature = cl.Curvature.load(options.out / KEPT_TEXTS["c4"])
     named = [*from_curvature(curvature), *together(curvature)]
     named += guarded(options, model, tokenizer, curvature)
     named += of_methods(options)
@@ -410,7 +409,7 @@ def add(options: argparse.Namespace) -> None:
     named = [(name, plan) for name, plan in of_methods(options) if name in titles]
     only = {"manual": {x.fingerprint for _, x in named if x.requested_ratio in BEST}}
     file = options.out / "plans.json"
-    read_plans(file, read_curvature(options.out / KEPT_TEXTS["c4"]))  # checks it
+    read_plans(file, cl.Curvature.load(options.out / KEPT_TEXTS["c4"]))  # checks it
     kept = read_json(file)
     for text, judge in rows.items():
         if kept["texts"][text]["fingerprint"] != judge.fingerprint:
@@ -481,7 +480,7 @@ def refit(options: argparse.Namespace) -> None:
     del judges["calibration"]
     for judge in judges.values():
         judge.require_disjoint(rows)
-    curvature = read_curvature(options.out / KEPT_TEXTS["c4"])
+    curvature = cl.Curvature.load(options.out / KEPT_TEXTS["c4"])
     kept = read_plans(options.out / "plans.json", curvature)
     written = []
     for ratio, name in REFITTED:
@@ -528,7 +527,7 @@ def page(options: argparse.Namespace) -> None:
     """Write the explorers with H and these measurements as one offline page."""
     from cocurve_widgets import Session, export_html
 
-    curvature = read_curvature(options.out / KEPT_TEXTS["c4"])
+    curvature = cl.Curvature.load(options.out / KEPT_TEXTS["c4"])
     title = "Co-pruning curvature of SmolLM2-135M"
     scales = {
         parts: Interactions.load(options.out / f"{parts}.npz") for parts in ("layers", "blocks")

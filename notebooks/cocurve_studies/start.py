@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.extensions.pretrained.kept import kept_curvature, read_curvature
+from cocurve_lab.extensions.pretrained.kept import kept_curvature
 from cocurve_lab.models.identity import demo_folder, is_demo
 from cocurve_lab.models.units import UnitSet
 
@@ -31,7 +31,7 @@ def curvature_for(
     if kept is not None:
         return kept
     if is_demo(model_id) and (demo_folder() / SHIPPED).exists():
-        shipped = read_curvature(demo_folder() / SHIPPED)
+        shipped = Curvature.load(demo_folder() / SHIPPED)
         known = shipped.provenance
         settings = known["calibration_fingerprint"], known["top_r"], known["units_fingerprint"]
         if settings == (calibration.fingerprint, top_r, units.fingerprint):

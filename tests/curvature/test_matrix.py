@@ -13,6 +13,7 @@ import pytest
 from cocurve_lab.base.errors import FileFormatError, InputError, MismatchError, NumericalError
 from cocurve_lab.curvature.groups import Groups
 from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.extensions.analysis.gate import noise_of
 from helpers.problems import gram_curvature, make_units, random_curvature
 
 UNITS = make_units()
@@ -126,10 +127,9 @@ def test_noise_floor_and_corrected_redundancy_against_loops() -> None:
     pairs = [(u, v) for u in ffn for v in ffn if u != v]
     floor = np.mean([abs(a[p] - b[p]) / 2 for p in pairs])
     corrected = np.mean([(np.sign(a[p]) * b[p] + np.sign(b[p]) * a[p]) / 2 for p in pairs])
-    assert curvature.ffn_redundancy_noise_floor == pytest.approx(floor)
-    assert curvature.ffn_redundancy_corrected == pytest.approx(corrected)
-    assert random_curvature(UNITS).ffn_redundancy_noise_floor is None
-    assert random_curvature(UNITS, groups=1).ffn_redundancy_corrected is None
+    assert noise_of(curvature, curvature.pair_mask("ffn")) == pytest.approx((floor, corrected))
+    for alone in (random_curvature(UNITS), random_curvature(UNITS, groups=1)):
+        assert noise_of(alone, alone.pair_mask("ffn")) == (None, None)
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.2])
@@ -138,10 +138,11 @@ def test_corrected_redundancy_is_the_true_one(rho: float) -> None:
     units, n, rng = make_units(8, 0, 12), 200, np.random.default_rng(0)
     features = math.sqrt(1 - rho) * rng.normal(size=(96, n)) + math.sqrt(rho) * rng.normal(size=n)
     curvature = gram_curvature(units, features, groups=10)
-    assert curvature.ffn_redundancy_corrected == pytest.approx(rho, abs=0.03 if rho else 0.006)
+    noise, corrected = noise_of(curvature, curvature.pair_mask("ffn"))
+    assert corrected == pytest.approx(rho, abs=0.03 if rho else 0.006)
     if not rho:
         floor = pytest.approx(math.sqrt(2 / (math.pi * n)), rel=0.03)
-        assert curvature.ffn_redundancy_noise_floor == floor
+        assert noise == floor
         assert curvature.ffn_redundancy == floor
 
 

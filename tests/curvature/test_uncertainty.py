@@ -141,7 +141,7 @@ def test_without_groups_there_is_no_error(use: Any) -> None:
     [
         ("saliancy", 0.95),
         *(("edges", confidence) for confidence in (0.0, 1.0, 95)),
-        (lambda c: c.ffn_redundancy_noise_floor, 0.95),  # None without groups
+        (lambda c: c.single_unit_risk, 0.95),  # None without groups
     ],
 )
 def test_jackknife_refuses_what_it_cannot_judge(statistic: Any, confidence: float) -> None:

@@ -15,6 +15,7 @@ import cocurve_lab as cl
 from cocurve_lab.curvature.groups import Saturation
 from cocurve_lab.estimator import risks
 from cocurve_lab.extensions.analysis.variants import measured_diagonal
+from cocurve_lab.models import logits
 from helpers.builds import build, require_same_bits, stop_after
 from helpers.tiny_models import (
     VOCAB,
@@ -56,7 +57,7 @@ def test_risks_are_those_of_naive_full_passes(family: str) -> None:
 def test_the_pieces_of_the_vocabulary_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = build(top_r=8, full_vocabulary=True)
     with monkeypatch.context() as patch:
-        patch.setattr(risks, "LOGIT_BYTES", 4 * VOCAB * 2)  # two rows of logits at a time
+        patch.setattr(logits, "LOGIT_BYTES", 4 * VOCAB * 2)  # two rows of logits at a time
         found = build(top_r=8, full_vocabulary=True).single_unit_risk
     np.testing.assert_allclose(found, whole.single_unit_risk, rtol=1e-5)
     # a support that is the vocabulary is not measured twice

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.estimator.fisher import center, kl_divergence
-from cocurve_lab.extensions.judging.lockstep import forced_kl
 from cocurve_lab.measuring import plan_memory, risk
 from cocurve_lab.measuring.risk import PlanTable
 from helpers.tiny_models import GROUPS, naive_risk, tiny_model, tiny_text
@@ -68,18 +67,6 @@ def test_gains_are_measured_whatever_autocast_is_around() -> None:
     assert alone == pytest.approx(expected, rel=1e-5)
     with torch.autocast("cpu", torch.bfloat16):
         assert cl.pruning_risk(model, plan, text) == alone
-
-
-def test_names_and_indices_are_those_of_the_unit_set() -> None:
-    """By default they are those of 16 FFN groups; here there are 4."""
-    model, text = tiny_model(), tiny_text(2, 20, 5)
-    units = cl.enumerate_units(model, GROUPS)
-    place, row = units.index("L0.ffn[3]"), text.input_ids[0]
-    wanted = cl.pruning_risk(model, [units[place]], text)
-    alone = forced_kl(model, [units[place]], row)
-    for said in (place, "L0.ffn[3]"):
-        assert cl.pruning_risk(model, [said], text, unit_set=units) == wanted
-        assert np.array_equal(forced_kl(model, [said], row, unit_set=units), alone)
 
 
 @pytest.mark.parametrize("scale", [1e-2, 1e-3])

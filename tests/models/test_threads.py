@@ -17,7 +17,7 @@ def test_other_threads_may_use_a_model_while_it_is_measured(family: str) -> None
     units = cl.enumerate_units(model, 4)
     with torch.inference_mode():
         dense = model(text.input_ids[:2]).logits
-    expected = cl.pruning_risk(model, [units[1]], text, unit_set=units)
+    expected = cl.pruning_risk(model, [units[1]], text)
     alone = cl.estimate_curvature(model, units, text, progress=False)
     over, right = threading.Event(), []
 
@@ -29,7 +29,7 @@ def test_other_threads_may_use_a_model_while_it_is_measured(family: str) -> None
     thread = threading.Thread(target=use)
     thread.start()
     try:
-        risks = [cl.pruning_risk(model, [units[1]], text, unit_set=units) for _ in range(5)]
+        risks = [cl.pruning_risk(model, [units[1]], text) for _ in range(5)]
         built = cl.estimate_curvature(model, units, text, progress=False)
     finally:
         over.set()

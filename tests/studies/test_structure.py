@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, sem
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.analysis.gate import noise_of
 from cocurve_lab.extensions.judging.answers import AnswerTable, answer_accuracy
 from cocurve_lab.extensions.judging.generation import Question
 from cocurve_studies import abilities
@@ -215,7 +216,7 @@ def test_planted_blocks_are_read_back_by_distance() -> None:
             assert row["mean_signed"] == pytest.approx(sign * value)
             assert row["mean_absolute_error"] is None
     (ffn,) = pick(geometry.block_table(BUILT), reach="all", block="ffn")
-    assert ffn["corrected"] == pytest.approx(BUILT.ffn_redundancy_corrected)
+    assert ffn["corrected"] == pytest.approx(noise_of(BUILT, BUILT.pair_mask("ffn"))[1])
 
 
 def test_budgets_add_up_to_the_plan_and_one_no_text_can_change_has_no_spread() -> None:
@@ -272,7 +273,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def answer(_: Any, __: Any, plans: Any, questions: Any, **___: Any) -> AnswerTable:
         right = np.array([[q < 40 - len(plan) for q in range(40)] for plan in plans])
-        return AnswerTable(tuple(plans), tuple(questions), right, -1.0 - right, np.ones(40), right)
+        return AnswerTable(tuple(plans), tuple(questions), right, -1.0 - right, right)
 
     monkeypatch.setattr(abilities, "answer_accuracy", answer)
 

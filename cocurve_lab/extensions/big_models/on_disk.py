@@ -1,7 +1,7 @@
-"""Pruning onto disk: weights are read, cut and written one after the other.
+"""Pruning onto disk: weights are read, cut and written a file after the other.
 
-The memory that this takes is that of the largest weight, whatever the size of the model. The folder
-is the one that `save_pruned` would write.
+The memory that this takes is that of a file, 1 GB, or of the largest weight, whatever the size of
+the model. The folder is the one that `save_pruned` would write, in more files if it is larger.
 """
 
 from __future__ import annotations
@@ -33,21 +33,20 @@ from ...models.identity import (
 )
 from ...models.layers import attach, present
 from ...models.loading import place_of, read_dtype, shapes_only
-from ...models.weights import DTYPES, reader_of, tied_names, without_weights
+from ...models.weights import reader_of, tied_names, without_weights
 from ...pruner.manifest import Origin, manifest_of
 from ...pruner.saving import new_folder, open_pruned, write_beside
 from ...pruner.slicing import cut_model, tensor_cuts
 from ...solver.selection import Selection
-from ..opening.files import require_floats, require_used_scales, tell_ignored, weight_files
+from ..opening.files import require_floats, require_used_scales, weight_files
 from ..opening.places import require_generation, require_no_adapter, require_place
-from .stored import StoredWeights
+from .stored import read_later
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-SHARD = "50GB"  # as save_pretrained
+SHARD = "1GB"  # of a file, whose weights are in memory together
 _WEIGHT = "weight"  # the one tensor in a file of a changed weight
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}  # of dtypes in files
 
 
 Cuts = Mapping[str, Callable[[Tensor], Tensor]]  # what stays of a weight, by its name
@@ -85,8 +84,6 @@ def open_model(
     Returns:
         The model. `reader_of` tells how to read its weights.
     """
-    from transformers import GenerationConfig
-
     place = str(place_of(model_id))
     if is_pruned(place):
         pruned: Any = open_pruned(place)
@@ -97,17 +94,24 @@ def open_model(
     require_floats(place, model)
     if not Path(place).is_dir():  # before its files are downloaded
         require_used_scales(place, model, **options)
-    weights = StoredWeights(model, weight_files(place, **options))
-    if weights.separate():  # two weights that the configuration ties: transformers loads both
-        model.config.tie_word_embeddings = False
-        model = shapes_only(model.config)
-        weights = StoredWeights(model, weight_files(place, **options))
+    return stored_model(model, place, None if dtype is None else read_dtype(dtype), **options)
+
+
+def stored_model(
+    model: Any, place: str, dtype: torch.dtype | None, **options: Any
+) -> PreTrainedModel:
+    """Let the weights of a model on the meta device be read from the files of a place.
+
+    `options` say where the hub is asked; `dtype` is by default as for `open_model`.
+    """
+    from transformers import GenerationConfig
+
+    weights = read_later(model, weight_files(place, **options))
     default = torch.float32 if is_demo(place) else model.config.dtype or weights.dtype
     with suppress(OSError):  # there is none: the one made of the configuration stays
         model.generation_config = GenerationConfig.from_pretrained(place, **options)
     require_generation(model.generation_config, place)
-    model = model.to(default if dtype is None else read_dtype(dtype))
-    tell_ignored(model, weights.ignored)
+    model = model.to(default if dtype is None else dtype)
     attach(model, weights)
     return model.eval().requires_grad_(False)
 
@@ -263,40 +267,14 @@ def _write_weights(
         shapes, filename_pattern="model{suffix}.safetensors", max_shard_size=SHARD
     )
 
-    def counted(saved: str) -> Tensor:
-        bar.update()
-        return read(own[saved])
-
     for file, names in split.filename_to_tensors.items():
-        _write_safetensors(folder / file, {name: shapes[name] for name in names}, counted)
+        tensors = {}
+        for saved in names:
+            tensors[saved] = read(own[saved]).contiguous()
+            bar.update()
+        save_file(tensors, folder / file, metadata={"format": "pt"})
     if split.is_sharded:
         facts = {"total_parameters": pruned.model.num_parameters(), **split.metadata}
         index = {"metadata": facts, "weight_map": split.tensor_to_filename}
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
         (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
-
-
-def _write_safetensors(
-    path: Path, shapes: Mapping[str, Tensor], read: Callable[[str], Tensor]
-) -> None:
-    """Write one file. The library needs all tensors in memory; here each is read in turn."""
-    # the library's order: wider dtypes first, so that every tensor is aligned
-    names = sorted(shapes, key=lambda name: (-shapes[name].element_size(), name))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name in names:
-        start, end = end, end + shapes[name].nbytes
-        header[name] = {
-            "dtype": _NAMES[shapes[name].dtype],
-            "shape": list(shapes[name].shape),
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in names:
-            tensor = read(name)
-            assert (tensor.shape, tensor.dtype) == (shapes[name].shape, shapes[name].dtype)
-            # as bytes, because numpy has no bfloat16
-            file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)

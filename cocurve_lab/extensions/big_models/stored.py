@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +87,7 @@ class StoredWeights(WeightSource):
     def __init__(
         self,
         model: PreTrainedModel,
-        files: Iterable[Path],
+        files: Sequence[Path],
         *,
         mapped: bool = False,
         sums: Mapping[str, str] | None = None,
@@ -97,7 +97,7 @@ class StoredWeights(WeightSource):
         # several where a file keeps each expert apart: by expert and half, else by None
         self._places: dict[str, dict[Part, tuple[Any, str, Watch]]] = {}
         wanted = model.state_dict()
-        files, own = list(files), own_names(model, wanted)
+        own = own_names(model, wanted)
         if not files:
             raise PickledError(
                 f"{model.config._name_or_path} holds neither {INDEX} nor {WHOLE}. Pickled or GGUF "
@@ -163,19 +163,29 @@ class StoredWeights(WeightSource):
         return [n for n in there if not torch.equal(self.tensor(n), self.tensor(self.tied[n]))]
 
 
+def read_later(
+    model: PreTrainedModel,
+    files: Sequence[Path],
+    *,
+    mapped: bool = False,
+    sums: Mapping[str, str] | None = None,
+) -> StoredWeights:
+    """Open the files of a model on the meta device; a head that they keep apart is untied."""
+    weights = StoredWeights(model, files, mapped=mapped, sums=sums)
+    if weights.separate():  # two weights that the configuration ties: transformers loads both
+        head: Any = model.get_output_embeddings()
+        head.weight = torch.nn.Parameter(torch.empty_like(head.weight), requires_grad=False)
+        settle_ties(model)
+        weights = StoredWeights(model, files, mapped=mapped, sums=sums)
+    tell_ignored(model, weights.ignored)
+    return weights
+
+
 def folder(model: PreTrainedModel, folder: Path, *, mapped: bool) -> StoredWeights:
     """Open the weights that `save_pruned` wrote; `model` has their shapes and their manifest."""
     manifest: Any = model.cocurve_manifest
-    sums = manifest.get("weights")
     try:
         files = weight_files(str(folder))
-        weights = StoredWeights(model, files, mapped=mapped, sums=sums)
-        if weights.separate():  # two weights that the configuration ties: transformers loads both
-            head: Any = model.get_output_embeddings()
-            head.weight = torch.nn.Parameter(torch.empty_like(head.weight), requires_grad=False)
-            settle_ties(model)
-            weights = StoredWeights(model, files, mapped=mapped, sums=sums)
+        return read_later(model, files, mapped=mapped, sums=manifest.get("weights"))
     except InputError as error:  # its index leads elsewhere
         raise FileFormatError(str(error)) from None
-    tell_ignored(model, weights.ignored)
-    return weights

@@ -8,14 +8,12 @@ fetched meanwhile.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -26,11 +24,13 @@ from torch import Tensor, nn
 from ...base.errors import InputError, one_line, shown
 from ...calibration import CalibrationSet
 from ...models.architectures import Architecture, describe
-from ...models.layers import attach
-from ...models.loading import auto_class
-from ..opening.files import open_weights, require_floats
+from ...models.layers import attach, weights_of
+from ...models.loading import PLACE_OPTIONS
+from ...pruner.saving import bring_weights
+from ..opening.files import require_floats
 from .layerwise import LayerwisePasses
-from .stored import Watch, folder
+from .on_disk import stored_model
+from .stored import folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,7 +62,7 @@ class _Layer:
 
     def __init__(self, device: torch.device, places: Sequence[_Place]) -> None:
         self.device, self.places = device, places
-        self.bytes = bytes_of(place.absent for place in places)
+        self.bytes = sum(place.absent.nbytes for place in places)
 
 
 class Stream:
@@ -201,11 +201,10 @@ def source(model: PreTrainedModel) -> Stream | None:
 
 def load(
     place: str, shapes: PreTrainedModel, device: torch.device, options: dict[str, Any]
-) -> tuple[PreTrainedModel, dict[str, Any]]:
+) -> PreTrainedModel:
     """Load what stands around the layers, and leave these in their files."""
     require_floats(place, shapes)
-    architecture = describe(shapes)
-    architecture.require_columns(
+    describe(shapes).require_columns(
         "stream=True", "Leave it out.", "which files keep apart and layers need whole"
     )
     if "device_map" in options:
@@ -213,14 +212,10 @@ def load(
             f"device_map is {shown(options['device_map'])}, but stream=True decides where "
             "weights are. Give one of the two."
         )
-    places = _layers_on_disk(architecture, device)
-    logging.getLogger("accelerate.big_modeling").addFilter(_is_no_notice)
-    model, report = auto_class(shapes.config).from_pretrained(
-        place, **options, device_map=places, use_safetensors=True, output_loading_info=True
-    )
-    for weight in model.parameters():  # else each is a view that keeps its whole file mapped
-        weight.data = weight.data.clone()
-    return model, report
+    dtype = None if options["dtype"] == "auto" else options["dtype"]
+    where = {name: options[name] for name in PLACE_OPTIONS if name in options}
+    model = stored_model(shapes, place, dtype, **where)
+    return bring_weights(model, weights_of(model), device, stream=True)
 
 
 def leave(model: PreTrainedModel, read: Callable[[str], Tensor], device: torch.device) -> list[str]:
@@ -240,30 +235,6 @@ def leave(model: PreTrainedModel, read: Callable[[str], Tensor], device: torch.d
     return list(stream.places)
 
 
-def _is_no_notice(record: logging.LogRecord) -> bool:
-    """Hide accelerate's notice that weights are on the meta device, as they are meant to be."""
-    return "on the meta device" not in record.getMessage()
-
-
-def _layers_on_disk(architecture: Architecture, device: torch.device) -> dict[str, Any]:
-    """The device map of a streamed model: its layers stay in the files, all else on `device`."""
-    stack = architecture.stack
-    places: dict[str, Any] = {}
-
-    def walk(module: nn.Module, prefix: str) -> None:
-        for name, child in module.named_children():
-            path = prefix + name
-            if path == stack:
-                places.update({f"{path}.{at}": "disk" for at in range(len(architecture.layers))})
-            elif stack.startswith(path + "."):
-                walk(child, path + ".")
-            else:
-                places[path] = device
-
-    walk(architecture.model, "")
-    return places
-
-
 def _offloading(module: nn.Module) -> list[Any]:
     hook = getattr(module, "_hf_hook", None)
     return [each for each in getattr(hook, "hooks", (hook,)) if getattr(each, "offload", False)]
@@ -274,7 +245,6 @@ def _take_over(architecture: Architecture) -> Stream:
     model = architecture.model
     names = {module: name for name, module in model.named_modules()}
     layers: dict[int, _Layer] = {}
-    files: dict[str, Watch] = {}
     for number, layer in enumerate(architecture.layers):
         hooks = [hook for module in layer.modules() for hook in _offloading(module)]
         if not hooks:
@@ -284,7 +254,7 @@ def _take_over(architecture: Architecture) -> Stream:
             for hook in _offloading(module):
                 for key, owner, attribute in _weights(module, hook.place_submodules):
                     name = f"{names[owner]}.{attribute}"
-                    source = _source(hook, key, name, getattr(owner, attribute).dtype, files)
+                    source = _source(hook, key, name, getattr(owner, attribute).dtype)
                     places.append(_Place(name, owner, attribute, source))
         layers[number] = _Layer(torch.device(hooks[0].execution_device), places)
     inside = {module for layer in architecture.layers for module in layer.modules()}
@@ -365,29 +335,15 @@ def _weights(module: nn.Module, deep: bool) -> Iterator[tuple[str, nn.Module, st
         yield key, module.get_submodule(path), attribute
 
 
-def _source(hook: Any, key: str, name: str, dtype: torch.dtype, files: dict[str, Watch]) -> Read:
+def _source(hook: Any, key: str, name: str, dtype: torch.dtype) -> Read:
     """How to read a weight that accelerate offloaded, in the dtype of its place."""
-    source = getattr(hook.weights_map, "dataset", hook.weights_map)
-    found = getattr(source, "index", {}).get(name)
-    if found is None or not found.get("safetensors_file"):
-        if key not in hook.weights_map:
-            raise InputError(
-                f"the model's files hold no {name}. Get the whole model, and load it again."
-            )
-        # copied: accelerate maps its own files into memory, which is not reading
-        return lambda: hook.weights_map[key].to(dtype, copy=True)
-    file, stored = found["safetensors_file"], found["weight_name"]
-    watch = files.setdefault(file, Watch(Path(file)))
-
-    def opened() -> Tensor:
-        # not mapped into memory: a layer is read when it is fetched, not while it computes
-        with open_weights(Path(file)) as weights:
-            tensor: Tensor = weights.get_tensor(stored)
-            return tensor
-
-    return lambda: watch.passed(stored, opened).to(dtype)
-
-
-def bytes_of(weights: Iterable[Tensor]) -> int:
-    """Return the size of weights in bytes."""
-    return sum(weight.numel() * weight.element_size() for weight in weights)
+    weights = hook.weights_map
+    held, stored = getattr(weights, "dataset", weights), getattr(weights, "prefix", "") + key
+    if stored not in iter(held):  # asked of a mapping itself, it would read the weight
+        raise InputError(
+            f"the model's files hold no {name}. Get the whole model, and load it again."
+        )
+    if hasattr(held, "device"):
+        held.device = None  # read on the CPU: a layer goes to its device as a whole
+    # copied: accelerate maps files into memory, which is not reading
+    return lambda: held[stored].to(dtype, copy=True)

@@ -201,13 +201,8 @@ def _attention(architecture: Architecture, layer: int) -> Iterator[FileTensor]:
     prefix = f"blk.{layer}.attn"
     norm = architecture.layers[layer].input_layernorm.weight
     yield FileTensor(f"{prefix}_norm.weight", norm)
-    if architecture.width(layer, "attention") == 0:  # see heads_of
-        zeros = torch.zeros(architecture.head_dim(layer), norm.numel())
-        parts: list[tuple[Tensor, Tensor | None]] = [(zeros, None)] * 3
-        output = zeros.T
-    else:
-        parts = list(_rows(architecture, layer, "attention"))
-        output = architecture.output_weight(layer, "attention")
+    head = architecture.head_dim(layer)
+    parts, output = _parts(architecture, layer, "attention", head, 3)  # see heads_of
     if is_openelm(architecture):  # it rotates as transformers does
         (query, _), *others = parts
         below = tuple(weight for weight, _ in others)
@@ -221,25 +216,17 @@ def _attention(architecture: Architecture, layer: int) -> Iterator[FileTensor]:
         counts = (0, 0, 0) if paired else (heads, groups, 0)
         for name, count, (weight, bias) in zip("qkv", counts, parts, strict=True):
             yield from _linear(f"{prefix}_{name}", weight, bias, count)
-    bias = architecture.output_projection(layer, "attention").bias
-    yield from _linear(f"{prefix}_output", output, bias)
+    yield from _linear(f"{prefix}_output", output[0], output[1])
 
 
 def _ffn(architecture: Architecture, layer: int) -> Iterator[FileTensor]:
     prefix = f"blk.{layer}.ffn"
     norm = architecture.layers[layer].post_attention_layernorm.weight
     yield FileTensor(f"{prefix}_norm.weight", norm)
-    if architecture.width(layer, "ffn") == 0:  # see channels
-        zeros = torch.zeros(channels(architecture, layer), norm.numel())
-        parts: list[tuple[Tensor, Tensor | None]] = [(zeros, None)] * 2
-        output = zeros.T
-    else:
-        parts = list(_rows(architecture, layer, "ffn"))
-        output = architecture.output_weight(layer, "ffn")
+    parts, output = _parts(architecture, layer, "ffn", BLOCK, 2)  # see channels
     for name, (weight, bias) in zip(("gate", "up"), parts, strict=True):
         yield from _linear(f"{prefix}_{name}", weight, bias)
-    bias = architecture.output_projection(layer, "ffn").bias
-    yield from _linear(f"{prefix}_down", output, bias)
+    yield from _linear(f"{prefix}_down", output[0], output[1])
 
 
 def _linear(name: str, weight: Tensor, bias: Tensor | None, heads: int = 0) -> Iterator[FileTensor]:
@@ -248,14 +235,28 @@ def _linear(name: str, weight: Tensor, bias: Tensor | None, heads: int = 0) -> I
         yield FileTensor(f"{name}.bias", bias, heads)
 
 
-def _rows(
-    architecture: Architecture, layer: int, kind: Kind
-) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """(weight, bias) of query, key, value, or of gate, up; a fused projection (Phi3) is split."""
-    for rows in architecture.unit_rows(layer, kind, 0, architecture.width(layer, kind)):
-        weight = architecture.weight(layer, kind, rows.projection)[rows.start : rows.stop]
+Linear = tuple[Tensor, Tensor | None]  # weight and bias
+
+
+def _parts(
+    architecture: Architecture, layer: int, kind: Kind, width: int, count: int
+) -> tuple[list[Linear], Linear]:
+    """Query, key, value, or gate, up, and the output of a block; a fused projection is split.
+
+    Of a block without units, they are `count` matrices of zeros and an output, `width` wide.
+    """
+    output = architecture.output_projection(layer, kind)
+    whole = architecture.width(layer, kind)
+    if whole == 0:
+        zeros = torch.zeros(width, len(architecture.decoder.norm.weight))
+        return [(zeros, None)] * count, (zeros.T, output.bias)
+    parts: list[Linear] = []
+    for rows in architecture.unit_rows(layer, kind, 0, whole):
+        own = slice(rows.start, rows.stop)
         bias = architecture.projection(layer, kind, rows.projection).bias
-        yield weight, None if bias is None else bias[rows.start : rows.stop]
+        weight = architecture.weight(layer, kind, rows.projection)[own]
+        parts.append((weight, None if bias is None else bias[own]))
+    return parts, (architecture.output_weight(layer, kind), output.bias)
 
 
 def interleave(rows: Tensor, heads: int) -> Tensor:

@@ -21,18 +21,17 @@ from scipy.stats import binomtest
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ...base.arguments import require_type
 from ...base.errors import InputError
-from ...base.progress import Bar
+from ...base.progress import open_bar
 from ...base.storage import fingerprint
 from ...calibration import bare_ids
 from ...estimator.support import widen
-from ...measuring.logits import log_likelihood, pieces, require_numbers, too_large, unless_too_large
 from ...measuring.plan_memory import FileKind, PlanMemory, model_settings
 from ...measuring.results import Tabular, mean_and_error
 from ...models.architectures import Architecture, describe
-from ...models.identity import model_device, require_source
-from ...models.masking import Scales, column_scales, resolve, scaled, stack_rows
+from ...models.identity import model_device
+from ...models.logits import log_likelihood, pieces, require_numbers, too_large, unless_too_large
+from ...models.masking import Scales, plan_scales, scaled, stack_rows
 from ...models.runtime import measuring
 from ...solver.selection import Selection
 from .generation import Question, encode_prompt, last_logits, token_pieces, uses_chat
@@ -79,7 +78,6 @@ class AnswerTable(Tabular):
         right: [plans, questions] bool, whether the greedy reply is right (`Question.is_right`).
         log_likelihood: [plans, questions] float64, log probability of the answer after the prompt,
             summed over its tokens, nats per answer. It falls before the reply changes.
-        answer_tokens: [questions] int64, number of tokens of the answer.
         decoded: [plans, questions] bool, whether one pass did not decide and the reply was decoded.
         left_out: number of questions without a known answer.
     """
@@ -88,7 +86,6 @@ class AnswerTable(Tabular):
     questions: tuple[Question, ...]
     right: np.ndarray
     log_likelihood: np.ndarray
-    answer_tokens: np.ndarray
     decoded: np.ndarray
     left_out: int = 0
 
@@ -115,7 +112,7 @@ class AnswerTable(Tabular):
             for capability in (*self.capabilities, ALL):
                 mine = self.of(capability)
                 right = self.right[plan, mine]
-                low, high = wilson(int(right.sum()), len(right))
+                bounds = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
                 row = {
                     "plan": plan,
                     "realized_ratio": selection.realized_ratio,
@@ -123,8 +120,8 @@ class AnswerTable(Tabular):
                     "capability": capability,
                     "questions": len(right),
                     **_mean("accuracy", right),
-                    "accuracy_low": low,
-                    "accuracy_high": high,
+                    "accuracy_low": float(bounds.low),
+                    "accuracy_high": float(bounds.high),
                     **_mean("log_likelihood", self.log_likelihood[plan, mine]),
                 }
                 rows.append(row)
@@ -160,14 +157,6 @@ class AnswerTable(Tabular):
         return len(self.selections)
 
 
-def wilson(successes: int, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Return the ends of Wilson's interval for a share; z = 1.96 is 95 %."""
-    share, spread = successes / count, z * z / count
-    middle = share + spread / 2
-    reach = z * np.sqrt(share * (1 - share) / count + spread / (4 * count))
-    return float((middle - reach) / (1 + spread)), float((middle + reach) / (1 + spread))
-
-
 # The measurement --------------------------------------------------------------------------------
 
 
@@ -197,10 +186,6 @@ def answer_accuracy(
     """
     if not selections:
         raise InputError("answer_accuracy got no plan. Give at least one Selection.")
-    for selection in selections:
-        require_type(selection, Selection, "a plan")
-        if selection.origin is not None:  # one made by hand is nobody's
-            require_source(model, selection, what="a plan")
     asker = Asker(model, tokenizer, questions, options)
     found = asker.ask(selections, progress=progress)
     return AnswerTable(
@@ -208,7 +193,6 @@ def answer_accuracy(
         asker.questions,
         found[..., 0] == 1,
         found[..., 1],
-        np.array([len(case.answer) for case in asker.cases]),
         found[..., 2] == 1,
         len(questions) - len(asker.questions),
     )
@@ -282,13 +266,10 @@ class Asker:
         model, memory, cases = self.model, self.memory, self.cases
         wanted = list(range(len(cases)) if numbers is None else numbers)
         named = {plan.fingerprint: plan for plan in plans}
-        scales = {
-            mark: column_scales(self.engine.architecture, *resolve(model, plan))
-            for mark, plan in named.items()
-        }
+        scales = {mark: plan_scales(self.engine.architecture, plan) for mark, plan in named.items()}
         order = sorted(wanted, key=lambda q: cases[q].length)  # so that little is padded
-        bar = Bar(desc=f"replies of {len(named)} plans", unit="reply", disable=not progress)
-        bar.total = len(named) * len(order)
+        total, label = len(named) * len(order), f"replies of {len(named)} plans"
+        bar = open_bar(progress, total=total, desc=label, unit="reply")
         with measuring(model, torch.get_num_threads()), bar:
             for start in range(0, len(order), _QUESTIONS):
                 part = order[start : start + _QUESTIONS]
@@ -388,7 +369,6 @@ class ReplyEngine:
 
     def __post_init__(self) -> None:
         self.ends = end_tokens(self.architecture.model)
-        self.verdicts: dict[tuple[Question, tuple[int, ...], bool], bool | None] = {}
 
     def measure(self, plans: list[Scales], part: list[int]) -> np.ndarray:
         """Measure some questions under each plan: right, log-likelihood of the answer, decoded.
@@ -425,12 +405,8 @@ class ReplyEngine:
         ids = reply.ids[: self.max_new_tokens]
         stop = next((i for i, token in enumerate(ids) if token in self.ends), None)
         ended = stop is not None or len(ids) == self.max_new_tokens
-        spoken = tuple(ids[:stop])
-        key = (reply.case.question, spoken, ended)
-        if key not in self.verdicts:
-            said = "".join(token_pieces(self.tokenizer, reply.case.prompt, spoken))
-            self.verdicts[key] = judge(reply.case.question, said, ended)
-        return self.verdicts[key]
+        said = "".join(token_pieces(self.tokenizer, reply.case.prompt, ids[:stop]))
+        return judge(reply.case.question, said, ended)
 
     def _forward(
         self,

@@ -31,9 +31,9 @@ from ...estimator.fisher import center, centered_kl
 from ...estimator.replay import Replay
 from ...estimator.support import widen
 from ...estimator.teacher import row
-from ...measuring.logits import pieces, require_numbers
 from ...measuring.results import Tabular, mean_and_error
 from ...models.architectures import Architecture, describe
+from ...models.logits import pieces, require_numbers
 from ...models.masking import column_scales, resolve, scaled
 from ...models.runtime import measuring, require_measurable
 from ...models.units import Unit
@@ -214,7 +214,7 @@ def split_risk(
         )
     architecture = describe(model)
     require_measurable(model, text)
-    units, _ = resolve(model, selection)
+    units, _ = resolve(architecture, selection)
     bar = open_bar(
         progress, total=len(text) * len(units), desc="Splitting the risk", unit="ablation"
     )

@@ -16,8 +16,8 @@ from torch import Tensor
 from ...base.arguments import as_int, require_type
 from ...base.errors import InputError
 from ...calibration import CalibrationSet, bare_ids, require_tokenizable, text_start
-from ...measuring.logits import require_numbers
 from ...models.identity import demo_folder, is_demo, vocabulary_mark
+from ...models.logits import require_numbers
 from ...models.runtime import context_of, measuring, require_known_ids
 from ...models.sources import source_named
 from ..texts.documents import written_chat

@@ -20,12 +20,12 @@ from ...base.errors import InputError
 from ...calibration import CalibrationSet
 from ...estimator.fisher import kl_divergence
 from ...estimator.support import widen
-from ...measuring.logits import pieces, require_numbers
 from ...models.architectures import Architecture, describe
 from ...models.identity import embedding_weight, model_device
-from ...models.masking import Scales, column_scales, resolve, scaled, stack_rows
+from ...models.logits import pieces, require_numbers
+from ...models.masking import Scales, plan_scales, scaled, stack_rows
 from ...models.runtime import context_of, in_double, measuring, require_measurable
-from ...models.units import Unit, UnitSet
+from ...models.units import Unit
 from ...solver.selection import Selection
 from .generation import GrowingText, encode_prompt, last_logits, uses_chat
 
@@ -104,7 +104,6 @@ def compare_text(
     selection: Selection | Iterable[Unit | str | int],
     sampling: Sampling = GREEDY,
     *,
-    unit_set: UnitSet | None = None,
     chat: bool | None = None,
 ) -> TextPair:
     """Continue a prompt with the dense model and under a plan, in lockstep.
@@ -113,10 +112,7 @@ def compare_text(
     """
     prompt_ids = encode_prompt(model, tokenizer, prompt, chat)
     texts = (GrowingText(tokenizer, prompt_ids), GrowingText(tokenizer, prompt_ids))
-    pairs = generate_rows(
-        model, tokenizer, prompt, ([], selection), sampling, unit_set=unit_set, chat=chat
-    )
-    for pair in pairs:
+    for pair in generate_rows(model, tokenizer, prompt, ([], selection), sampling, chat=chat):
         for text, token in zip(texts, pair, strict=True):
             if token is not None:
                 text.add(token)
@@ -138,7 +134,6 @@ def generate_rows(
     selections: Sequence[Selection | Iterable[Unit | str | int]],
     sampling: Sampling = GREEDY,
     *,
-    unit_set: UnitSet | None = None,
     chat: bool | None = None,
 ) -> Iterator[tuple[int | None, ...]]:
     """Yield the next token of the text under each plan, None for a text that has ended.
@@ -151,14 +146,13 @@ def generate_rows(
         model: the dense model; it may be used freely between two steps.
         tokenizer: its tokenizer; it encodes the prompt as in `continue_text`.
         prompt: the text to continue.
-        selections, unit_set: as for `pruning_risk`; the gains of a Selection apply. An empty plan
+        selections: as for `pruning_risk`; the gains of a Selection apply. An empty plan
             is the dense model.
         sampling: length, temperature and seed.
         chat: as for `continue_text`.
     """
     architecture = describe(model)
-    plans = [resolve(model, s, unit_set) for s in selections]
-    masks = [column_scales(architecture, *plan) for plan in plans]
+    masks = [plan_scales(architecture, plan) for plan in selections]
     ids = encode_prompt(model, tokenizer, prompt, chat)
     texts = [GrowingText(tokenizer, ids) for _ in masks] if sampling.line else None
     return _steps(architecture, ids, masks, sampling, texts)
@@ -171,8 +165,6 @@ def forced_kl(
     model: PreTrainedModel,
     selection: Selection | Iterable[Unit | str | int],
     input_ids: Sequence[int] | Tensor,
-    *,
-    unit_set: UnitSet | None = None,
 ) -> np.ndarray:
     """Measure KL(dense || pruned) at every position of a given text (teacher-forced).
 
@@ -181,7 +173,7 @@ def forced_kl(
 
     Args:
         model: the dense model.
-        selection, unit_set: as for `pruning_risk`; the gains of a Selection apply.
+        selection: as for `pruning_risk`; the gains of a Selection apply.
         input_ids: the text [T], at least two tokens.
 
     Returns:
@@ -195,7 +187,7 @@ def forced_kl(
             f"the text has shape {tuple(row.shape)}. Give one row of at least two tokens."
         )
     require_measurable(model, CalibrationSet(row[None]))
-    scales = column_scales(architecture, *resolve(model, selection, unit_set))
+    scales = plan_scales(architecture, selection)
     ids = row.to(model_device(model)).expand(2, -1)
     with measuring(model, torch.get_num_threads()):
         with scaled(architecture, stack_rows(architecture, [{}, scales])):
@@ -234,7 +226,7 @@ def next_token_probabilities(
         raise InputError("next_token_probabilities got no plan. Give at least one Selection.")
     architecture = describe(model)
     ids = torch.tensor([encode_prompt(model, tokenizer, prompt, chat)], device=model_device(model))
-    masks = [column_scales(architecture, *resolve(model, plan)) for plan in selections]
+    masks = [plan_scales(architecture, plan) for plan in selections]
     with measuring(model, torch.get_num_threads()):
         with scaled(architecture, stack_rows(architecture, masks)):
             rows = ids.expand(len(masks), -1)

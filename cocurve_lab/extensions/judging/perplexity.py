@@ -16,13 +16,13 @@ from ...base.arguments import as_int, as_list, require_choice
 from ...base.errors import InputError
 from ...base.progress import Progress, open_bar
 from ...calibration import bare_ids, require_tokenizable, text_start
-from ...measuring.logits import (
+from ...models.identity import embedding_weight, model_device, vocabulary_mark
+from ...models.logits import (
     log_likelihood,
     require_numbers,
     too_large,
     unless_too_large,
 )
-from ...models.identity import embedding_weight, model_device, vocabulary_mark
 from ...models.runtime import context_of, in_double, measuring, require_known_ids
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from ...base.schema import (
     reading,
     require_fields,
 )
-from ...base.storage import SUM, dump_npz, load_npz, seal_json, unseal_json
+from ...base.storage import SUM, dump_npz, seal_json, unseal_json
 from ...curvature.groups import Groups
 from ...curvature.matrix import Curvature
 from ...models.sources import SOURCES, source_named
@@ -103,7 +103,7 @@ def kept_curvature(
     """
     if text not in KEPT_TEXTS:
         raise InputError(f"text is {text!r}. Choose from {', '.join(KEPT_TEXTS)}.")
-    return read_curvature(kept_folder() / KEPT_TEXTS[text]) if _is_smollm2(model_id) else None
+    return Curvature.load(kept_folder() / KEPT_TEXTS[text]) if _is_smollm2(model_id) else None
 
 
 def kept_interactions(
@@ -120,16 +120,12 @@ def _is_smollm2(model_id: str | os.PathLike[str]) -> bool:
 
 
 def write_curvature(curvature: Curvature, path: str | os.PathLike[str]) -> None:
-    """Write an H with its groups in the short form that `read_curvature` reads."""
-    grams, positions, risks = (
-        curvature.grouped[f"group_{name}"] for name in ("grams", "positions", "risks")
-    )
-    sure_positions, sure_risks = (
-        curvature.grouped[f"group_sure_{name}"] for name in ("positions", "risks")
-    )
+    """Write an H in a short form, which `Curvature.load` reads: groups to 1/255 of their reach."""
+    sums = curvature.grouped
+    positions = sums["group_positions"]
     us, vs = np.triu_indices(len(curvature.units))
     matrix = curvature.matrix[us, vs]
-    apart = grams[:, us, vs] / positions[:, None] - matrix
+    apart = sums["group_grams"][:, us, vs] / positions[:, None] - matrix
     reach = np.abs(apart).max(axis=0)
     levels = np.rint((apart / np.where(reach > 0, reach, 1) + 1) * (STEPS / 2))
     content = {
@@ -141,18 +137,11 @@ def write_curvature(curvature: Curvature, path: str | os.PathLike[str]) -> None:
         "reach": reach.astype(np.float32),
         "apart": levels.astype(np.uint8),
         "positions": positions,
-        "risks": risks.astype(np.float32),
-        "sure_positions": sure_positions,
-        "sure_risks": sure_risks.astype(np.float32),
+        "risks": sums["group_risks"].astype(np.float32),
+        "sure_positions": sums["group_sure_positions"],
+        "sure_risks": sums["group_sure_risks"].astype(np.float32),
     }
     write_atomically(path, dump_npz(content))
-
-
-def read_curvature(path: str | os.PathLike[str]) -> Curvature:
-    """Read what `write_curvature` wrote: H to float32, its groups to 1/255 of their reach."""
-    content = load_npz(path, format_name=FORMAT, version=VERSION)
-    with reading(path, _REMEDY):
-        return curvature_of(content)
 
 
 def curvature_of(content: dict[str, Any]) -> Curvature:

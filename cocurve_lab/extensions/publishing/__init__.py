@@ -9,20 +9,13 @@ The files are imported when a folder is saved.
 
 from __future__ import annotations
 
-from ...pruner.folder import CARDS, CONFIGURATIONS, WriteCard, WriteConfiguration
+from ...pruner.folder import PUBLISHING, Publishing
 
 
-def _cards() -> WriteCard:
-    from .card import write_card
+def _publishing() -> Publishing:
+    from . import configuration
 
-    return write_card
-
-
-def _configurations() -> WriteConfiguration:
-    from .configuration import write_configuration
-
-    return write_configuration
+    return configuration
 
 
-CARDS.put(_cards)
-CONFIGURATIONS.put(_configurations)
+PUBLISHING.put(_publishing)

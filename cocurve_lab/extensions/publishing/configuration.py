@@ -26,9 +26,12 @@ from ...models.identity import TERMS
 from ...models.loading import auto_class
 from ...pruner.folder import Loader, stock_keys
 from . import modeling_cocurve
+from .card import write_card
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+__all__ = ["write_card", "write_configuration"]  # the plug `Publishing`
 
 MODELING_FILE = "modeling_cocurve.py"
 _HEADS = ("attention_columns", "key_value_heads")

@@ -31,10 +31,10 @@ from ...base.schema import (
 from ...curvature.settings import Facts
 from ...models.unit import Kind
 from ...models.units import Unit, UnitSet
+from ..opening.errors import is_pointer
 
 REGISTRY = "registry.json"
 MASK = Path("masks") / "prune_solution.json"
-_POINTER = b"version https://git-lfs"
 _AGAIN = "Download it again."
 _KINDS: dict[str, Kind] = {"attn_head": "attention", "ffn_group": "ffn"}
 
@@ -123,19 +123,14 @@ def _mask_path(folder: Path, ratio: float) -> Path:
 def has_matrix(folder: str | os.PathLike[str]) -> bool:
     """Return whether a release has H itself, not just a Git LFS pointer to it."""
     path = Path(folder) / "matrices" / "H.npy"
-    return path.exists() and not _is_pointer(path)
+    return path.exists() and not is_pointer(path)
 
 
 # Files ------------------------------------------------------------------------------------------
 
 
-def _is_pointer(path: Path) -> bool:
-    with open_regular(path) as file:
-        return file.read(len(_POINTER)) == _POINTER
-
-
 def _require_no_pointer(path: Path, what: str) -> None:
-    if _is_pointer(path):
+    if is_pointer(path):
         raise FileFormatError(
             f"{path} is a Git LFS pointer, not the {what}: the download was incomplete. "
             "Run `git lfs pull` in that folder."

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cocurve_lab.curvature.matrix import BLOCKS, Curvature
-from cocurve_lab.curvature.uncertainty import Sample
-from cocurve_lab.extensions.analysis.gate import redundancy_gate
+from cocurve_lab.extensions.analysis.gate import noise_of, redundancy_gate
 from cocurve_lab.extensions.figures import (
     COLORS,
     DASHES,
@@ -69,19 +68,16 @@ def _blocks(curvature: Curvature) -> Rows:
 
     values = means(curvature)
     errors = errors_of(curvature, means, len(values))
-    rho, halves = curvature.correlation(), _halves(curvature)
+    rho = curvature.correlation()
     rows = []
     for number, ((block, reach), mask) in enumerate(masks.items()):
         row: Row = {"block": block, "reach": reach, "pairs": int(mask.sum()) // 2}
         for offset, name in enumerate(("mean_absolute", "mean_signed")):
             row[name] = values[2 * number + offset]
             row[f"{name}_error"] = errors[2 * number + offset]
-        row |= {"positive_share": (rho[mask] > 0).mean(), "noise_floor": None, "corrected": None}
-        if halves is not None:
-            a, b = halves[0][mask], halves[1][mask]
-            row["noise_floor"] = np.abs(a - b).mean() / 2
-            # noise makes |a| too large, but not b in the direction of a: the halves are independent
-            row["corrected"] = (np.sign(a) * b + np.sign(b) * a).mean() / 2
+        floor, corrected = noise_of(curvature, mask)
+        share = (rho[mask] > 0).mean()
+        row |= {"positive_share": share, "noise_floor": floor, "corrected": corrected}
         rows.append(row | {"paper": PAPER_BLOCKS[block] if reach == "all" else None})
     return rows
 
@@ -94,14 +90,6 @@ def _block_masks(curvature: Curvature) -> dict[tuple[str, str], np.ndarray]:
     near["further"] = distance > 1
     masks = {(b, r): curvature.pair_mask(b) & near[r] for b in BLOCKS for r in REACHES}
     return {key: mask for key, mask in masks.items() if mask.any()}
-
-
-def _halves(curvature: Curvature) -> list[np.ndarray] | None:
-    """Return correlations of two disjoint halves of the groups; None without two groups."""
-    if curvature.group_grams is None:
-        return None
-    groups = Sample.of(curvature)
-    return [half.correlation() for half in groups.halves()] if len(groups) > 1 else None
 
 
 # Budgets ------------------------------------------------------------------------------------------
@@ -286,7 +274,7 @@ def _weighted(curvature: Curvature, plan: Selection) -> Row:
         return float(part.correlation()[block][pairs] @ weights) / total if total > 0 else np.nan
 
     error = errors_of(curvature, weighted, 1)[0]
-    clean = curvature.ffn_redundancy_corrected
+    _, clean = noise_of(curvature, curvature.pair_mask("ffn"))
     reference = curvature.ffn_redundancy if clean is None else clean
     row = _row("weighted mean correlation", weighted(curvature), error, plan)
     return row | {"reference": reference}

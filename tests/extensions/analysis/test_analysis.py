@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import cocurve_lab as cl
 from cocurve_lab.curvature.groups import Groups
 from cocurve_lab.extensions.analysis.gains import compensated_risk
+from cocurve_lab.extensions.analysis.gate import noise_of
 from cocurve_lab.extensions.analysis.stability import StopWhenConverged
 from cocurve_lab.extensions.analysis.variants import (
     Reach,
@@ -145,8 +146,7 @@ def test_the_balance_variation_and_noise_floor_against_loops() -> None:
     assert gate.edge_to_diagonal_measured == pytest.approx(np.median(ratios))
     ffn = curvature.saliency[GATED.kinds == "ffn"]
     assert gate.diagonal_cv["ffn"] == pytest.approx(np.std(ffn) / np.mean(ffn))
-    assert gate.noise_floor == curvature.ffn_redundancy_noise_floor
-    assert gate.corrected == curvature.ffn_redundancy_corrected
+    assert (gate.noise_floor, gate.corrected) == noise_of(curvature, curvature.pair_mask("ffn"))
 
 
 def test_without_ffn_pairs_the_gate_recommends_nothing() -> None:

@@ -41,7 +41,7 @@ def test_alone_and_together_are_measured_risks(family: str, parts: Any) -> None:
         assert layers == [{layer} for layer in range(units.num_layers)]
     for a, b in list(combinations(range(len(found.parts)), 2))[:6]:
         sets = [found.parts[a], found.parts[b], found.parts[a] + found.parts[b]]
-        one, other, both = (cl.pruning_risk(model, s, ROWS, unit_set=units) for s in sets)
+        one, other, both = (cl.pruning_risk(model, [units[i] for i in s], ROWS) for s in sets)
         assert found.alone.mean(axis=0)[[a, b]] == pytest.approx([one, other], rel=1e-4, abs=1e-9)
         edge = found.interaction[a, b]
         assert edge == pytest.approx(both - one - other, rel=1e-3, abs=1e-6)

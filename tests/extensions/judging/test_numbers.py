@@ -26,7 +26,7 @@ from cocurve_lab.extensions.judging.agreement import (
 )
 from cocurve_lab.extensions.judging.gap import RiskSplit
 from cocurve_lab.extensions.judging.perplexity import PerplexityOptions
-from cocurve_lab.measuring import logits
+from cocurve_lab.models import logits
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import (
     CONTEXT,

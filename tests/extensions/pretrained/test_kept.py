@@ -15,7 +15,6 @@ from cocurve_lab.extensions.pretrained.kept import (
     kept_folder,
     kept_interactions,
     kept_plans,
-    read_curvature,
     read_plans,
     write_curvature,
     write_plans,
@@ -49,7 +48,7 @@ def built() -> cl.Curvature:
 @pytest.fixture
 def short(built: cl.Curvature, tmp_path: Path) -> cl.Curvature:
     write_curvature(built, tmp_path / "H.npz")
-    return read_curvature(tmp_path / "H.npz")
+    return cl.Curvature.load(tmp_path / "H.npz")
 
 
 def test_h_keeps_its_entries_and_its_errors(built: cl.Curvature, short: cl.Curvature) -> None:
@@ -65,7 +64,7 @@ def test_a_damaged_h_is_refused(short: cl.Curvature, tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:5000] + bytes(8) + whole[5008:])
     with pytest.raises(cl.FileFormatError):
-        read_curvature(path)
+        cl.Curvature.load(path)
 
 
 def test_plans_are_tied_to_their_model(short: cl.Curvature, tmp_path: Path) -> None:

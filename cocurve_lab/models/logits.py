@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..base.errors import InputError, NumericalError
-from ..estimator.batches import LOGIT_BYTES
-from ..models.runtime import is_out_of_memory
+from .runtime import is_out_of_memory
 
 T = TypeVar("T")
+LOGIT_BYTES = 256 << 20  # bytes of full-vocabulary logits held at a time
 
 
 def pieces(positions: int, bytes_each: int) -> Iterator[slice]:
