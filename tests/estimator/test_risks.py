@@ -64,21 +64,6 @@ def test_the_pieces_of_the_vocabulary_change_nothing(monkeypatch: pytest.MonkeyP
     require_same_bits(build(top_r=VOCAB, full_vocabulary=True), build(top_r=VOCAB))
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_builds_on_two_supports_are_never_mixed(tmp_path: Path, first: bool) -> None:
-    path, whole = tmp_path / "build.ckpt", build(full_vocabulary=True)
-    build(checkpoint=path, full_vocabulary=first, checkpoint_seconds=0)
-    with pytest.raises(cl.MismatchError):
-        build(checkpoint=path, full_vocabulary=not first)
-    halves = TEXT.rows(0, 2), TEXT.rows(2, 4)
-    merged = cl.Curvature.merge([build(text=half, full_vocabulary=True) for half in halves])
-    assert merged.single_unit_risk == pytest.approx(whole.single_unit_risk)
-    one, other = halves
-    parts = [build(text=one, full_vocabulary=first), build(text=other, full_vocabulary=not first)]
-    with pytest.raises(cl.MismatchError):
-        cl.Curvature.merge(parts)
-
-
 # The dense model's loss ---------------------------------------------------------------------------
 
 
