@@ -22,11 +22,9 @@ from cocurve_lab.base.atomic import previous
 from cocurve_lab.curvature.settings import BuildOptions
 from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.estimator import build as build_module
-from cocurve_lab.estimator import replay
 from cocurve_lab.estimator import support as head_rows
 from cocurve_lab.estimator.replay import Replay
 from cocurve_lab.estimator.support import SupportHead, top_support
-from cocurve_lab.models.units import Unit
 from helpers.builds import build, require_same_bits, stop_after
 from helpers.problems import interrupt_at
 from helpers.tiny_models import (
@@ -149,20 +147,6 @@ def test_a_stopped_build_is_labelled_and_is_the_build_over_its_sequences() -> No
     assert partial.provenance["row_fingerprints"] == text.row_fingerprints[:3]
     assert first.provenance["complete"] is True
     assert np.array_equal(partial.matrix, first.matrix)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_block_without_its_only_unit_writes_its_bias_and_no_rounding(bias: bool) -> None:
-    torch.manual_seed(0)
-    projection = torch.nn.Linear(48, 16, bias=bias)
-    columns = torch.randn(1, 7, 48)
-    units = [Unit("attention", 0, 0, 0, 48, 1), Unit("ffn", 0, 0, 0, 24, 1)]
-    with torch.no_grad():
-        whole, half = replay._writes_without(projection, columns, projection(columns), units)
-        masked = columns.clone()
-        masked[..., :24] = 0
-        torch.testing.assert_close(half[None], projection(masked))
-    assert torch.equal(whole, projection.bias.expand(7, 16) if bias else torch.zeros(7, 16))
 
 
 @pytest.mark.parametrize("stop", [1, 4])
