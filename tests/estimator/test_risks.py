@@ -145,10 +145,8 @@ def test_a_saturated_teacher_is_warned_of_and_another_is_not(
 ) -> None:
     found = sure_build(factor, progress=True)
     assert found.saturation.saturated is bool(found.saturation.warning) is saturated
-    assert ("saturated" in repr(found)) is saturated
     printed = " ".join(capsys.readouterr().out.split())  # printed in lines
     assert ("saturated" in printed) is saturated
-    assert ("saturated" in cl.redundancy_gate(found).reason) is saturated
 
 
 @pytest.mark.parametrize(

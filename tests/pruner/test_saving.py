@@ -188,16 +188,13 @@ def test_a_second_round_is_told(tmp_path: Path, trained: bool) -> None:
     pruned = cl.prune(model, plan_of(model, UNEVEN))
     once: Any = cl.load_pruned(cl.save_pruned(pruned, tmp_path / "once"))
     once.lm_head.weight.data[0, 0] += trained
-    manifest, card = saved_as(cl.prune(once, plan_of(once, ["L0.ffn[1]"])), tmp_path / "twice")
+    manifest, _ = saved_as(cl.prune(once, plan_of(once, ["L0.ffn[1]"])), tmp_path / "twice")
     assert manifest["dense_fingerprint"] == fingerprint_model(once)
     (first,) = manifest["earlier_rounds"]
     assert first["pruned_units"] == UNEVEN
     assert first["dense_fingerprint"] == fingerprint_model(model)
     assert first["weights_since_pruning"] == ("changed" if trained else "unchanged")
     assert manifest["base_model"] == once.cocurve_manifest["base_model"]
-    how_to_repeat = card.partition("## How to repeat")[2]
-    assert "cl.load_pruned(" in how_to_repeat
-    assert "load_model(" not in how_to_repeat
 
 
 # Folders one should not trust, or that are not whole --------------------------------------------

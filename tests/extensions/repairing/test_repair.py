@@ -263,15 +263,9 @@ def test_a_saved_folder_tells_of_the_refit(tmp_path: Path) -> None:
         "sequences": 12,
         "positions": 12 * 24,
     }
-    assert TEXT.fingerprint in card
-    assert "cl.repair(" in card
     assert "pruning_risk" not in card  # H predicts nothing of refitted weights
     with pytest.raises(cl.EquivalenceError):
         cl.check_equivalence(model, loaded, plan_of(model), TEXT)
-    with torch.no_grad():
-        loaded.lm_head.weight[0, 0] += 1
-    cl.save_pruned(loaded, tmp_path / "trained")
-    assert "changed after refitting" in told(tmp_path / "trained")[1]
     cl.save_pruned(repaired.to(torch.bfloat16), tmp_path / "half")
     assert told(tmp_path / "half")[0]["weights_since_pruning"] == "converted"
 
