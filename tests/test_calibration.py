@@ -14,7 +14,6 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 import cocurve_lab as cl
-from cocurve_lab.calibration import bare_ids, text_start
 from cocurve_lab.evaluation.tasks import TaskOptions, evaluate_tasks
 from cocurve_lab.extensions.judging.answers import AnswerOptions
 from cocurve_lab.extensions.judging.generation import Question
@@ -299,14 +298,3 @@ def test_every_road_begins_as_the_tokenizer_begins_a_text(
     with read_by(model) as bare:  # where the tokenizer adds nothing, there is nothing
         ROADS[road](model, word_tokenizer(), tmp_path)
     assert not any((row == START).any() for row in bare)
-
-
-def test_what_stands_before_a_text_can_be_chosen() -> None:
-    tokenizer = opening_tokenizer("<unk>", "w3")
-    assert text_start(tokenizer) == tokenizer("w9")["input_ids"][:-1] == [1, 5]
-    assert (text_start(tokenizer, ""), text_start(tokenizer, "w4"), text_start(tokenizer, 7)) == (
-        [],
-        [6],
-        [7],
-    )
-    assert bare_ids(tokenizer, "w3 w9") == [5, 11]

@@ -16,8 +16,6 @@ from cocurve_lab.base.text_windows import MOST, is_record, joined, read, record,
 from cocurve_lab.models.identity import demo_folder
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
 
-TEXTS = Path(__file__).resolve().parents[2] / "shared" / "assets" / "text"
-
 
 def drawn(rows: int, length: int, seed: int) -> torch.Tensor:
     return torch.randint(5, 97, (rows, length), generator=torch.Generator().manual_seed(seed))

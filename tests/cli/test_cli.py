@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -120,12 +119,6 @@ def test_help_is_quick_and_names_every_verb() -> None:
     assert all(f"\n  {verb} " in done.stdout for verb in [*VERBS, "paper"])
 
 
-@pytest.mark.parametrize("verb", [*VERBS, "paper"])
-def test_help_explains_a_verb_with_an_example(verb: str, cocurve: Run) -> None:
-    said = cocurve(verb, "--help").out
-    assert f"\n  cocurve {verb} " in said
-
-
 BAD = [  # the command, its exit code, and what stderr must name
     ("", USAGE, "VERB"),
     ("fly", USAGE, "'fly'"),
@@ -225,23 +218,6 @@ def test_h_of_a_model_of_any_name_is_found_again(
     cocurve("solve", tmp_path / "H", "--ratio", "0.2", "--out", tmp_path / "plan")
     cocurve("solve", built, "--ratio", "0.2", "--out", tmp_path / "same")
     assert plan_in(tmp_path / "plan").pruned == plan_in(tmp_path / "same").pruned
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES], ids=["full", "forbidden"])
-def test_a_build_that_cannot_be_written_fails_and_goes_on(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cocurve: Run, number: int
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(number, os.strerror(number))
-
-    command = build_command(place, tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(cl.Curvature, "save", refuse)
-        assert str(tmp_path) in cocurve(*command, code=FAILED).err
-    assert not list(tmp_path.glob("H_*.pkl"))
-    monkeypatch.setattr(features, "gram_matrix", None)  # the checkpoint holds all of it
-    cocurve(*command)
-    assert len(list(tmp_path.glob("H_*.pkl"))) == 1
 
 
 @pytest.mark.usefixtures("ctrl_c")

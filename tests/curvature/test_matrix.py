@@ -206,28 +206,6 @@ def test_an_h_of_nearly_symmetric_grams_reads_back(tmp_path: Path) -> None:
 # Merge --------------------------------------------------------------------------------------------
 
 
-def shard(whole: Curvature, owned: list[int]) -> Curvature:
-    """The part of a grouped curvature built from the groups `owned` (others still empty)."""
-    mine = np.isin(np.arange(len(whole.group_positions)), owned)
-    groups = Groups(
-        whole.group_grams * mine[:, None, None],
-        whole.group_positions * mine,
-        whole.group_risks * mine[:, None],
-    )
-    rows = {"row_fingerprints": [f"row {i}" for i in owned]}
-    return Curvature.from_groups(whole.units, groups, whole.provenance | rows)
-
-
-def test_merged_shards_are_the_bits_of_one_build() -> None:
-    whole = random_curvature(UNITS, groups=6)
-    merged = Curvature.merge([shard(whole, [0, 3]), shard(whole, [1, 2]), shard(whole, [4, 5])])
-    np.testing.assert_array_equal(merged.matrix, whole.matrix)
-    np.testing.assert_array_equal(merged.group_positions, whole.group_positions)
-    assert merged.single_unit_risk == pytest.approx(whole.single_unit_risk)
-    assert sorted(merged.provenance["row_fingerprints"]) == [f"row {i}" for i in range(6)]
-    assert merged.provenance["sequences_done"] == 6
-
-
 def test_a_part_of_fewer_sequences_than_groups_is_added_too() -> None:
     many = random_curvature(UNITS, groups=4)
     few = random_curvature(UNITS, 1, groups=2).with_provenance(row_fingerprints=["x", "y"])
@@ -237,42 +215,8 @@ def test_a_part_of_fewer_sequences_than_groups_is_added_too() -> None:
         np.testing.assert_allclose(merged.matrix, (many.matrix + few.matrix) / 2)
 
 
-def other(**changes: Any) -> Any:
-    return lambda whole: shard(whole, [2, 3]).with_provenance(**changes)
-
-
-@pytest.mark.parametrize(
-    ("second", "error"),
-    [
-        (lambda whole: shard(whole, [1, 2]), MismatchError),  # a row twice
-        (other(top_r=128), MismatchError),
-        (lambda _: random_curvature(make_units(ffn_cost=12), groups=4), MismatchError),
-        (lambda _: random_curvature(UNITS), InputError),
-    ],
-)
-def test_merge_refuses_what_would_not_be_one_build(second: Any, error: type[Exception]) -> None:
-    whole = random_curvature(UNITS, groups=4).with_provenance(top_r=256)
-    with pytest.raises(error):
-        Curvature.merge([shard(whole, [0, 1]), second(whole)])
-    with pytest.raises(InputError):
-        Curvature.merge([])
-
-
 def test_unit_sets_are_part_of_the_fingerprint() -> None:
     curvature = random_curvature(UNITS)
     other = Curvature(curvature.matrix, make_units(ffn_cost=12))
     assert curvature.fingerprint != other.fingerprint
     assert curvature.fingerprint == Curvature(curvature.matrix, make_units()).fingerprint
-
-
-@pytest.mark.parametrize(
-    ("facts", "said"),
-    [
-        ({"model_name": "tiny", "sequences_done": 3}, "Curvature of tiny: M = 15, 3 sequences; "),
-        ({"sequences_done": 3, "num_sequences": 64, "complete": False}, ", 3 of 64 rows; "),
-        ({"sequences_done": 3, "shard": [2, 3]}, ", 3 sequences (shard 2 of 3); "),
-        ({}, "Curvature of a model: M = 15; "),
-    ],
-)
-def test_repr_names_the_model_and_the_rows(facts: dict[str, Any], said: str) -> None:
-    assert said in repr(random_curvature(UNITS).with_provenance(**facts))

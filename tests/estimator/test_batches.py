@@ -65,24 +65,6 @@ def test_all_ablations_of_a_row_ride_together_with_the_same_bits(
         assert max(runs) == len(expected.units) if block == 1000 else 3 < max(runs) <= block
 
 
-def test_a_block_takes_whole_batches_of_consecutive_layers() -> None:
-    units = list(cl.enumerate_units(tiny_model(), GROUPS))  # 2 + 4 units in each of 3 layers
-
-    def sizes(size: int, block: int) -> list[list[int]]:
-        found, start = [], 0
-        while start < len(units):
-            part = batches.block_from(units, start, size, block)
-            found.append([rows.stop - rows.start for rows, _ in part])
-            start = part[-1][0].stop
-        return found
-
-    assert sizes(4, 1) == [[4], [2]] * 3
-    assert sizes(4, 6) == [[4, 2]] * 3
-    assert sizes(4, 10) == [[4, 2, 4], [2, 4, 2]]
-    assert sizes(6, 17) == [[6, 6], [6]]
-    assert sizes(9, 18) == [[6, 6, 6]]
-
-
 def test_a_block_that_does_not_fit_goes_on_where_it_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

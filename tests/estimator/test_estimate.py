@@ -22,11 +22,9 @@ from cocurve_lab.base.atomic import previous
 from cocurve_lab.curvature.settings import BuildOptions
 from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.estimator import build as build_module
-from cocurve_lab.estimator import replay
 from cocurve_lab.estimator import support as head_rows
 from cocurve_lab.estimator.replay import Replay
 from cocurve_lab.estimator.support import SupportHead, top_support
-from cocurve_lab.models.units import Unit
 from helpers.builds import build, require_same_bits, stop_after
 from helpers.problems import interrupt_at
 from helpers.tiny_models import (
@@ -118,17 +116,6 @@ def test_gram_is_the_definition_on_the_full_vocabulary() -> None:
     assert relative_error(found.matrix, expected / text.positions.numel()) <= 1e-10
 
 
-@pytest.mark.parametrize("top_r", [1, 7, VOCAB])
-def test_matrix_is_positive_semidefinite(top_r: int) -> None:
-    curvature = build(tiny_model(), tiny_text(3, 20, 4), top_r)
-    assert np.array_equal(curvature.matrix, curvature.matrix.T)
-    assert (curvature.saliency >= 0).all()
-    scale = max(float(curvature.spectrum()[0]), 1e-30)
-    assert curvature.spectrum()[-1] >= -1e-7 * scale
-    if top_r == 1:  # one token has probability 1: nothing can be told from it
-        assert not curvature.matrix.any()
-
-
 def test_half_the_diagonal_is_the_risk_of_a_weak_unit() -> None:
     model = tiny_model(dtype=torch.float64)
     with torch.no_grad():
@@ -148,13 +135,6 @@ def test_groups_sum_to_the_whole() -> None:
     np.testing.assert_array_equal(curvature.single_unit_risk, curvature.group_risks.sum(0) / 30)
 
 
-def test_batch_size_changes_rounding_only() -> None:
-    model, text = tiny_model("phi3"), tiny_text(2, 20, 6)
-    one = build(model, text, units_per_batch=1)
-    for batch in (2, 3, 100):
-        assert relative_error(build(model, text, units_per_batch=batch).matrix, one.matrix) <= 1e-6
-
-
 # Interruption -----------------------------------------------------------------------------------
 
 
@@ -167,20 +147,6 @@ def test_a_stopped_build_is_labelled_and_is_the_build_over_its_sequences() -> No
     assert partial.provenance["row_fingerprints"] == text.row_fingerprints[:3]
     assert first.provenance["complete"] is True
     assert np.array_equal(partial.matrix, first.matrix)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_block_without_its_only_unit_writes_its_bias_and_no_rounding(bias: bool) -> None:
-    torch.manual_seed(0)
-    projection = torch.nn.Linear(48, 16, bias=bias)
-    columns = torch.randn(1, 7, 48)
-    units = [Unit("attention", 0, 0, 0, 48, 1), Unit("ffn", 0, 0, 0, 24, 1)]
-    with torch.no_grad():
-        whole, half = replay._writes_without(projection, columns, projection(columns), units)
-        masked = columns.clone()
-        masked[..., :24] = 0
-        torch.testing.assert_close(half[None], projection(masked))
-    assert torch.equal(whole, projection.bias.expand(7, 16) if bias else torch.zeros(7, 16))
 
 
 @pytest.mark.parametrize("stop", [1, 4])
@@ -520,17 +486,3 @@ def test_a_full_disk_at_the_end_does_not_lose_the_matrix(
     found = cl.load_or_estimate(tmp_path, model, units, text, 32, progress=False)
     require_same_bits(found, build(model, text))
     assert list(tmp_path.glob("*.ckpt"))  # what was written stays
-
-
-def test_load_or_estimate_goes_on_after_an_interrupt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, text = tiny_model(), tiny_text(4, 20, 6)
-    units = cl.enumerate_units(model, GROUPS)
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 2, KeyboardInterrupt())
-        with pytest.raises(KeyboardInterrupt):
-            cl.load_or_estimate(tmp_path, model, units, text, 32, progress=False)
-    assert not list(tmp_path.glob("*.pkl"))
-    whole = cl.load_or_estimate(tmp_path, model, units, text, 32, progress=False)
-    require_same_bits(whole, build(model, text))

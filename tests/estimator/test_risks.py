@@ -65,21 +65,6 @@ def test_the_pieces_of_the_vocabulary_change_nothing(monkeypatch: pytest.MonkeyP
     require_same_bits(build(top_r=VOCAB, full_vocabulary=True), build(top_r=VOCAB))
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_builds_on_two_supports_are_never_mixed(tmp_path: Path, first: bool) -> None:
-    path, whole = tmp_path / "build.ckpt", build(full_vocabulary=True)
-    build(checkpoint=path, full_vocabulary=first, checkpoint_seconds=0)
-    with pytest.raises(cl.MismatchError):
-        build(checkpoint=path, full_vocabulary=not first)
-    halves = TEXT.rows(0, 2), TEXT.rows(2, 4)
-    merged = cl.Curvature.merge([build(text=half, full_vocabulary=True) for half in halves])
-    assert merged.single_unit_risk == pytest.approx(whole.single_unit_risk)
-    one, other = halves
-    parts = [build(text=one, full_vocabulary=first), build(text=other, full_vocabulary=not first)]
-    with pytest.raises(cl.MismatchError):
-        cl.Curvature.merge(parts)
-
-
 # The dense model's loss ---------------------------------------------------------------------------
 
 
@@ -161,10 +146,8 @@ def test_a_saturated_teacher_is_warned_of_and_another_is_not(
 ) -> None:
     found = sure_build(factor, progress=True)
     assert found.saturation.saturated is bool(found.saturation.warning) is saturated
-    assert ("saturated" in repr(found)) is saturated
     printed = " ".join(capsys.readouterr().out.split())  # printed in lines
     assert ("saturated" in printed) is saturated
-    assert ("saturated" in cl.redundancy_gate(found).reason) is saturated
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,6 @@ def test_the_whole_suite_runs_on_local_copies(copies: Path) -> None:
     assert {name for name, count in shots.items() if count} == {"gsm8k_5shot"}
     assert shots["gsm8k_5shot"] == 5
     assert report.samples["mmlu"] == report.samples["mmlu_letters"] == 4
-    notes = " ".join(report.settings["notes"])
-    assert "per byte" not in notes
-    for told in ("bytes of a choice", "2,000", "2 documents", "3 documents", "500 documents"):
-        assert told in notes
 
 
 def test_texts_are_what_the_release_reads(copies: Path) -> None:
@@ -73,9 +69,7 @@ def test_the_release_s_windows_stand_beside_begun_ones(copies: Path, tmp_path: P
     assert BOS_WINDOWS in said[-1]
 
 
-def test_one_text_that_fails_does_not_end_the_others(
-    copies: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_text_that_fails_does_not_end_the_others(copies: Path, tmp_path: Path) -> None:
     data = shutil.copytree(copies, tmp_path / "hub")
     ptb = data / "ptb-text-only" / "ptb_text_only"
     (ptb / "ptb_text_only.py").write_text("# the loading script of the main branch\n")
@@ -85,12 +79,7 @@ def test_one_text_that_fails_does_not_end_the_others(
     report = evaluate(data, "wikitext2", "ptb", "c4", "arc_easy", "piqa")
     assert set(report.values) == {"wikitext2", "c4"}
     assert set(report.failed) == {"ptb", "arc_easy", "piqa"}
-    assert report.failed["piqa"].startswith("InputError: baber/piqa")
-    assert "scripts are no longer supported" in report.failed["ptb"]
-    assert "there is no" in report.failed["arc_easy"]
     assert report.average is None  # one of the averaged tasks is missing
-    assert "ptb failed" in repr(report)
-    assert "ptb failed" in caplog.text
     assert cl.EvaluationReport.from_json(report.to_json()) == report
     with pytest.raises(cl.InputError, match="ptb"):
         evaluate(data, "ptb")

@@ -32,7 +32,3 @@ def test_an_average_with_a_gap_is_none() -> None:
     gap = EvaluationReport("local", {"a": {"acc": 1.0}}, averaged={"a": "acc", "b": "acc"})
     assert gap.average is None
     assert EvaluationReport("local", {}).average is None
-
-
-def test_json_round_trip() -> None:
-    assert EvaluationReport.from_json(REPORT.to_json()) == REPORT

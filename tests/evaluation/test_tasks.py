@@ -15,7 +15,6 @@ import torch
 import cocurve_lab as cl
 from cocurve_lab.evaluation import task_files, tasks
 from cocurve_lab.evaluation.code_execution import (
-    WORTH,
     Limits,
     run_programs,
     why_not_confined,
@@ -165,7 +164,6 @@ def test_long_prompts_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     rows = [{"prompt": " ".join(["w1"] * n), "answer": "w2"} for n in (5, 60, 63)]
     report = run(tiny_model(), write(tmp_path / "long.jsonl", rows))
     assert report.settings["truncated"] == {"long": 1}  # 61 and fewer tokens leave room for 3
-    assert "1 of long" in repr(report)
 
 
 # pass@1 -----------------------------------------------------------------------------------------
@@ -202,8 +200,6 @@ def test_without_bubblewrap_no_program_runs_and_the_report_says_so(
 def test_code_goes_through_the_harness(tmp_path: Path) -> None:
     report = run(tiny_model(), write(tmp_path / "human.jsonl", code_rows()), allow=True)
     assert report["human"] == {"pass@1": 0.0}
-    assert "human: replies have at most 32 tokens" in repr(report)
-    assert WORTH in repr(report)
     assert report.samples["human"] == 3
 
 

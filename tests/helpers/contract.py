@@ -179,7 +179,7 @@ def logit_difference(
 
 
 def text_is_equal(
-    model: PreTrainedModel, pruned: PreTrainedModel, selection: cl.Selection, new: int = 10
+    model: PreTrainedModel, pruned: PreTrainedModel, selection: cl.Selection, new: int = 6
 ) -> bool:
     """Whether the pruned and the masked model write the same with a cache as without one."""
     prompt = TEXT.input_ids[:, :5]

@@ -182,25 +182,16 @@ def saves(kind: str, folder: Path) -> tuple[Path, Callable[[], Any], Callable[[]
 
         names = {place.name, f"{place.name}.previous"}
         return place, lambda: write(b"old" * 999), lambda: write(b"new" * 999), names
-    import transformers
-
-    import cocurve_lab as cl
-    from helpers.tiny_models import tiny_model, word_tokenizer
-
-    transformers.logging.disable_progress_bar()
-    model, tokenizer = tiny_model(layers=1), word_tokenizer()
-    units = cl.enumerate_units(model, 4)
-    one, two = (
-        cl.prune(model, cl.Selection.from_pruned(units, chosen)) for chosen in ([1], [1, 2])
-    )
     if kind == "two renames":  # the last kind, so it stays so
         atomic._exchange = lambda one, other: False
     place = folder / "small"
 
-    def save(pruned: Any) -> None:
-        cl.save_pruned(pruned, place, tokenizer=tokenizer, overwrite=True)
+    def fill(payload: bytes) -> None:
+        with atomic.replacing_folder(place) as temporary:
+            for name in ("one", "two"):
+                (temporary / name).write_bytes(payload)
 
-    return place, lambda: save(one), lambda: save(two), {place.name}
+    return place, lambda: fill(b"old" * 999), lambda: fill(b"new" * 999), {place.name}
 
 
 if __name__ == "__main__":

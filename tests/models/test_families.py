@@ -22,7 +22,6 @@ from transformers import (
     PhimoeConfig,
     PreTrainedModel,
 )
-from transformers.pytorch_utils import Conv1D
 
 import cocurve_lab as cl
 from cocurve_lab.models import families
@@ -34,7 +33,6 @@ from helpers.contract import (
     SCORED,
     TEXT,
     by_hand,
-    h_error,
     logit_difference,
     measure_contract,
     plans,
@@ -134,19 +132,6 @@ def test_a_cache_counts_tokens_also_where_a_layer_has_no_heads(family: str) -> N
         assert (out.logits.double() - expected[:, start:stop]).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("family", ["mistral", "qwen3"])
-def test_windows_shorter_than_the_text(family: str) -> None:
-    kinds = ["sliding_attention", "full_attention"] * 2
-    own = {"use_sliding_window": True, "layer_types": kinds} if family == "qwen3" else {}
-    model = tiny_model(family, sliding_window=7, **own)
-    whole = tiny_model(family, **({"layer_types": kinds[1:2] * 3} if own else {}))
-    dense = full_logits(model, TEXT.input_ids)
-    assert (full_logits(whole, TEXT.input_ids) - dense).abs().max() > 0.05
-    assert h_error(model, SCORED) < 1e-5
-    plan = plans(cl.enumerate_units(model, GROUPS))["whole blocks"]
-    assert text_is_equal(model, cl.prune(model, plan), plan)
-
-
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "olmo2", "gpt_neox", "gpt2", "opt"])
 def test_a_pruned_model_is_measured_like_a_dense_one(family: str) -> None:
     """A second round: H of what is left, empty blocks included, and a plan on top."""
@@ -168,18 +153,6 @@ def test_a_pruned_model_is_measured_like_a_dense_one(family: str) -> None:
 
 
 # What each family keeps ---------------------------------------------------------------------------
-
-
-def test_gpt2_stays_conv1d() -> None:
-    model = tiny_model("gpt2", "mha")
-    plan = plans(cl.enumerate_units(model, GROUPS))["scattered"]
-    for layer in cl.prune(model, plan).transformer.h:
-        inside = layer.attn.c_attn
-        assert all(
-            isinstance(module, Conv1D)
-            for module in (inside, layer.attn.c_proj, layer.mlp.c_fc, layer.mlp.c_proj)
-        )
-        assert inside.nf == inside.weight.shape[1] == 3 * layer.attn.c_proj.nx
 
 
 # Entries from outside -----------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import cocurve_lab as cl
 from cocurve_lab.pruner.cutting import cut
 from helpers.tiny_models import (
     GROUPS,
-    VOCAB,
     full_logits,
     masked_by_hand,
     tiny_model,
@@ -71,14 +70,6 @@ def test_removal_is_masking(family: str, heads: str, name: str) -> None:
     found = cl.check_equivalence(model, pruned, plan, tiny_text(3, 20))
     assert found.max_abs_difference < 2e-5
     assert (found.sequences, found.tokens, found.dtype) == (2, 40, "float32")
-
-
-def test_a_model_can_be_pruned_twice() -> None:
-    model = tiny_model("phi3", "gqa")
-    once = cl.prune(model, plan_of(model, [0, 3, 15]))
-    plan = plan_of(once, ["L1.attention[0]", "L2.ffn[3]"])
-    twice = cl.prune(once, plan, verify=tiny_text(1))
-    assert once.num_parameters() - twice.num_parameters() == plan.pruned_cost
 
 
 def test_layers_follow_when_the_attention_implementation_is_switched() -> None:
@@ -210,17 +201,3 @@ def test_half_precision_is_judged_layer_by_layer(
     assert found.max_abs_difference < 1e-4  # float32 arithmetic on both sides
     assert all(torch.equal(state[key], tensor) for key, tensor in model.state_dict().items())
     assert pruned.dtype == dtype
-
-
-def test_pruned_models_can_be_measured_and_copied() -> None:
-    """What later steps do with a pruned model works where layers are empty, too."""
-    model, text = tiny_model(), tiny_text(2, 16, 4)
-    units = cl.enumerate_units(model, GROUPS)
-    plan = plan_of(model, where(units, 0, "attention") + where(units, 2, "ffn"))
-    again = copy.deepcopy(cl.prune(model, plan))
-    left = cl.enumerate_units(again, GROUPS)
-    assert left.total_cost == units.total_cost - plan.pruned_cost
-    curvature = cl.estimate_curvature(again, left, text, VOCAB, progress=False)
-    assert len(curvature.units) == len(units) - len(plan)
-    with cl.ablate(again, [left["L1.ffn[0]"]]):
-        assert torch.isfinite(full_logits(again, text.input_ids)).all()

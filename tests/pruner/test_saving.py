@@ -154,19 +154,6 @@ def test_changed_weights_are_not_passed_off_as_those_of_the_plan(
     assert {each["weights_since_pruning"] for each in (manifest, later, half)} == {"changed"}
 
 
-def test_a_conversion_says_what_it_hides(tmp_path: Path) -> None:
-    model = tiny_model()
-    pruned = cl.prune(model, plan_of(model, UNEVEN)).to(torch.bfloat16)
-    manifest, card = saved_as(pruned, tmp_path / "half")
-    assert "nothing was trained" not in card
-    loaded: Any = cl.load_pruned(tmp_path / "half")
-    again, _ = saved_as(loaded, tmp_path / "same")
-    for each in (manifest, again):
-        assert each["weights_since_pruning"] == "converted"
-    loaded.lm_head.weight.data[0, 0] += 1
-    assert saved_as(loaded, tmp_path / "other")[0]["weights_since_pruning"] == "changed"
-
-
 @pytest.mark.parametrize(("dtype", "tied"), [("bfloat16", True), ("float16", False)])
 def test_a_model_is_saved_as_its_checkpoint_stores_it(
     tmp_path: Path, dtype: str, tied: bool
@@ -201,16 +188,13 @@ def test_a_second_round_is_told(tmp_path: Path, trained: bool) -> None:
     pruned = cl.prune(model, plan_of(model, UNEVEN))
     once: Any = cl.load_pruned(cl.save_pruned(pruned, tmp_path / "once"))
     once.lm_head.weight.data[0, 0] += trained
-    manifest, card = saved_as(cl.prune(once, plan_of(once, ["L0.ffn[1]"])), tmp_path / "twice")
+    manifest, _ = saved_as(cl.prune(once, plan_of(once, ["L0.ffn[1]"])), tmp_path / "twice")
     assert manifest["dense_fingerprint"] == fingerprint_model(once)
     (first,) = manifest["earlier_rounds"]
     assert first["pruned_units"] == UNEVEN
     assert first["dense_fingerprint"] == fingerprint_model(model)
     assert first["weights_since_pruning"] == ("changed" if trained else "unchanged")
     assert manifest["base_model"] == once.cocurve_manifest["base_model"]
-    how_to_repeat = card.partition("## How to repeat")[2]
-    assert "cl.load_pruned(" in how_to_repeat
-    assert "load_model(" not in how_to_repeat
 
 
 # Folders one should not trust, or that are not whole --------------------------------------------
@@ -294,12 +278,6 @@ def test_hostile_folders_are_refused(folder: Path, case: int) -> None:
     reseal(folder)
     with pytest.raises(cl.FileFormatError):
         cl.load_pruned(folder)
-
-
-@pytest.mark.parametrize("dtype", ["float31", "nn", "int8", torch.int64, "float8_e4m3fn"])
-def test_other_dtypes_are_refused(folder: Path, dtype: Any) -> None:
-    with pytest.raises(cl.InputError):
-        cl.load_pruned(folder, dtype=dtype)
 
 
 @pytest.mark.parametrize("stage", ["card", "tokenizer", "configuration"])

@@ -17,13 +17,3 @@ TOOL = ROOT.parent / "shared" / "tools" / "size.py"
 def test_no_room_grows_past_its_mark() -> None:
     measured = subprocess.run([sys.executable, TOOL], cwd=ROOT, capture_output=True, text=True)
     assert measured.returncode == 0, measured.stdout + measured.stderr
-
-
-def test_readme_names_the_reading_files() -> None:
-    """The files that README calls the core are there."""
-    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    named = [part.split("`")[0] for part in text.split("`") if part.endswith(".py")]
-    assert named
-    folders = ("cocurve_lab", "tests", "widgets", "notebooks", "data", ".ci")
-    found = {path.name for folder in folders for path in (ROOT / folder).rglob("*.py")}
-    assert {Path(name).name for name in named} <= found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import runpy
 from pathlib import Path
 
@@ -22,15 +21,6 @@ def test_every_public_name_is_there_and_in_the_stub() -> None:
         _ = cl.nothing
     stub = runpy.run_path(str(ROOT / ".ci" / "stub.py"))
     assert stub["STUB"].read_text(encoding="utf-8") == stub["text"]()
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
-def test_a_notebook_is_stripped(path: Path) -> None:
-    notebook = json.loads(path.read_text(encoding="utf-8"))
-    assert "widgets" not in notebook["metadata"]
-    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    dirty = [i for i, cell in enumerate(code) if cell["outputs"] or cell["execution_count"]]
-    assert not dirty, "code cells with outputs or counts: run `make format`"
 
 
 def test_the_wheel_has_the_notebooks_and_pages() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ from cocurve_studies.tables import (
     kept_rows,
     kept_table,
     pick,
-    shown,
 )
 from cocurve_studies.trust.choices import NONE, diagonal_study
 from helpers.studies import QUIET, Problem, forbidden
@@ -185,28 +183,3 @@ def test_a_table_is_computed_once_and_read_back_whole(tmp_path: Path) -> None:
             kept_rows(tmp_path, name, {"seed": seed}, never)
     with pytest.raises(AssertionError):  # nothing is kept without a folder
         kept_rows(None, "edges", {"seed": 0}, never)
-
-
-def test_a_broken_or_foreign_file_is_refused(tmp_path: Path) -> None:
-    kept_rows(tmp_path, "edges", {"seed": 0}, lambda: ROWS)
-    (path,) = tmp_path.glob("study_*.json")
-    whole = path.read_text()
-    for content in (whole[:40], whole.replace('"version": 1', '"version": 2'), "[]"):
-        path.write_text(content)
-        with pytest.raises(cl.FileFormatError, match="Delete it"):
-            kept_rows(tmp_path, "edges", {"seed": 0}, never)
-
-
-def test_a_table_for_reading_rounds_and_has_errors_beside_values() -> None:
-    table: Rows = [
-        {"plan": "<Q8_0>", "realized_ratio": 0.2042, "n": 12345, "kl": 0.5, "kl_error": 0.0123},
-        {"plan": "none", "realized_ratio": None, "n": 1, "kl": 0.0123456, "kl_error": math.nan},
-    ]
-    page = shown(table, {"plan": "", "realized_ratio": "removed", "n": "", "kl": "KL"}).to_html()
-    assert re.findall(r"<th [^>]*>([^<]*)</th>", page) == ["plan", "removed", "n", "KL"]
-    assert re.findall(r"<td [^>]*>([^<]*)</td>", page) == [
-        *("&lt;Q8_0&gt;", "20.4%", "12,345", "0.500 ± 0.012"),
-        *("none", "", "1", "0.0123"),
-    ]
-    with pytest.raises(KeyError, match="harm"):
-        shown(table, {"harm": ""})

@@ -11,10 +11,7 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_widgets import BridgeExplorer, Session
-from cocurve_widgets.packing import plain
 from helpers.problems import llama_8b_units, make_units, random_curvature
-
-FRONT = Path(__file__).resolve().parents[2] / "widgets" / "cocurve_widgets" / "front"
 
 
 @pytest.fixture
@@ -215,15 +212,3 @@ def test_gexf_holds_the_shown_graph(
     explorer.ego, explorer.selected_unit = True, 0
     graph = nx.read_gexf(explorer.save(tmp_path / "ego.gexf"), node_type=int)
     assert graph.number_of_edges() == len(explorer.table()) == len(graph) - 1
-
-
-def test_state_is_what_a_page_without_kernel_needs(explorer: BridgeExplorer) -> None:
-    state = explorer.state()
-    assert state["kernel"] is False
-    json.dumps(plain(state), allow_nan=False)
-    asked = set()
-    for part in ("kit.js", "bridge.js"):
-        text = (FRONT / part).read_text(encoding="utf-8")
-        asked |= {piece.split('"')[1] for piece in text.split("model.get(")[1:] if piece[0] == '"'}
-    assert asked
-    assert asked <= set(state) | {"kernel"}

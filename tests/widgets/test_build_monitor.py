@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.estimator.build import Build
 from cocurve_widgets import BuildMonitor
-from helpers import builds
 from helpers.tiny_models import tiny_model, tiny_text
 
 TEXT = tiny_text(6, 16)
@@ -59,14 +56,3 @@ def test_a_build_that_is_stopped_is_told_as_stopped() -> None:
     assert calls == [(1, ""), (2, ""), (3, ""), (3, "Enough.")]
     assert (monitor.done, monitor.total, monitor.seconds_left) == (3, 6, 0.0)
     assert monitor.status.startswith("Stopped after 3 of 6 sequences")
-
-
-def test_what_a_watcher_raises_ends_the_build_with_its_work_kept(tmp_path: Path) -> None:
-    def watch(build: Build) -> None:
-        if build.done == 2:
-            raise RuntimeError("enough")
-
-    kept = {"checkpoint": tmp_path / "c.ckpt", "checkpoint_seconds": 0}
-    with pytest.raises(RuntimeError, match="enough"):
-        builds.build(on_sequence=watch, **kept)
-    builds.require_same_bits(builds.build(**kept), builds.build())

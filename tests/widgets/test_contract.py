@@ -6,9 +6,7 @@ import base64
 import csv
 import gc
 import re
-import struct
 import weakref
-import zlib
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -17,7 +15,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import nbformat
-import numpy as np
 import pytest
 from ipywidgets.widgets.widget import _instances
 from nbconvert import HTMLExporter
@@ -338,15 +335,3 @@ def test_every_instrument_leaves_picture_and_table_in_a_notebook_and_its_html(
     cell = nbformat.v4.new_code_cell("made", outputs=data)
     page, _ = HTMLExporter().from_notebook_node(nbformat.v4.new_notebook(cells=[cell]))
     assert page.count('<div class="cocurve-still">') == len(instruments)
-
-
-def test_the_picture_of_a_plan_has_its_units_dark(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[dict[str, str]] = []
-    monkeypatch.setattr("IPython.display.display", lambda data, **_: shown.append(data))
-    explorer = LambdaExplorer(REAL, session=Session(REAL), ratio=0.3)
-    explorer._ipython_display_()
-    png = base64.b64decode(shown[0]["text/html"].split("base64,")[1].split('"')[0])
-    width, height = struct.unpack(">II", png[16:24])
-    rows = np.frombuffer(zlib.decompress(png[41:-16]), np.uint8).reshape(height, width + 1)
-    dark = (rows[4::8, 1 + 8 :: 16] == 70).sum()  # of each unit the middle
-    assert dark == len(explorer.selection.pruned)

@@ -646,12 +646,6 @@ def test_draws_on_which_greedy_stalls_are_counted_apart() -> None:
     assert found.frequency.tolist() == [1, 1, 0]
 
 
-def test_empty_plans_overlap() -> None:
-    empty = cl.selection_stability(random_curvature(gaussian.UNITS, groups=4), 0.0, draws=3)
-    assert empty.mean_overlap == 1
-    assert not empty.frequency.any()
-
-
 # Convergence ------------------------------------------------------------------------------------
 
 

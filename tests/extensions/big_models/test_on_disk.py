@@ -198,6 +198,29 @@ def test_another_dtype_is_converted_before_the_cut(tmp_path: Path) -> None:
     assert differing(found, expected) == []
 
 
+def test_weights_of_two_dtypes_keep_theirs(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.model.norm.to(torch.float64)
+    plan = ragged(model)
+    expected = cl.save_pruned(cl.prune(model, plan), tmp_path / "memory")
+    found = cl.prune(model, plan, out=tmp_path / "disk")
+    assert differing(found, expected) == []
+    kept = load_file(found / WHOLE)
+    assert torch.equal(kept["model.norm.weight"], model.model.norm.weight)
+    assert kept["lm_head.weight"].dtype == torch.float32
+
+
+def test_a_second_round_on_disk_is_that_of_memory(tmp_path: Path) -> None:
+    model = dense(tmp_path / "model")
+    first = cl.prune(open_model(tmp_path / "model"), ragged(model), out=tmp_path / "first")
+    loaded = cl.load_pruned(first)
+    plan = cl.Selection.from_pruned(cl.enumerate_units(loaded, GROUPS), [1, 5])
+    expected = cl.save_pruned(cl.prune(loaded, plan), tmp_path / "memory")
+    found = cl.prune(open_model(first), plan, out=tmp_path / "disk")
+    assert differing(found, expected) == []
+    assert len(json.loads((found / "cocurve_manifest.json").read_text())["earlier_rounds"]) == 1
+
+
 # What must leave nothing behind ------------------------------------------------------------------
 
 

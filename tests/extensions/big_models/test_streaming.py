@@ -70,11 +70,11 @@ def test_a_streamed_model_computes_what_the_loaded_one_does_and_is_cut_like_it(
     tmp_path: Path, family: str, shard: str
 ) -> None:
     tied = {"tie_word_embeddings": True} if family in (*MULTIMODAL, *HYBRIDS) else {}
-    whole, streamed = pair(saved(tmp_path / "dense", family, shard, **tied))
+    whole, streamed = pair(saved(tmp_path / "dense", family, shard, layers=2, **tied))
     parts = list((tmp_path / "dense").glob("*.safetensors"))
     assert (len(parts) > 1) == (shard == "20KB")
     stream = weights_of(streamed)
-    assert sorted(stream.layers) == [0, 1, 2]
+    assert sorted(stream.layers) == [0, 1]
     for _ in range(2):
         assert torch.equal(logits(streamed), logits(whole))
     assert all(weight.is_meta for weight in describe(streamed).layers[1].parameters())

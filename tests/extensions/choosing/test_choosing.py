@@ -6,6 +6,7 @@ import html
 import itertools
 import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -631,6 +632,39 @@ def test_without_time_to_search_the_start_is_the_plan(text: Path) -> None:
     best = found(text, minutes=1e-6)
     assert best.search.history == ()
     assert best.selection is best.search.start
+
+
+@pytest.mark.parametrize(
+    ("minutes", "guards", "whole"),
+    [
+        (1.0, cl.Guards(), True),
+        (1e-6, cl.Guards(), False),
+        (1.0, cl.Guards(protect_first=1), False),
+    ],
+)
+def test_whole_layers_are_candidates_where_time_and_guards_allow(
+    text: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, guards: cl.Guards, whole: bool
+) -> None:
+    asked: list[Sequence[cl.Selection]] = []
+
+    def measured(
+        model: Any, plans: Sequence[cl.Selection], *rest: Any, **options: Any
+    ) -> PlanTable:
+        asked.append(plans)
+        return cl.measure_plans(model, plans, *rest, **options)
+
+    monkeypatch.setattr(best_plans, "measure_plans", measured)
+    monkeypatch.setattr(best_plans, "search_plan", lambda *_, **__: sys.exit())
+    with pytest.raises(SystemExit):  # before the search
+        found(text, minutes=minutes, guards=guards)
+    ends = [set(plan.units.layers[list(plan.pruned)]) for plan in asked[-1]]
+    layers = asked[-1][0].units.layers
+    filled = [
+        len(plan.pruned) == sum(np.isin(layers, list(end)))
+        for plan, end in zip(asked[-1], ends, strict=True)
+    ]
+    assert any(filled) == whole
+    assert all(plan.realized_ratio >= 0.3 for plan in asked[-1])
 
 
 def ticking(monkeypatch: pytest.MonkeyPatch) -> None:

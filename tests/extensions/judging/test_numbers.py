@@ -133,12 +133,6 @@ def test_bins_add_up_to_the_whole(by: Any, edges: tuple[float, ...]) -> None:
         assert row["measured_error"] == pytest.approx(by_row.std(ddof=1) / np.sqrt(3))
 
 
-def test_an_empty_plan_costs_nothing() -> None:
-    empty = split(tiny_model(), [])
-    assert empty.predicted == empty.measured == 0
-    assert empty.table["measured_over_predicted"].isna().all()
-
-
 def test_parts_joined_are_the_whole_and_batches_do_not_matter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -222,10 +222,3 @@ def test_any_machine_gives_the_plan_of_algorithm_2() -> None:
     curvature, guards = random_curvature(SMALL), cl.Guards(layer_cap=0.8)
     plan = cl.solve_aligned(curvature, 0.4, 0.5, guards, machine=cl.Machine())
     assert plan.pruned == cl.solve_greedy(curvature, 0.4, 0.5, guards).pruned
-
-
-def test_files_name_it() -> None:
-    machine = cl.Machine(tensor_parallel=2, depth="block")
-    plan = cl.solve_aligned(random_curvature(SMALL), 0.4, machine=machine)
-    assert cl.Selection.from_json(plan.to_json()).made == plan.made
-    assert plan.made.rule == "aligned to tensor_parallel=2, depth='block'"

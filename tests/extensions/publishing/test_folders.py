@@ -240,23 +240,6 @@ def test_what_a_trainer_saved_is_read_and_pruned_again(tmp_path: Path, name: str
     assert manifest["base_model"] is None
 
 
-def test_verbs_read_it(tuned: Path, tmp_path: Path) -> None:
-    from cocurve_lab.cli import main
-
-    plan = cl.Selection.from_pruned(cl.enumerate_units(cl.load_pruned(tuned)), ["L2.ffn[1]"])
-    (tmp_path / "plan.json").write_text(plan.to_json())
-    for command in (
-        ("inventory", str(tuned)),
-        ("export", str(tuned), "--gguf", str(tmp_path / "a.gguf"), "--no-tokenizer"),
-        ("prune", str(tuned), str(tmp_path / "plan.json"), "--out", str(tmp_path / "twice")),
-    ):
-        assert main([*command]) == 0
-    memory = cl.prune(cl.load_pruned(tuned), plan)
-    assert weight_marks(cl.load_pruned(tmp_path / "twice")) == weight_marks(memory)
-    with pytest.raises(cl.InputError):
-        cl.load_model(tuned)
-
-
 def test_a_separate_head_survives_a_configuration_that_ties_it(tuned: Path) -> None:
     before = cl.load_pruned(tuned)
     edit(tuned, tie_word_embeddings=True)

@@ -177,17 +177,10 @@ def test_saved_and_loaded_with_its_record(tmp_path: Path) -> None:
     recorded = manifest["recovery"]
     assert (manifest["weights_since_pruning"], manifest["repair"]["method"]) == ("trained", "refit")
     assert (recorded["rank"], recorded["sequences"], recorded["positions"]) == (4, 12, 288)
-    card = (folder / "README.md").read_text()
-    for call in ("cl.repair(", "cl.recover("):
-        assert call in card
     # a round of pruning after it keeps the record
     plan = cl.Selection.from_pruned(cl.enumerate_units(loaded, GROUPS), [0])
     more = cl.prune(loaded, plan).cocurve_manifest
     assert (more["recovery"], more["earlier_rounds"][0]["recovery"]) == (None, recorded)
-    # and another change is still seen
-    loaded.get_output_embeddings().weight.data.mul_(1.01)
-    again = cl.save_pruned(loaded, tmp_path / "changed")
-    assert "changed after training" in (again / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -217,20 +217,6 @@ def test_a_gain_is_where_the_refit_starts() -> None:
 # What it is good for ------------------------------------------------------------------------------
 
 
-def test_a_bias_takes_the_mean_and_the_kl_falls() -> None:
-    model = model_of("gpt2", dtype=torch.float64)
-    plan = plan_of(model)
-    without = model_risk(model, cl.prune(model, plan), TEXT).mean()
-    for sequential in (False, True):
-        repaired = cl.repair(model, plan, TEXT, sequential=sequential, options=QUIET)
-        assert model_risk(model, repaired, TEXT).mean() < without
-    options = RepairOptions(progress=False, target="stream")
-    repaired = cl.repair(model, plan, TEXT, options=options)
-    for layer, kind in ((0, "attention"), (1, "ffn")):
-        off = seen(repaired, layer, kind)[-1] - seen(model, layer, kind)[-1]
-        assert float(off.mean(dim=0).abs().max()) < 1e-10
-
-
 def test_half_precision_is_refitted_wide_and_rounded_once() -> None:
     model = model_of("llama", dtype=torch.bfloat16)
     plan = plan_of(model)
@@ -290,15 +276,9 @@ def test_a_saved_folder_tells_of_the_refit(tmp_path: Path) -> None:
         "sequences": 12,
         "positions": 12 * 24,
     }
-    assert TEXT.fingerprint in card
-    assert "cl.repair(" in card
     assert "pruning_risk" not in card  # H predicts nothing of refitted weights
     with pytest.raises(cl.EquivalenceError):
         cl.check_equivalence(model, loaded, plan_of(model), TEXT)
-    with torch.no_grad():
-        loaded.lm_head.weight[0, 0] += 1
-    cl.save_pruned(loaded, tmp_path / "trained")
-    assert "changed after refitting" in told(tmp_path / "trained")[1]
     cl.save_pruned(repaired.to(torch.bfloat16), tmp_path / "half")
     assert told(tmp_path / "half")[0]["weights_since_pruning"] == "converted"
 
@@ -306,18 +286,6 @@ def test_a_saved_folder_tells_of_the_refit(tmp_path: Path) -> None:
 def told(folder: Path) -> tuple[dict[str, Any], str]:
     """The manifest and the card of a folder."""
     return json.loads((folder / MANIFEST).read_text()), (folder / "README.md").read_text()
-
-
-def test_a_second_round_starts_afresh() -> None:
-    model = model_of("llama")
-    once: Any = cl.repair(model, plan_of(model), TEXT, options=QUIET)
-    plan = plan_of(once, ["L1.attention[0]"])
-    twice: Any = cl.prune(once, plan)
-    (first,) = twice.cocurve_manifest["earlier_rounds"]
-    assert (twice.cocurve_manifest["repair"], first["weights_since_pruning"]) == (None, "refitted")
-    assert first["repair"] == once.cocurve_manifest["repair"]
-    again: Any = cl.repair(once, plan, TEXT, options=QUIET)
-    assert again.cocurve_manifest["repair"]["positions"] == 288
 
 
 # Bad input ----------------------------------------------------------------------------------------
