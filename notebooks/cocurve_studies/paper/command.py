@@ -34,7 +34,7 @@ class Paper:
 
     Attributes:
         model: "demo", "smollm2" (see fetch), a folder, or a hub id
-        out: folder for H and all results
+        out: folder for H and all results; without one, smollm2 prints the paper beside what ships
         wikitext: calibrate on WikiText-2's training text, as the paper does beside C4
         held_out: rows that guards, lambda and gains are chosen on
         taken_for: which of the paper's models this is, such as Mistral-7B, or none; default: by its
@@ -56,7 +56,7 @@ class Paper:
 
     model: Positional[str]
     on: StreamedDevice = StreamedDevice()
-    out: File
+    out: File | None = None
     text: Rows = Rows(positions=64)
     wikitext: bool = False
     held_out: Count = 16
@@ -89,6 +89,7 @@ def paper(options: Paper) -> int:
     all layers for each token.
 
     Examples:
+      cocurve paper smollm2
       cocurve paper demo --out demo_results --sequences 16 --limit 20
       cocurve paper meta-llama/Llama-3.1-8B-Instruct --out results --allow-code-execution
       cocurve paper MODEL --out results --ratios 0.2 --methods all --lambdas 0 0.5 1
@@ -102,6 +103,8 @@ def paper(options: Paper) -> int:
 
 def run(options: Paper) -> int:
     """Run `cocurve paper`."""
+    if options.out is None:
+        return _print_shipped(options.model)
     from cocurve_lab.curvature.merging import progress_of
     from cocurve_lab.estimator.estimate import load_or_estimate
     from cocurve_lab.extensions.device import report_device
@@ -160,6 +163,18 @@ def run(options: Paper) -> int:
     if failed:
         print(f"{failed} results are missing, for the reasons above. The same command tries again.")
     return 1 if failed else 0
+
+
+def _print_shipped(model: str) -> int:
+    """Print the paper beside what ships with a model; nothing is measured."""
+    from cocurve_lab.extensions.pretrained.smollm2 import NAME
+
+    from .shipped import paper_findings, shipped
+
+    if model != NAME:
+        raise InputError(f"--out is missing, and {model} has to be measured. Give a folder.")
+    print(paper_findings(shipped()))
+    return 0
 
 
 def _named(given: str | None) -> str | None:
