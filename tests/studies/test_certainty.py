@@ -56,7 +56,7 @@ def test_every_knob_is_the_build_it_claims_to_be() -> None:
     (row,) = pick(table, knob="rows", value=3, interaction_strength=1.0)
     assert row["is_base"]
     assert row["kl"] == pytest.approx(slow.mean(), rel=1e-3)
-    assert len(sensitivity_findings(table)) == 5
+    assert len(sensitivity_findings(table)) == 4
 
 
 # Intervals ----------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ STUDIES: dict[str, Study] = {
     "abilities": Study(
         abilities.ability_study,
         asked,
-        abilities.strength_ability_findings,
+        abilities.edge_ability_findings,
     ),
 }
 

@@ -248,7 +248,7 @@ def read_plans(path: str | os.PathLike[str], curvature: Curvature) -> KeptPlans:
             raise FileFormatError(f"it is {content['format']!r} version {content['version']}")
         for plan in content["plans"]:
             require_fields(plan, _PLAN, inside="a plan")
-        rows = {name: int(text["rows"]) for name, text in content["texts"].items()}
+        rows = {name: text.get("rows") for name, text in content["texts"].items()}
         plans = tuple(_kept_plan(plan, curvature, rows) for plan in content["plans"])
     found = content["model_fingerprint"]
     mine = curvature.provenance.get("model_fingerprint")
@@ -259,7 +259,7 @@ def read_plans(path: str | os.PathLike[str], curvature: Curvature) -> KeptPlans:
     return KeptPlans(plans, content["texts"], tuple(content["prompts"]))
 
 
-def _kept_plan(plan: dict[str, Any], curvature: Curvature, rows: dict[str, int]) -> KeptPlan:
+def _kept_plan(plan: dict[str, Any], curvature: Curvature, rows: dict[str, Any]) -> KeptPlan:
     fields = {} if plan["requested_ratio"] is None else {"requested_ratio": plan["requested_ratio"]}
     selection = Selection.from_pruned(
         curvature.units,
@@ -269,8 +269,8 @@ def _kept_plan(plan: dict[str, Any], curvature: Curvature, rows: dict[str, int])
         guards=next((g for end, g in GUARDED.items() if plan["name"].endswith(end)), Guards()),
         **fields,
     )
-    kl, nll = ({k: np.array(v[: rows[k]]) for k, v in plan[x].items()} for x in ("kl", "nll"))
-    further = {k: np.array(v[rows[k] :]) for k, v in plan["kl"].items()}
+    kl, nll = ({k: np.array(v[: rows.get(k)]) for k, v in plan[x].items()} for x in ("kl", "nll"))
+    further = {k: np.array(v[len(kl[k]) :]) for k, v in plan["kl"].items()}
     right = {ability: (int(n), int(asked)) for ability, (n, asked) in plan["right"].items()}
     return KeptPlan(plan["name"], selection, kl, nll, right, tuple(plan["replies"]), further)
 

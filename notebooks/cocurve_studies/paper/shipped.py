@@ -27,8 +27,10 @@ from cocurve_lab.measuring.results import mean_and_error
 from cocurve_lab.methods.registry import get_method
 
 from ..bake_off.contenders import BASELINES
+from ..chart import add, chart, empty, share_axis
 from ..draws import Redrawn
 from ..findings import BELOW, NOT_ABOVE, Claim, Finding, Findings, Measured
+from ..lazy import Figure
 from ..structure.findings import DIFFERENT, LOW, POSITIVE, PROTECTED, more_than_half
 from ..structure.geometry import proposition_table
 from ..tables import pick
@@ -42,6 +44,7 @@ ZERO, HALF, ONE, OWN, ENDS = (
 TEXTS = {"c4": "C4", "wikitext": "WikiText", "manual": "the manual"}
 ANSWERS = 1 / 3  # of the dense model's right answers: with fewer a plan is broken
 _EDGES, _SCOPE = 'Section "Ablations: the edge term is decisive"', 'App. "Scope"'
+RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 MEASURED = (0.1, 0.2, 0.3)  # ratios with answers, guards and every method
 ANSWERING, BROKEN = "plans answer", "plans are broken"
 KNEE = Claim("regime", "degradation is graceful to 30%, and edges are for up to 20%", "Fig. pareto")
@@ -236,3 +239,14 @@ def shipped() -> Shipped:
     if curvature is None or kept is None:
         raise InputError("data/smollm2 has no H or no plans. Use the files of the release.")
     return Shipped(curvature, kept)
+
+
+def plot_answers(shipped: Shipped) -> Figure:
+    """Draw the share of right answers by ratio (Figure "CoCurve across pruning ratios")."""
+    figure, dense = empty(), {"ratio": 0.0, "share": 1.0}
+    for number, name in enumerate((ZERO, ONE, "searched", "SlimLLM", "ShortGPT")):
+        counts = [(ratio, shipped.right(name, ratio)) for ratio in RATIOS]
+        rows = [{"ratio": r, "share": n / asked} for r, (n, asked) in counts if asked]
+        add(figure, [dense, *rows], "ratio", "share", name, number, line="solid")
+    x, y = share_axis("removed"), share_axis("right answers")
+    return chart(figure, "SmolLM2: right answers by ratio", x, y)

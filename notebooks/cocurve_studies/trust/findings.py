@@ -22,11 +22,10 @@ from ..findings import (
     nearest,
     percent,
 )
-from ..tables import Row, Rows, Table, brief, column, pick, plus_minus
+from ..tables import Rows, Table, column, pick, plus_minus
 from .choices import NONE, OWN
-from .fidelity import ACROSS, POOL, fidelity_summary, orders
+from .fidelity import ACROSS, POOL, fidelity_summary
 from .reach import ANY, reach_summary
-from .redundancy import redundancy_trend
 
 FIDELITY = 'App. "Surrogate Fidelity"'
 TRUST = 'Section "A trust-region view"'
@@ -83,42 +82,6 @@ PREDICTIONS_HOLD = {
         ),
     ),
 }
-# the paper expects the diagonal to rank as well by KL, and edges to show in tasks
-WITHOUT_EDGES = {  # score: in words, and the claim
-    "diagonal": (
-        "with the diagonal alone",
-        Claim(
-            "fidelity",
-            "the order within a budget comes from co-pruning, not from the units alone",
-            FIDELITY,
-            lab=True,
-        ),
-    ),
-    "single_units": (
-        "by the measured KLs of the units alone",
-        Claim(
-            "fidelity",
-            "½ sᵀHs orders the plans of a budget better than the KLs of their units do, added up",
-            FIDELITY,
-            lab=True,
-        ),
-    ),
-}
-SAME_SIGN = Claim(
-    "reach",
-    "the edge has the sign of the extra harm (here: in more than half)",
-    REMARK,
-    (0.5, math.inf),
-    lab=True,  # the paper calls single pairs the wrong scale
-)
-LARGER = Claim("reach", "the larger the edge, the larger the extra harm", REMARK, lab=True)
-SIZE = Claim(
-    "reach",
-    f"the edges are the extra harm (here: the mean size within a factor of {TIMES:g})",
-    "eq. (decomp)",
-    WITHIN,
-    lab=True,
-)
 SATURATES = Claim(
     "reach", "two losses saturate: the pair costs 0.92 of the sum, below 1", FIDELITY, (0, 1)
 )
@@ -137,18 +100,7 @@ LOWER_LOSS = Claim(
     "{search}, edges lower perplexity (8B at 20%: 13.08 to 12.91)",
     DECISIVE,
 )
-LOWER_KL = Claim(
-    "edges or diagonal",
-    "{search}, at every ratio, plans of H cost less than plans of its diagonal",
-    DECISIVE,
-    lab=True,  # the paper expects no difference in KL
-)
 GATE = Claim("gate", "the redundancy gate tells from H alone whether edges help", 'App. "Scope"')
-TREND = Claim(
-    "redundancy",
-    "the edge benefit falls as the FFN redundancy rises",
-    'Fig. "edge benefit vs. FFN redundancy"',
-)
 
 
 def single_unit_findings(table: Table) -> list[Finding]:
@@ -174,21 +126,13 @@ def fidelity_findings(table: Table, draws: int = 2000) -> list[Finding]:
             row = rows[key]
             ours = f"{name} {{}} ({row['points']} points)"
             found.append(claim.on(Measured(row["value"], row["value_error"]), ours=ours))
-    for row in orders(table, draws):
-        words, claim = WITHOUT_EDGES[row["score"]]
-        ours = f"Spearman {row['full']:.3f} with edges, {row['alone']:.3f} {words}: {{}} gained"
-        found.append(claim.on(Measured(row["gain"], row["gain_error"]), ours=ours))
     return found
 
 
 def reach_findings(table: Table) -> list[Finding]:
-    """From `edge_reach`: sign, order and size of measured interactions, and saturation."""
-    rows = pick(reach_summary(table))
-    found = [
-        claim.on(*(column_of(row, name, row["scale"]) for row in rows))
-        for claim, name in ((SAME_SIGN, "same_sign"), (LARGER, "spearman"), (SIZE, "size"))
-    ]
-    for row in pick(rows, scale=ANY):
+    """From `edge_reach`: whether the loss of a pair saturates."""
+    found = []
+    for row in pick(reach_summary(table), scale=ANY):
         ours = f"{{}} of the sum, over {row['cases']} pairs"
         found.append(SATURATES.on(column_of(row, "factor"), ours=ours))
     return found
@@ -237,9 +181,6 @@ def diagonal_findings(table: Table, gate: float | None) -> list[Finding]:
             ours = f"at {percent(row['requested_ratio'])} {row['perplexity_0']:.3f} to "
             ours += f"{row['perplexity_1']:.3f}; loss(λ 0) - loss(λ 1) = {{}} nats per token"
             found.append(LOWER_LOSS.on(column_of(row, "loss_benefit"), ours=ours, search=search))
-        each = [column_of(row, "edge_benefit", percent(row["requested_ratio"])) for row in rows]
-        ours = "KL(λ 0) - KL(λ 1), {}"
-        found.append(LOWER_KL.on(*each, ours=ours, search=search))
     for row in nearest(pick(table, search=NONE)):
         benefit = column_of(row, "edge_benefit", percent(row["requested_ratio"]))
         if gate is None:
@@ -248,13 +189,3 @@ def diagonal_findings(table: Table, gate: float | None) -> list[Finding]:
             holds = ABOVE if gate > 0 else NOT_ABOVE
             found.append(GATE.on(benefit, ours=f"the gate says λ {gate:g}; {{}}", holds=holds))
     return found
-
-
-def redundancy_finding(table: Table) -> Finding:
-    """Judge the trend over models; from rows of `redundancy_row`."""
-    trend: Row = redundancy_trend(table)
-    if trend["spearman"] is None:
-        return TREND.given(f"{trend['models']} models; at least three are needed", None)
-    ours = f"Spearman {trend['spearman']:.2f} over {trend['models']} models, p = "
-    verdict = None if trend["p_value"] > 0.05 else trend["spearman"] < 0
-    return TREND.given(ours + brief(trend["p_value"], 2), verdict)
