@@ -149,7 +149,6 @@ def _values(one: Row, pair: Row) -> Row:
 
 
 # Findings -----------------------------------------------------------------------------------------
-_DECISIVE = 'Section "Ablations: the edge term is decisive"'
 
 
 def _variant(claim: str, table: str = "full") -> Claim:

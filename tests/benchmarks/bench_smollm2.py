@@ -50,7 +50,10 @@ COMPARED = [
 ]
 COLUMNS = [(ratio, text) for ratio in (0.1, 0.2, 0.3) for text in TEXTS]
 HEADS = [f"{ratio:.0%}, {TEXTS[text]}" for ratio, text in COLUMNS]
-PAGES = [RESULTS / f"SMOLLM2{part}.md" for part in ("", "_SCALES", "_FINDINGS")]
+IN_README = (0, 2, 3, 5, 6, 7, 9, 11, 13, 16)  # places of findings, ten at most
+PAGES = [RESULTS.parents[1] / "README.md"] + [
+    RESULTS / f"SMOLLM2{part}.md" for part in ("", "_SCALES", "_FINDINGS")
+]
 CURVATURE = kept_curvature("smollm2")
 SHIPPED = shipped.shipped()
 
@@ -133,6 +136,15 @@ def paper(_: Plans) -> Iterable[Table]:
     yield "The paper on SmolLM2", ["about", "the paper", "where", "SmolLM2", "verdict"], cells
 
 
+def readme(_: Plans) -> Iterable[Table]:
+    """Some of these sentences, each with its first numbers."""
+    cells = [
+        [found.study, typeset(found.claim), typeset(found.ours.split(";")[0]), found.said]
+        for found in map(shipped.paper_findings(SHIPPED).__getitem__, IN_README)
+    ]
+    yield "SmolLM2-135M", ["about", "the paper", "here", "verdict"], cells
+
+
 def strengths(plans: Plans) -> Iterable[Table]:
     """KL and the risk that H predicts, along lambda."""
     assert CURVATURE is not None
@@ -191,7 +203,7 @@ def refitted(plans: Plans) -> Iterable[Table]:
 def texts(plans: Plans) -> Iterable[Table]:
     """What a plan is for."""
     assert CURVATURE is not None
-    judged = purposes.kept_purposes(CURVATURE, 0.2)
+    judged = purposes.kept_purposes(SHIPPED, 0.2)
     for strength in purposes.STRENGTHS:
         cells = []
         for name in purposes.KEPT:
@@ -317,6 +329,7 @@ TABLES: dict[str, Callable[[Plans], Iterable[Table]]] = {
         paired,
         edges,
         paper,
+        readme,
         abilities,
         refitted,
         scales,

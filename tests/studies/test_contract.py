@@ -85,7 +85,7 @@ STUDIES: dict[str, Study] = {
     "diagonal": Study(
         choices.diagonal_study,
         chosen,
-        lambda table: trusting.diagonal_findings(table, 1.0),
+        trusting.diagonal_findings,
         more={"options": QUIET, "draws": 2},
     ),
     "bridge_thresholds": Study(

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 from scipy.stats import rankdata
@@ -41,7 +42,8 @@ ZERO, HALF, ONE, OWN, ENDS = (
     *("H, lambda 0", "H, lambda 0.5", "H, lambda 1"),
     *(", own guards", ", ends kept"),
 )
-TEXTS = {"c4": "C4", "wikitext": "WikiText", "manual": "the manual"}
+COMPARED = {"c4": "C4", "wikitext": "WikiText"}
+TEXTS = COMPARED | {"manual": "the manual"}
 ANSWERS = 1 / 3  # of the dense model's right answers: with fewer a plan is broken
 _EDGES, _SCOPE = 'Section "Ablations: the edge term is decisive"', 'App. "Scope"'
 RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
@@ -123,15 +125,11 @@ class Shipped:
 
     def edges(self, ratios: Sequence[float], guards: Sequence[str] = ("", OWN)) -> list[Measured]:
         """KL at lambda 1 less that at lambda 0: each ratio, guards and text that was measured."""
-        found = []
-        for ratio in ratios:
-            for words in guards:
-                for text in TEXTS:
-                    gap = self.less(ONE + words, ZERO + words, ratio, text)
-                    if gap is not None:
-                        about = f"{ratio:.0%} {TEXTS[text]}{words}: {gap}"
-                        found.append(gap._replace(words=about))
-        return found
+        return [
+            gap._replace(words=f"{ratio:.0%} {TEXTS[text]}{words}: {gap}")
+            for ratio, words, text in product(ratios, guards, TEXTS)
+            if (gap := self.less(ONE + words, ZERO + words, ratio, text)) is not None
+        ]
 
     def answered(self, ratio: float) -> tuple[str, float]:
         """The plan of a ratio with most right answers in words, and its share of the questions."""
@@ -154,19 +152,16 @@ class Shipped:
 
     def nine(self, ratio: float) -> Finding:
         """CoCurve with its own guards against each of the nine, with theirs where measured."""
-        found: dict[str, Measured] = {}
-        for text in ("c4", "wikitext"):
-            for method in BASELINES:
-                title = "random 0" if method == "random" else get_method(method).title
-                for name in (title + OWN, title):
-                    gap = self.less(ONE + OWN, name, ratio, text)
-                    if gap is not None:
-                        words = f"{name} on {TEXTS[text]} {gap}"
-                        found[words] = gap._replace(words=words)
-                        break
-        lowest = sorted(found.values(), key=lambda gap: -(gap.value or 0.0))[:3]
+        titles = ["random 0", *(get_method(n).title for n in BASELINES if n != "random")]
+        own = {title: (title + OWN, ratio) in self.plans for title in titles}
+        found = [
+            gap._replace(words=f"{title}{'' if own[title] else ', no guards,'} on {where} {gap}")
+            for (text, where), title in product(COMPARED.items(), titles)
+            if (gap := self.less(ONE + OWN, title + OWN * own[title], ratio, text)) is not None
+        ]
+        lowest = sorted(found, key=lambda gap: -(gap.value or 0.0))[:3]
         ours = f"{ratio:.0%}, KL(CoCurve) less KL of the closest: {'; '.join(map(str, lowest))}"
-        return NINE.on(*found.values(), ours=ours)
+        return NINE.on(*found, ours=ours)
 
     def pool(self, ratio: float = 0.2) -> list[Finding]:
         """Whether H orders plans of one budget: all that are of H or random, and along lambda."""
@@ -203,7 +198,7 @@ def paper_findings(shipped: Shipped) -> Findings:
     told = {ratio: shipped.answered(ratio) for ratio in MEASURED}
     broken = [ratio for ratio, (_, share) in told.items() if share < ANSWERS]
     works = [ratio for ratio in (0.05, *MEASURED) if ratio < min(broken)]
-    ours = f"most right answers: {'; '.join(words for words, _ in told.values())}"
+    ours = f"most right answers: {', '.join(words for words, _ in told.values())}"
     found = [KNEE.given(ours, min(broken) > 0.2)]
     found += [HELP.on(*shipped.edges([ratio]), ours=f"{ANSWERING}: {{}}") for ratio in works]
     helps = HELP.on(*shipped.edges([0.2]), ours=f"{BROKEN}: {{}}")

@@ -12,8 +12,6 @@ from itertools import pairwise
 import numpy as np
 
 from ..findings import (
-    ABOVE,
-    NOT_ABOVE,
     NOT_BELOW,
     Claim,
     Finding,
@@ -22,16 +20,14 @@ from ..findings import (
     nearest,
     percent,
 )
-from ..tables import Rows, Table, column, pick, plus_minus
+from ..tables import Table, column, pick
 from .choices import NONE, OWN
 from .fidelity import ACROSS, POOL, fidelity_summary
 from .reach import ANY, reach_summary
 
 FIDELITY = 'App. "Surrogate Fidelity"'
 TRUST = 'Section "A trust-region view"'
-TRUST_APPENDIX = 'App. "Trust-Region View"'
 DECISIVE = 'Section "Ablations: the edge term is decisive"'
-REMARK = 'Remark "Node saliency"'
 
 NEAR = 0.1  # a prediction right to second order: measured / predicted this close to 1
 TIMES = 2.0  # a prediction of a plan's risk is called accurate within this factor
@@ -91,16 +87,12 @@ FLOOR = Claim(
     TRUST,
     NOT_BELOW,
 )
-MASS = Claim("lambda", "the edge mass E is positive", TRUST_APPENDIX)
-REMAINDER = Claim("lambda", "the remainder b is not negative", TRUST_APPENDIX, NOT_BELOW)
-PRINTED = Claim("lambda", "1 - b/E is a λ between 0 and 1", "eq. (lambdastar)", (0, 1))
 FALLS = Claim("lambda", "the best λ falls with the ratio", TRUST)
 LOWER_LOSS = Claim(
     "edges or diagonal",
     "{search}, edges lower perplexity (8B at 20%: 13.08 to 12.91)",
     DECISIVE,
 )
-GATE = Claim("gate", "the redundancy gate tells from H alone whether edges help", 'App. "Scope"')
 
 
 def single_unit_findings(table: Table) -> list[Finding]:
@@ -139,23 +131,10 @@ def reach_findings(table: Table) -> list[Finding]:
 
 
 def strength_findings(table: Table) -> list[Finding]:
-    """Judge the floor, b/E, and the best lambda by ratio; from `strength_study`."""
-    zero, one = pick(table, plan="lambda 0"), pick(table, plan="lambda 1")
-
-    def each(rows: Rows, value: str, error: str | None) -> list[Measured]:
-        measured = []
-        for row in rows:
-            words = plus_minus(row[value], None if error is None else row[error])
-            words = f"{percent(row['requested_ratio'])}: {words}"
-            measured.append(Measured(row[value], row[error] if error else 0.0, words=words))
-        return measured
-
-    found = [
-        FLOOR.on(*(column_of(row, "difference", percent(row["requested_ratio"])) for row in zero)),
-        MASS.on(*each(one, "edge_mass", None)),
-        REMAINDER.on(*each(one, "remainder", "kl_error")),  # H taken as exact
-        PRINTED.on(*each(one, "printed", "fitting_error")),
-    ]
+    """Judge the floor, and the best lambda by ratio; from `strength_study`."""
+    zero = pick(table, plan="lambda 0")
+    gaps = [column_of(row, "difference", percent(row["requested_ratio"])) for row in zero]
+    found = [FLOOR.on(*gaps)]
     spans: dict[float, tuple[float, float]] = {}
     for ratio in dict.fromkeys(row["requested_ratio"] for row in pick(table)):
         tied = pick(table, plan="candidate", requested_ratio=ratio, tied=True)
@@ -167,25 +146,15 @@ def strength_findings(table: Table) -> list[Finding]:
     return found
 
 
-def diagonal_findings(table: Table, gate: float | None) -> list[Finding]:
-    """Judge edges against the diagonal, without guards and with, guards, and the gate.
+def diagonal_findings(table: Table) -> list[Finding]:
+    """Judge edges against the diagonal, without guards and with; from `diagonal_study`.
 
-    Args:
-        table: from `diagonal_study`. The paper's claims are on 20 %, the ratio nearest to it here.
-        gate: lambda of the redundancy gate; None where it is undecided.
+    The paper's claims are on 20 %, the ratio nearest to it here.
     """
     found = []
     for search in (NONE, OWN):
-        rows = pick(table, search=search)
-        for row in nearest(rows):
+        for row in nearest(pick(table, search=search)):
             ours = f"at {percent(row['requested_ratio'])} {row['perplexity_0']:.3f} to "
             ours += f"{row['perplexity_1']:.3f}; loss(λ 0) - loss(λ 1) = {{}} nats per token"
             found.append(LOWER_LOSS.on(column_of(row, "loss_benefit"), ours=ours, search=search))
-    for row in nearest(pick(table, search=NONE)):
-        benefit = column_of(row, "edge_benefit", percent(row["requested_ratio"]))
-        if gate is None:
-            found.append(GATE.given(f"the gate is undecided; {benefit}", None))
-        else:
-            holds = ABOVE if gate > 0 else NOT_ABOVE
-            found.append(GATE.on(benefit, ours=f"the gate says λ {gate:g}; {{}}", holds=holds))
     return found
