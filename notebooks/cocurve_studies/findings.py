@@ -21,7 +21,7 @@ from cocurve_lab.extensions.writing import brief, plus_minus, typeset
 
 from .tables import WIDTH, Row, fold, styled
 
-Verdict = bool | None  # agrees, does not agree, or cannot be told
+Verdict = bool | None  # agrees, contradicts, or cannot be told
 Range = tuple[float, float]
 
 MIME = "application/vnd.cocurve.findings+json"  # of the bare values in a notebook's output

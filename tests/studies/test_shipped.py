@@ -18,11 +18,12 @@ def test_a_difference_has_the_error_of_rows_and_of_draws() -> None:
         rows = [REAL.rows(name, 0.2, text) for name in (shipped.ONE, shipped.ZERO)]
         apart = rows[0] - rows[1]
         drawn = [
-            REAL.rows(f"draw {n} of H, lambda 1", 0.2, text)[:6].mean()
-            - REAL.rows(f"draw {n} of H, lambda 0", 0.2, text)[:6].mean()
+            REAL.rows(f"draw {n} of H, lambda 1", 0.2, text)
+            - REAL.rows(f"draw {n} of H, lambda 0", 0.2, text)
             for n in range(20)
-            if (f"draw {n} of H, lambda 1", 0.2) in REAL.plans
+            if len(REAL.rows(f"draw {n} of H, lambda 1", 0.2, text))
         ]
+        drawn = [values[: min(map(len, drawn))].mean() for values in drawn]
         over_draws = np.var(drawn, ddof=1) * 24 / 23  # 24 rows behind H
         assert gap is not None
         assert gap.value == pytest.approx(apart.mean())

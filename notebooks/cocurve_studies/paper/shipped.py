@@ -38,10 +38,8 @@ from ..tables import pick
 from ..trust.fidelity import POOL, correlations, resampled_means
 from ..trust.findings import PREDICTIONS_HOLD, TRUST
 
-ZERO, HALF, ONE, OWN, ENDS = (
-    *("H, lambda 0", "H, lambda 0.5", "H, lambda 1"),
-    *(", own guards", ", ends kept"),
-)
+ZERO, HALF, ONE = "H, lambda 0", "H, lambda 0.5", "H, lambda 1"
+OWN, ENDS = ", own guards", ", ends kept"  # ends of a name
 COMPARED = {"c4": "C4", "wikitext": "WikiText"}
 TEXTS = COMPARED | {"manual": "the manual"}
 ANSWERS = 1 / 3  # of the dense model's right answers: with fewer a plan is broken
@@ -51,7 +49,10 @@ MEASURED = (0.1, 0.2, 0.3)  # ratios with answers, guards and every method
 ANSWERING, BROKEN = "plans answer", "plans are broken"
 KNEE = Claim("regime", "degradation is graceful to 30%, and edges are for up to 20%", "Fig. pareto")
 HELP = Claim(
-    "edges", "to 20% the edges count in full: λ 1 beats λ 0 (Mistral: 13.26 to 8.10)", _EDGES, BELOW
+    "edges",
+    "to 20% the edges count in full: λ 1 beats λ 0 (Mistral: perplexity 13.26 to 8.10)",
+    _EDGES,
+    BELOW,
 )
 COLLAPSE = Claim("edges", "in collapse the best λ is below 1 (8B: 1, ½, 0 at 20, 40, 50%)", TRUST)
 GATE = Claim(
@@ -64,7 +65,10 @@ FLOOR = Claim(
 )
 GUARDS = Claim("guards", "guards chosen on held-out text help", 'App. "Solver"', BELOW)
 NINE = Claim(
-    "bake-off", "CoCurve beats each of nine methods (8B: 12.91, next 13.23)", "Table main-8b", BELOW
+    "bake-off",
+    "CoCurve beats each of nine methods (8B: perplexity 12.91, next 13.23)",
+    "Table main-8b",
+    BELOW,
 )
 
 
@@ -104,16 +108,20 @@ class Shipped:
             drawn = Redrawn(max(map(len, kl.values())), kl, {}, count, groups)
             row = drawn.columns("gap", error, name, other)
             error, degrees = row["gap_error"], row.get("gap_degrees")
-        words = plus_minus(mean, error) + ("" if degrees else " (rows alone)")
-        return Measured(mean, error, degrees, words)
+        known = " (one H)" if of_one_h else "" if degrees else " (rows alone)"
+        return Measured(mean, error, degrees, plus_minus(mean, error) + known)
 
     def _drawn(self, name: str, ratio: float, text: str) -> np.ndarray:
-        """Mean KL of the plans of resampled H [draws]; of a plan of no H it does not vary."""
+        """Mean KL of the plans of resampled H [draws] over the rows that judged all of them.
+
+        Fewer rows make the spread over draws wider, not narrower. A plan of no H does not vary.
+        """
         begin, _, rest = name.partition(", lambda ")
         known = (f"draw {n} of H, lambda {rest.split(',')[0]}" for n in range(99))
-        found = [self.rows(each, ratio, text) for each in known if (each, ratio) in self.plans]
-        means = [values[: len(found[0])].mean() for values in found if len(values)]
-        return np.array(means) if begin == "H" else np.zeros(1)
+        judged = [kl for each in known if len(kl := self.rows(each, ratio, text))]
+        count = min(map(len, judged), default=0)  # draws share their first rows
+        means = np.array([values[:count].mean() for values in judged])
+        return means if begin == "H" else np.zeros(1)
 
     def right(self, name: str, ratio: float) -> tuple[int, int]:
         """Right answers of a plan, and questions asked."""
@@ -146,8 +154,8 @@ class Shipped:
             for each in (ZERO, ONE)
         )
         price = "; ".join(map(str, self.edges((ratio,), (ENDS,))))
-        ours = f"ends kept, {ratio:.0%}: of {len(units)} λ 0 removes {zero}, λ 1 {one}. "
-        ours += f"KL(λ 1) - KL(λ 0): {price}"
+        counts = f"ends kept, {ratio:.0%}: of {len(units)} λ 0 removes {zero}, λ 1 {one}"
+        ours = f"{counts}. KL(λ 1) - KL(λ 0): {price}"
         return PROTECTED.given(ours, more_than_half(zero, zero + one))
 
     def nine(self, ratio: float) -> Finding:
@@ -204,8 +212,8 @@ def paper_findings(shipped: Shipped) -> Findings:
     helps = HELP.on(*shipped.edges([0.2]), ours=f"{BROKEN}: {{}}")
     collapse = [gap for gap in shipped.edges((0.3, 0.4), ("",)) if "manual" not in str(gap)]
     followed = [gap for gap in shipped.edges(MEASURED, (OWN,)) if "C4" in str(gap)]
-    ours = f"{gate.redundancy:.3f}, {'decided' if gate.decided else 'undecided'}: "
-    ours += f"λ = {gate.recommended:g}. KL(λ 1) - KL(λ 0): {{}}"
+    advice = f"{'decided' if gate.decided else 'undecided'}: λ = {gate.recommended:g}"
+    ours = f"{gate.redundancy:.3f}, {advice}. KL(λ 1) - KL(λ 0): {{}}"
     found += [helps, COLLAPSE.on(*collapse), GATE.on(*followed, ours=ours), shipped.tradeoff(0.1)]
     guards = [
         gap._replace(words=f"{name[3:]} at {ratio:.0%} {gap}")
