@@ -116,7 +116,7 @@ def run(options: Paper) -> int:
     from .reproduction import Reproduction
     from .side_by_side import write_tables
 
-    settings = _settings(options)
+    settings = _settings(options, options.out)
     name = _named(options.taken_for)
     require_writable(options.out)
     kept = f"interrupted; finished work is kept in {options.out}"
@@ -197,7 +197,7 @@ def _taken_for(name: str) -> str:
     )
 
 
-def _settings(options: Paper) -> Any:
+def _settings(options: Paper, folder: File) -> Any:
     """Return what to measure, checked before a model is loaded."""
     from cocurve_lab.evaluation.code_execution import require_confinement, require_permission
     from cocurve_lab.evaluation.efficiency import EfficiencyOptions
@@ -230,7 +230,7 @@ def _settings(options: Paper) -> Any:
         require_permission(True)
         require_confinement()
     return ReproductionOptions(
-        folder=options.out,
+        folder=folder,
         suite=suite,
         limit=options.suite.limit,
         allow_code_execution=options.suite.allow_code_execution,

@@ -10,7 +10,7 @@ Plans that still answer are apart from broken ones: an edge may help only before
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -103,7 +103,9 @@ class Shipped:
         mean, error = mean_and_error(both[0][:count] - both[1][:count])
         degrees: float | None = count - 1
         if not of_one_h:
-            kl = {each: self._drawn(each, ratio, text) for each in (name, other)}
+            kl: dict[Hashable, np.ndarray] = {
+                each: self._drawn(each, ratio, text) for each in (name, other)
+            }
             groups = len(self.curvature.grouped["group_positions"])
             drawn = Redrawn(max(map(len, kl.values())), kl, {}, count, groups)
             row = drawn.columns("gap", error, name, other)
@@ -180,6 +182,7 @@ class Shipped:
                 plan
                 for (name, at), plan in self.plans.items()
                 if at == ratio and name.startswith(begins) and not name.endswith(OWN)
+                if len(plan.kl["c4"]) == self.kept.texts["c4"]["rows"]
             ]
             means = resampled_means(np.array([plan.kl["c4"] for plan in plans]), 2000, 0)
             predicted = rankdata([plan.selection.predicted_risk for plan in plans])
