@@ -18,7 +18,7 @@ RUN := $(VENV)/bin/python -m
 INSTALLED := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help lab demo test notebooks newest smollm2 vllm check format lock clean
+.PHONY: help lab demo test notebooks pages newest smollm2 vllm check format lock clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | \
@@ -42,6 +42,11 @@ test: $(INSTALLED) ## run the tests that need neither a GPU nor the network
 
 notebooks: $(INSTALLED) ## run all ten notebooks at their defaults
 	@$(RUN) pytest tests/notebooks/test_defaults.py $(ARGS)
+
+pages: $(INSTALLED) ## write the pages of results, and README's table, from kept values
+	@$(RUN) tests.benchmarks.bench_findings
+	@$(RUN) tests.benchmarks.bench_gemma --write
+	@$(RUN) tests.benchmarks.bench_smollm2 --write
 
 newest: $(INSTALLED) ## run the quick tests with the newest transformers, and read saved folders with 4.57
 	@ARGS="$(ARGS)" TORCH_INDEX="$(TORCH_INDEX)" sh .ci/newest $(VENV)

@@ -33,7 +33,6 @@ from cocurve_lab.extensions.judging.generation import own_questions
 from cocurve_lab.extensions.pretrained.kept import (
     KEPT_TEXTS,
     kept_folder,
-    read_curvature,
     read_plans,
     write_plans,
 )
@@ -117,7 +116,7 @@ def main() -> None:
     fitted, chosen = judges.pop("fit"), judges.pop("chosen")
     for judge in judges.values():
         judge.require_disjoint(fitted)
-    curvature = read_curvature(kept_folder() / KEPT_TEXTS["c4"])
+    curvature = cl.Curvature.load(kept_folder() / KEPT_TEXTS["c4"])
 
     together = cl.CalibrationSet(torch.cat([rows.input_ids for rows in judges.values()]))
     meter = Meter(model, together, keep_teacher=True)

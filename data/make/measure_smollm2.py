@@ -4,24 +4,24 @@
     python -m data.make.measure_smollm2 H --c4 C4 --wikitext TEXT      # 75 minutes on two cores
     python -m data.make.measure_smollm2 best --c4 C4                   # 70 minutes
     python -m data.make.measure_smollm2 methods --c4 C4                # an hour
-    python -m data.make.measure_smollm2 plans --c4 C4 --wikitext TEXT  # an hour
-    python -m data.make.measure_smollm2 add --methods NAME --c4 C4 --wikitext TEXT  # minutes
-    python -m data.make.measure_smollm2 refit --c4 C4 --wikitext TEXT  # 20 minutes
+    python -m data.make.measure_smollm2 plans --c4 C4 --wikitext TEXT  # hours
     python -m data.make.measure_smollm2 page --c4 C4                   # seconds
 
 C4 and TEXT are files with one document per line: a slice of C4 in English, and the valid split of
 WikiText-2. Their text is not in the repository; the numbers are. Every step resumes: what is in the
-folder of --work is not measured again.
+folder of --work, or in plans.json, is not measured again.
 
 H is of the first 24 rows of C4, 256 tokens each, every position scored. Plans are judged on rows 26
 to 31 of C4, on six rows of WikiText (paragraphs of over 200 characters), and on six of Python's
-manual; plans of small H of other texts also on six of what the model wrote when it was asked
-(`write_smollm2.py`). All rows begin with and are joined by <|endoftext|>.
+manual, some on six further rows of each. Plans of small H of other texts are also judged on six
+rows of what the model wrote when it was asked (`write_smollm2.py`). All rows begin with and are
+joined by <|endoftext|>.
 """
 
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +42,18 @@ from cocurve_lab.extensions.pretrained.kept import (
     GUARDED,
     KEPT_TEXTS,
     kept_folder,
-    read_plans,
     write_curvature,
     write_plans,
 )
 from cocurve_lab.extensions.pretrained.smollm2 import END, NAME
 from cocurve_lab.extensions.texts.documents import default_rows, read_documents
-from cocurve_lab.measuring.risk import Meter, model_risk, standard_error
+from cocurve_lab.measuring.risk import Meter, standard_error
+from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.solver.guards import Guards
 from cocurve_studies.trust import reach
 from cocurve_studies.trust.scales import plans_by_scale
 
-ROWS, JUDGED = 24, (26, 32)
+ROWS, JUDGED, MORE = 24, (26, 32), (170, 176)
 LENGTH: dict[str, Any] = {"seq_len": 256, "positions_per_sequence": "all"}
 BEST = (0.1, 0.2, 0.3)
 RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
@@ -66,21 +66,23 @@ SOURCES = {
     "manual": "Python's manual",
     "chat": "chat text of SmolLM2",
 }
-FEW, DRAWS = 3, 3  # rows of each kind of text; H of rows drawn again
+FEW, DRAWS = 3, 8  # rows of each kind of text; H of rows drawn again
 RANDOM = 10
 # draws guided by H, then by marginals at the plan
 GUIDES = (SearchOptions(), SearchOptions(seed=1, swaps=8, random_share=0.2))
 BLOCKWISE = ("finercut", "blockpruner")  # removals measured anew: half an hour each
+AGAIN = (
+    "H, lambda 0",
+    "H, lambda 1",
+    "searched",
+    "SlimLLM",
+    "ShortGPT",
+    "measured layers, lambda 0",
+)
 METHODS = (
     *("magnitude", "wanda-sp", "flap", "amp", "llm-pruner", "slimllm", "2ssp", "slimgpt"),
     *("shortgpt", "cbo"),
     *BLOCKWISE,
-)
-REFITTED = (
-    *((0.2, f"H, lambda {strength}") for strength in (0, 0.5, 1)),
-    *((ratio, "searched") for ratio in BEST),
-    *((0.2, name) for name in ("units by their own KL", "measured blocks, lambda 0.5")),
-    *((0.2, name) for name in ("measured layers, lambda 0", "ShortGPT", "SlimLLM", "FLAP")),
 )
 PAGE = Path(__file__).resolve().parents[2] / "notebooks" / "explore_smollm2.html"
 PROMPTS = ("What is the capital of France?", "What is the opposite of hot?", "What is 2 + 3?")
@@ -104,6 +106,19 @@ def texts(options: argparse.Namespace, tokenizer: Any) -> dict[str, cl.Calibrati
         )
     found["manual"] = cl.default_calibration(NAME, tokenizer, 1, 6, **LENGTH)[1]
     return found
+
+
+def more_texts(options: argparse.Namespace, tokenizer: Any) -> dict[str, cl.CalibrationSet]:
+    """Six further rows of each judge: no window of them is in rows of H, of search or of choice."""
+    c4 = default_rows(NAME, tokenizer, MORE[1], text_file=options.work / "c4.jsonl", **LENGTH)
+    paragraphs = [x for x in options.wikitext.read_text().split("\n") if len(x) > 200]
+    wikitext = cl.CalibrationSet.from_texts(
+        paragraphs, tokenizer, 15, seed=3, source="WikiText-2 valid", eos=END, bos=END, **LENGTH
+    )
+    manual = cl.default_calibration(NAME, tokenizer, 1, 12, **LENGTH)[1]
+    c4.rows(*MORE).require_disjoint(c4.rows(0, 160))
+    wikitext.rows(9, 15).require_disjoint(wikitext.rows(0, 9))
+    return {"c4": c4.rows(*MORE), "wikitext": wikitext.rows(9, 15), "manual": manual.rows(6, 12)}
 
 
 def build(options: argparse.Namespace) -> None:
@@ -306,20 +321,27 @@ def from_curvature(curvature: cl.Curvature) -> Iterator[Named]:
 def guarded(
     options: argparse.Namespace, model: Any, tokenizer: Any, curvature: cl.Curvature
 ) -> Iterator[Named]:
-    """Plans of the paper's protocol: guards chosen by the loss on rows 32 to 39 of C4."""
+    """Plans of the paper's protocol: guards chosen by the loss on rows 32 to 39 of C4.
+
+    H at lambda 0 and 1, and each method that `methods` has measured, on the one grid of guards.
+    """
     few = LENGTH | {"positions_per_sequence": 96}
     rows = default_rows(NAME, tokenizer, 40, text_file=options.work / "c4.jsonl", **few)
-    for ratio in BEST:
-        for strength in (0.0, 1.0):
-            keep = options.work / f"guards_{ratio:g}_{strength:g}"
-            with torch.autocast("cpu", torch.bfloat16):
-                choice = choose_guards(
-                    *(model, curvature, ratio, rows.rows(32, 40)),
-                    interaction_strength=strength,
-                    options=ChoiceOptions(first_rows=4, judge="nll", checkpoint=keep),
-                )
-            print(f"{ratio:.0%}, lambda {strength:g}: {choice.guards}", flush=True)
-            yield f"H, lambda {strength:g}, own guards", choice.best
+    for ratio in options.ratios:
+        makers: dict[str, Any] = {
+            f"H, lambda {s:g}": partial(cl.solve_greedy, curvature, ratio, s) for s in (0.0, 1.0)
+        }
+        for method, evidence in evidence_of(options):
+            makers[method.title] = partial(method.select, evidence, curvature.units, ratio)
+        for name, make in makers.items():
+            keep = options.work / f"guards_{ratio:g}_{name}"
+            choice = choose_guards(
+                *(model, curvature, ratio, rows.rows(32, 40)),
+                make=make,
+                options=ChoiceOptions(first_rows=4, judge="nll", checkpoint=keep),
+            )
+            print(f"{ratio:.0%}, {name}: {choice.guards}", flush=True)
+            yield f"{name}, own guards", choice.best
 
 
 def together(curvature: cl.Curvature) -> Iterator[Named]:
@@ -339,28 +361,31 @@ def of_parts(options: argparse.Namespace, curvature: cl.Curvature) -> Iterator[N
 
 
 def methods(options: argparse.Namespace) -> None:
-    """Make the plans of the other methods, each measured on the rows of H; in the work folder.
+    """Measure the other methods on the rows of H; their evidence stays in the work folder.
 
     FinerCut and BlockPruner measure their blocks in bfloat16.
     """
     model, tokenizer = cl.load_model(NAME)
     units, rows = cl.enumerate_units(model), texts(options, tokenizer)["calibration"]
     for name in options.methods:
-        method, file = cl.get_method(name), options.work / f"{name}.json"
+        file = options.work / f"{name}.evidence"
         if not file.exists():
             with torch.autocast("cpu", torch.bfloat16, enabled=name in BLOCKWISE):
-                evidence = method.measure(model, units, rows)
-            found = [method.select(evidence, units, ratio).to_json() for ratio in RATIOS[1:]]
-            file.write_text(json.dumps(found))
-        print(f"{method.title}: {file}", flush=True)
+                cl.get_method(name).measure(model, units, rows).save(file)
 
 
-def of_methods(options: argparse.Namespace) -> Iterator[Named]:
-    """The plans that `methods` has made."""
-    for name in METHODS:
-        if (file := options.work / f"{name}.json").exists():
-            for plan in json.loads(file.read_text()):
-                yield cl.get_method(name).title, cl.Selection.from_json(plan)
+def evidence_of(options: argparse.Namespace) -> Iterator[tuple[Method, Evidence]]:
+    """The methods that `methods` has measured, and what it found."""
+    for name in options.methods:
+        if (file := options.work / f"{name}.evidence").exists():
+            yield cl.get_method(name), Evidence.load(file)
+
+
+def of_methods(options: argparse.Namespace, units: cl.UnitSet) -> Iterator[Named]:
+    """Their plans without guards."""
+    for method, evidence in evidence_of(options):
+        for ratio in RATIOS[1:]:
+            yield method.title, method.select(evidence, units, ratio)
 
 
 def apart_of(name: str) -> bool:
@@ -369,55 +394,48 @@ def apart_of(name: str) -> bool:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Measure all plans and write plans.json."""
+    """Measure the plans that plans.json lacks, and for some of its plans the further rows."""
     model, tokenizer = cl.load_model(NAME)
-    rows = texts(options, tokenizer)
+    rows, further = texts(options, tokenizer), more_texts(options, tokenizer)
     by_kind = kinds(options, tokenizer, rows)
     del rows["calibration"]
-    curvature = cl.Curvature.load(options.out / KEPT_TEXTS["c4"])
-    named = [*from_curvature(curvature), *together(curvature)]
-    named += guarded(options, model, tokenizer, curvature)
-    named += of_methods(options)
-    named += of_parts(options, curvature)
-    for file in sorted(options.out.glob("best_*.json")):
-        named.append(("searched", cl.Selection.from_json(file.read_text())))
-    of_text = list(of_kinds(options, model, by_kind, curvature))
-    named += of_text
-    # what is judged on some texts alone, and what is asked no question
-    only = {"chat": {plan.fingerprint for _, plan in of_text}}
-    only["wikitext"] = {
-        plan.fingerprint for name, plan in named if not (name == "unit" or " units" in name)
-    }
-    only["manual"] = {
-        plan.fingerprint
-        for name, plan in named
-        if plan.requested_ratio in BEST and not apart_of(name) and "ends" not in name
-    }
     rows["chat"] = by_kind["chat text"][1]
-    written, about = judged(options, model, tokenizer, named, rows, only)
+    curvature, file = cl.Curvature.load(options.out / KEPT_TEXTS["c4"]), options.out / "plans.json"
+    kept = read_json(file) if file.exists() else {"plans": [], "texts": {}}
+    known = {(plan["name"], plan["requested_ratio"]) for plan in kept["plans"]}
+    named = [*from_curvature(curvature), *together(curvature), *of_parts(options, curvature)]
+    named += guarded(options, model, tokenizer, curvature)
+    named += of_methods(options, curvature.units)
+    for best_file in sorted(options.out.glob("best_*.json")):
+        named.append(("searched", cl.Selection.from_json(best_file.read_text())))
+    if not known:  # small H of other texts take a quarter of an hour each
+        named += of_kinds(options, model, by_kind, curvature)
+    named = [plan for plan in named if (plan[0], plan[1].requested_ratio) not in known]
+    # what is judged on some texts alone
+    only = {
+        "chat": {plan.fingerprint for name, plan in named if name.startswith("H of")},
+        "wikitext": {
+            plan.fingerprint for name, plan in named if not (name == "unit" or " units" in name)
+        },
+        "manual": {
+            plan.fingerprint
+            for name, plan in named
+            if plan.requested_ratio in BEST and not apart_of(name) and "ends" not in name
+        },
+    }
+    new, about = judged(options, model, tokenizer, named, rows, only)
+    texts_of, plans = kept["texts"] or about, kept["plans"] + new
+    for text, judge in further.items():
+        six = [plan for plan in plans if len(plan["kl"].get(text, ())) == len(judge)]
+        again = [plan for plan in six if plan["name"].startswith(AGAIN)]
+        meter = Meter(model, judge, checkpoint=options.work / f"kl_{text}_more", replay=True)
+        sets = [cl.Selection.from_pruned(curvature.units, plan["pruned"]) for plan in again]
+        for plan, values in zip(again, meter.measure(sets, progress="lines"), strict=True):
+            for at, name in enumerate(("kl", "nll")):
+                plan[name][text] += np.round(values[:, at], 5).tolist()
+        texts_of[text]["further"] = {"rows": len(judge), "fingerprint": judge.fingerprint}
     fingerprint = curvature.provenance["model_fingerprint"]
-    write_plans(options.out / "plans.json", fingerprint, about, list(PROMPTS), written)
-    print(f"{len(written)} plans in {options.out / 'plans.json'}")
-
-
-def add(options: argparse.Namespace) -> None:
-    """Measure the plans of --methods alone, beside those of plans.json, which stay as they are."""
-    model, tokenizer = cl.load_model(NAME)
-    rows = texts(options, tokenizer)
-    del rows["calibration"]
-    titles = {cl.get_method(name).title for name in options.methods}
-    named = [(name, plan) for name, plan in of_methods(options) if name in titles]
-    only = {"manual": {x.fingerprint for _, x in named if x.requested_ratio in BEST}}
-    file = options.out / "plans.json"
-    read_plans(file, cl.Curvature.load(options.out / KEPT_TEXTS["c4"]))  # checks it
-    kept = read_json(file)
-    for text, judge in rows.items():
-        if kept["texts"][text]["fingerprint"] != judge.fingerprint:
-            raise SystemExit(f"{file} is judged on another {text}. Run the step plans.")
-    written, _ = judged(options, model, tokenizer, named, rows, only)
-    plans = [plan for plan in kept["plans"] if plan["name"] not in titles] + written
-    write_plans(file, kept["model_fingerprint"], kept["texts"], kept["prompts"], plans)
-    print(f"{len(written)} of {len(plans)} plans in {file} are new")
+    write_plans(file, fingerprint, texts_of, list(PROMPTS), plans)
 
 
 def judged(
@@ -455,11 +473,8 @@ def judged(
             "fingerprint": judge.fingerprint,
             "rows": len(judge),
         }
-    right: dict[str, dict[str, list[int]]] = {}
-    said: dict[str, list[str]] = {}
-    if not options.kl_only:
-        right = answers(options, model, tokenizer, asked)
-        said = replies(options, model, tokenizer, asked)
+    right = answers(options, model, tokenizer, asked)
+    said = replies(options, model, tokenizer, asked)
     written = []
     for name, plan in named:
         kl, nll = (
@@ -469,37 +484,6 @@ def judged(
         answered = right.get(plan.fingerprint), said.get(plan.fingerprint, ())
         written.append(as_written(name, plan, kl, nll, *answered))
     return written, about
-
-
-def refit(options: argparse.Namespace) -> None:
-    """Measure some plans refitted on 96 rows of C4, on every judge, and write refitted.json."""
-    model, tokenizer = cl.load_model(NAME)
-    judges = texts(options, tokenizer)
-    rows = default_rows(NAME, tokenizer, 160, text_file=options.work / "c4.jsonl", **LENGTH)
-    rows = rows.rows(64, 160)
-    del judges["calibration"]
-    for judge in judges.values():
-        judge.require_disjoint(rows)
-    curvature = cl.Curvature.load(options.out / KEPT_TEXTS["c4"])
-    kept = read_plans(options.out / "plans.json", curvature)
-    written = []
-    for ratio, name in REFITTED:
-        (plan,) = (
-            plan
-            for plan in kept.plans
-            if (plan.name, plan.selection.requested_ratio) == (name, ratio)
-        )
-        file = options.work / f"refit_{plan.selection.fingerprint[:12]}.json"
-        if not file.exists():
-            repaired = cl.repair(model, plan.selection, rows)
-            after = {text: model_risk(model, repaired, rows) for text, rows in judges.items()}
-            file.write_text(json.dumps({text: x.tolist() for text, x in after.items()}))
-        after = json.loads(file.read_text())
-        written.append(as_written(name, plan.selection, after, {}))
-        cells = [f"{plan.kl[text].mean():.3f} to {np.mean(after[text]):.3f}" for text in judges]
-        print(f"{ratio:.0%}, {name}: {', '.join(cells)}", flush=True)
-    fingerprint = curvature.provenance["model_fingerprint"]
-    write_plans(options.out / "refitted.json", fingerprint, kept.texts, [], written)
 
 
 def as_written(
@@ -577,8 +561,6 @@ STEPS = {
     "best": best,
     "methods": methods,
     "plans": measure,
-    "add": add,
-    "refit": refit,
     "page": page,
 }
 
@@ -588,7 +570,6 @@ def main() -> None:
     parser.add_argument("step", choices=[*STEPS])
     parser.add_argument("--c4", type=Path, required=True, help="a slice of C4, a document per line")
     parser.add_argument("--wikitext", type=Path, help="the valid split of WikiText-2")
-    parser.add_argument("--kl-only", action="store_true", help="ask the plans no questions")
     parser.add_argument(
         "--evaluations", type=int, default=2500, help="of each of two searches, in rows"
     )

@@ -19,7 +19,7 @@ from cocurve_lab.extensions.judging.generation import Question
 from cocurve_lab.extensions.judging.kept import answers_file
 from cocurve_lab.solver.selection import Selection
 
-from .findings import ABOVE, BELOW, Claim, Finding, Verdict, every, nearest
+from .findings import ABOVE, BELOW, Claim, Finding, Verdict, every
 from .lazy import DataFrame, PreTrainedModel, PreTrainedTokenizerBase
 from .shared import known, marks, solved
 from .structure.edges import structure_table
@@ -149,18 +149,6 @@ def _values(one: Row, pair: Row) -> Row:
 
 
 # Findings -----------------------------------------------------------------------------------------
-_DECISIVE = 'Section "Ablations: the edge term is decisive"'
-KEPT = Claim(
-    "abilities", "edges keep abilities: more right answers at λ = 1 than at λ = 0", _DECISIVE
-)
-EACH = Claim(
-    "abilities", "every ability gains by the edges (Falcon3-7B: all four measured do)", _DECISIVE
-)
-FRAGILE = Claim(
-    "abilities",
-    "what edges save is code, the fragile ability (8B: MBPP .000 to .100)",
-    "Table ablation-full",
-)
 
 
 def _variant(claim: str, table: str = "full") -> Claim:
@@ -176,22 +164,6 @@ VARIANTS = {
         "an isolated FFN block without the diagonal loses code: MBPP .000 to .100"
     ),
 }
-
-
-def strength_ability_findings(table: Table) -> list[Finding]:
-    """Judge the paper's claims on abilities by lambda, from the study of `strength_plans`.
-
-    A difference is clear where chance makes one so large in less than one of twenty cases
-    (McNemar), as two standard errors do. The ratio is the nearest to 20 %.
-    """
-    rows = nearest(row for row in pick(table) if row["variant"] == ALL_EDGES)
-    each = [row for row in rows if row["capability"] != ALL]
-    sides = (
-        (KEPT, pick(rows, capability=ALL)),
-        (EACH, each),
-        (FRAGILE, pick(rows, capability=CODE)),
-    )
-    return [_judged(claim, some, "λ 1 − λ 0") for claim, some in sides if some]
 
 
 def edge_ability_findings(table: Table) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""A claim of the paper or of the lab beside what was measured, and its verdict.
+"""A claim of the paper beside what was measured, and its verdict.
 
 A `Claim` names the range in which it holds. `Claim.on` sets measured numbers, each with its
 standard error, beside it: it agrees where the interval of two errors lies in the range, does not
@@ -21,7 +21,7 @@ from cocurve_lab.extensions.writing import brief, plus_minus, typeset
 
 from .tables import WIDTH, Row, fold, styled
 
-Verdict = bool | None  # agrees, does not agree, or cannot be told
+Verdict = bool | None  # agrees, contradicts, or cannot be told
 Range = tuple[float, float]
 
 MIME = "application/vnd.cocurve.findings+json"  # of the bare values in a notebook's output
@@ -38,11 +38,10 @@ class Finding:
 
     Attributes:
         study: the study it belongs to.
-        claim: the paper's claim, with its number; or the lab's.
-        where: the section, table or figure that makes it; of the lab's, what it is about.
+        claim: the paper's claim, with its number.
+        where: the section, table or figure that makes it.
         ours: the measured value, with its error and unit.
         agrees: whether the two agree; None where the measurement cannot tell.
-        lab: whether the lab claims it, because the paper has no such claim or another quantity.
     """
 
     study: str
@@ -50,14 +49,13 @@ class Finding:
     where: str
     ours: str
     agrees: Verdict
-    lab: bool = False
 
     @property
     def verdict(self) -> str:
-        """ "agrees", "does not agree" or "cannot be told"."""
+        """ "agrees", "contradicts" or "cannot be told"."""
         if self.agrees is None:
             return "cannot be told"
-        return "agrees" if self.agrees else "does not agree"
+        return "agrees" if self.agrees else "contradicts"
 
     @property
     def said(self) -> str:
@@ -65,9 +63,8 @@ class Finding:
         return f"{_SIGNS[self.agrees]} {self.verdict}"
 
     def __str__(self) -> str:
-        who = "Lab" if self.lab else "Paper"
         return (
-            f"{who} ({self.where}): {self.claim}. Here: {self.ours}. {self.verdict.capitalize()}."
+            f"Paper ({self.where}): {self.claim}. Here: {self.ours}. {self.verdict.capitalize()}."
         )
 
 
@@ -81,24 +78,14 @@ class Findings(list[Finding]):
         printer.text(told(self))
 
     def _repr_html_(self) -> str:
-        """A table of the paper's claims and one of the lab's."""
+        """A table with a row per claim."""
         from pandas import DataFrame
 
-        tables = []
-        for who, found in self.sides():
-            rows = [
-                [escape(typeset(t)) for t in (f.study, f.claim, f.where, f.ours, f.said)]
-                for f in found
-            ]
-            table = DataFrame(rows, columns=["study", who, "where", "here", "verdict"])
-            tables.append(styled(table.style).to_html())
-        return "".join(tables)
-
-    def sides(self) -> list[tuple[str, list[Finding]]]:
-        """Return the claims of the paper and those of the lab, under who claims them."""
-        sides = [("the paper", [f for f in self if not f.lab])]
-        sides.append(("the lab", [f for f in self if f.lab]))
-        return [side for side in sides if side[1]] or sides[:1]
+        rows = [
+            [escape(typeset(t)) for t in (f.study, f.claim, f.where, f.ours, f.said)] for f in self
+        ]
+        table = DataFrame(rows, columns=["study", "the paper", "where", "here", "verdict"])
+        return str(styled(table.style).to_html())
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         """Beside table and text the bare values, for who collects them; no page shows them."""
@@ -145,13 +132,12 @@ def column_of(row: Row, name: str, before: str = "") -> Measured:
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper (or the lab) says, where, and the range of the number in which it holds."""
+    """What the paper says, where, and the range of the number in which it holds."""
 
     study: str
     claim: str
     where: str
     holds: Range = ABOVE
-    lab: bool = False
 
     def on(
         self, *measured: Measured, ours: str = "{}", holds: Range | None = None, **words: Any
@@ -171,7 +157,7 @@ class Claim:
     def given(self, ours: str, agrees: Verdict, **words: Any) -> Finding:
         """Return the finding whose verdict is known otherwise, by a test of its own."""
         claim = self.claim.format(**words) if words else self.claim
-        return Finding(self.study, claim, self.where, ours, agrees, self.lab)
+        return Finding(self.study, claim, self.where, ours, agrees)
 
 
 # Verdicts -----------------------------------------------------------------------------------------

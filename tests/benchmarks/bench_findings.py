@@ -1,9 +1,9 @@
-"""Claims of the paper and of the lab beside what notebooks measured: the two pages of findings.
+"""Claims of the paper beside what notebooks measured: the page of findings.
 
-    python tests/benchmarks/bench_findings.py                                # write the pages
+    python tests/benchmarks/bench_findings.py                                # write the page
     python tests/benchmarks/bench_findings.py notebooks/08_how_sure_is_H.ipynb    # run it in full
 
-The pages are written from notebooks/results/findings.json, which holds the findings of each
+The page is written from notebooks/results/findings.json, which holds the findings of each
 notebook, its title and parameters, the day, and the commit. A notebook that is run, for hours,
 replaces its own part.
 """
@@ -27,25 +27,18 @@ from cocurve_lab.extensions.writing import typeset
 from helpers.benchmarks import RESULTS, arguments, flag, table
 
 KEPT = RESULTS / "findings.json"
-SAID = {True: "✓ agrees", False: "✗ does not agree", None: "? cannot be told"}
+SAID = {True: "✓ agrees", False: "✗ contradicts", None: "? cannot be told"}
 HEAD = """# Findings
 
 *Command: `python tests/benchmarks/bench_findings.py`, from [findings.json](findings.json). Days and
 commits stand in the first table; the notebooks are those of these commits.*
 
-What notebooks measure on the demo model beside what is claimed. ± is one standard error; a verdict
-needs two, else it cannot be told. The lab's own claims and quantities stand on
-[a page of their own](FINDINGS_LAB.md). The demo model has four million parameters, the paper's 3 to
-32 billion: a claim that fails here says something about this model first.
-[SMOLLM2_FINDINGS.md](SMOLLM2_FINDINGS.md) has a real model.
-"""
-LAB = """# Findings on claims of the lab
-
-*Command, days and commits as in [FINDINGS.md](FINDINGS.md), which has the rules and the claims of
-the paper.*
-
-Claims that the paper does not make, or judges by another quantity, beside what the notebooks
-measure on the demo model.
+What notebooks measure on the demo model beside what the paper claims. ± is one standard error; a
+verdict needs two, else it cannot be told. The demo model has four million parameters, the paper's 3
+to 32 billion: a claim that fails here says something about this model first.
+[SMOLLM2_FINDINGS.md](SMOLLM2_FINDINGS.md) has a real model, and is computed anew from what ships.
+These values need hours: claims that today's notebooks judge no more were taken out, and the others
+stand as they were measured.
 """
 Findings = list[dict[str, Any]]
 
@@ -90,34 +83,18 @@ def measured(notebook: Path) -> dict[str, Any]:
 
 
 def pages() -> dict[Path, str]:
-    """The text of both pages."""
+    """The text of the page."""
     found = json.loads(KEPT.read_text(encoding="utf-8"))
     everything = [finding for part in found.values() for finding in part["findings"]]
-    paper, lab = (
-        {stem: [f for f in part["findings"] if f["lab"] is mine] for stem, part in found.items()}
-        for mine in (False, True)
-    )
     rows = [
-        [
-            f"notebook {found[stem]['title']}",
-            *counts(part),
-            found[stem]["run"],
-            found[stem]["commit"],
-        ]
-        for stem, part in paper.items()
+        [f"notebook {part['title']}", *counts(part["findings"]), part["run"], part["commit"]]
+        for part in found.values()
     ]
-    rows.append(["the paper's, all", *counts([f for f in everything if not f["lab"]]), "", ""])
-    rows.append(
-        ["[the lab's](FINDINGS_LAB.md)", *counts([f for f in everything if f["lab"]]), "", ""]
-    )
+    rows.append(["all", *counts(everything), "", ""])
     parts = [HEAD, table(["claims of the paper", *SAID.values(), "run on", "commit"], rows)]
-    for stem, part in paper.items():
-        parts += [f"\n## Notebook {found[stem]['title']}\n", told("the paper", part)]
-    of_lab = told("the lab", [finding for part in lab.values() for finding in part])
-    return {
-        RESULTS / "FINDINGS.md": "\n".join(parts) + "\n",
-        RESULTS / "FINDINGS_LAB.md": f"{LAB}\n{of_lab}\n",
-    }
+    for part in found.values():
+        parts += [f"\n## Notebook {part['title']}\n", told(part["findings"])]
+    return {RESULTS / "FINDINGS.md": "\n".join(parts) + "\n"}
 
 
 def counts(found: Findings) -> list[str]:
@@ -126,7 +103,7 @@ def counts(found: Findings) -> list[str]:
     return [str(verdicts[verdict]) for verdict in SAID]
 
 
-def told(who: str, found: Findings) -> str:
+def told(found: Findings) -> str:
     """A table of findings."""
     rows = [
         [
@@ -138,7 +115,7 @@ def told(who: str, found: Findings) -> str:
         ]
         for finding in found
     ]
-    return table(["study", who, "where", "here", "verdict"], rows)
+    return table(["study", "the paper", "where", "here", "verdict"], rows)
 
 
 if __name__ == "__main__":

@@ -27,11 +27,12 @@ from cocurve_lab.extensions.pretrained.kept import (
     kept_interactions,
     kept_plans,
 )
-from cocurve_lab.extensions.writing import plus_minus
+from cocurve_lab.extensions.writing import plus_minus, typeset
 from cocurve_lab.measuring.risk import standard_error
 from cocurve_lab.solver.solve import solve_greedy
 from cocurve_studies.bake_off.refits import kept_refits, level_after_refit
 from cocurve_studies.certainty import purposes
+from cocurve_studies.paper import shipped
 from cocurve_studies.tables import pick
 from cocurve_studies.trust import reach
 from helpers.benchmarks import RESULTS, arguments, error_bar, filled, flag, table
@@ -48,8 +49,12 @@ COMPARED = [
 ]
 COLUMNS = [(ratio, text) for ratio in (0.1, 0.2, 0.3) for text in TEXTS]
 HEADS = [f"{ratio:.0%}, {TEXTS[text]}" for ratio, text in COLUMNS]
-PAGES = [RESULTS / f"SMOLLM2{part}.md" for part in ("", "_SCALES", "_FINDINGS")]
+IN_README = (0, 2, 3, 5, 6, 7, 9, 11, 13, 16)  # places of findings, ten at most
+PAGES = [RESULTS.parents[1] / "README.md"] + [
+    RESULTS / f"SMOLLM2{part}.md" for part in ("", "_SCALES", "_FINDINGS")
+]
 CURVATURE = kept_curvature("smollm2")
+SHIPPED = shipped.shipped()
 
 
 def bar(values: np.ndarray, sign: str = "") -> str:
@@ -109,38 +114,34 @@ def paired(plans: Plans) -> Iterable[Table]:
     yield "KL of the searched plan minus that of another", ["plan", *HEADS], cells
 
 
-def edges(plans: Plans) -> Iterable[Table]:
-    """Lambda 1 against lambda 0, with errors over rows and over draws of H."""
-    words_of = {
-        "": "",
-        ", ends kept": ", two layers kept at either end",
-        ", own guards": ", each with its own guards",
-    }
-    for words, title in words_of.items():
+def edges(_: Plans) -> Iterable[Table]:
+    """Lambda 1 against lambda 0: errors are over rows and draws of H where draws were measured."""
+    for words in ("", shipped.ENDS, shipped.OWN):
         cells = []
         for ratio in RATIOS:
-            if words and plans.kl(f"H, lambda 1{words}", ratio, "c4") is None:
-                continue
-            line = [f"{ratio:.0%}"]
-            for text in TEXTS:
-                with_, without = (plans.kl(f"H, lambda {s}{words}", ratio, text) for s in (1, 0))
-                line.append("" if with_ is None or without is None else bar(with_ - without, "+"))
-            drawn = [] if words else _draws(plans, ratio, "c4")
-            line.append(", ".join(f"{value:+.2f}" for value in drawn))
-            cells.append(line)
-        heads = ["removed", *TEXTS.values(), "draws of H, C4"]
-        title = "KL at lambda 1 minus that at lambda 0" + title
-        yield title, heads if not words else heads[:-1], [x if not words else x[:-1] for x in cells]
+            pair, judged = (shipped.ONE + words, shipped.ZERO + words), [*TEXTS]
+            found = [SHIPPED.less(*pair, ratio, text) for text in judged]
+            if any(found):
+                cells.append([f"{ratio:.0%}", *("" if x is None else str(x) for x in found)])
+        yield f"KL at lambda 1 minus that at lambda 0{words}", ["removed", *TEXTS.values()], cells
 
 
-def _draws(plans: Plans, ratio: float, text: str) -> list[float]:
-    found = []
-    for name in plans.named("draw"):
-        if name.endswith("lambda 1"):
-            both = plans.kl(name, ratio, text), plans.kl(f"{name[:-1]}0", ratio, text)
-            if both[0] is not None and both[1] is not None:
-                found.append(float((both[0] - both[1]).mean()))
-    return found
+def paper(_: Plans) -> Iterable[Table]:
+    """The central sentences of the paper, each with a verdict."""
+    cells = [
+        [found.study, typeset(found.claim), found.where, typeset(found.ours), found.said]
+        for found in shipped.paper_findings(SHIPPED)
+    ]
+    yield "The paper on SmolLM2", ["about", "the paper", "where", "SmolLM2", "verdict"], cells
+
+
+def readme(_: Plans) -> Iterable[Table]:
+    """Some of these sentences, each with its first numbers."""
+    cells = [
+        [found.study, typeset(found.claim), typeset(found.ours.split(";")[0]), found.said]
+        for found in map(shipped.paper_findings(SHIPPED).__getitem__, IN_README)
+    ]
+    yield "SmolLM2-135M", ["about", "the paper", "here", "verdict"], cells
 
 
 def strengths(plans: Plans) -> Iterable[Table]:
@@ -193,7 +194,7 @@ def refitted(_: Plans) -> Iterable[Table]:
 def texts(plans: Plans) -> Iterable[Table]:
     """What a plan is for."""
     assert CURVATURE is not None
-    judged = purposes.kept_purposes(CURVATURE, 0.2)
+    judged = purposes.kept_purposes(SHIPPED, 0.2)
     for strength in purposes.STRENGTHS:
         cells = []
         for name in purposes.KEPT:
@@ -318,6 +319,8 @@ TABLES: dict[str, Callable[[Plans], Iterable[Table]]] = {
         methods,
         paired,
         edges,
+        paper,
+        readme,
         abilities,
         refitted,
         scales,

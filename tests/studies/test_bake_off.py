@@ -198,8 +198,6 @@ def test_the_order_is_judged_on_the_same_rows(setting: Setting) -> None:
     (row,) = pick(table, method="Magnitude")
     assert row["nll_behind"] == pytest.approx(gap.mean(), abs=1e-7)
     assert row["nll_behind_error"] == pytest.approx(gap.std(ddof=1) / np.sqrt(8), abs=1e-7)
-    clear = abs(gap.mean()) > 2 * gap.std(ddof=1) / np.sqrt(8)
-    assert findings.lead_finding(table).agrees is (bool(gap.mean() > 0) if clear else None)
     shares = frontier.layer_shares(plans["CoCurve"])
     costs = np.bincount(setting.units.layers, setting.units.costs)
     assert shares @ costs == pytest.approx(plans["CoCurve"].pruned_cost)

@@ -85,7 +85,7 @@ STUDIES: dict[str, Study] = {
     "diagonal": Study(
         choices.diagonal_study,
         chosen,
-        lambda table: trusting.diagonal_findings(table, 1.0),
+        trusting.diagonal_findings,
         more={"options": QUIET, "draws": 2},
     ),
     "bridge_thresholds": Study(
@@ -128,7 +128,7 @@ STUDIES: dict[str, Study] = {
     "abilities": Study(
         abilities.ability_study,
         asked,
-        abilities.strength_ability_findings,
+        abilities.edge_ability_findings,
     ),
 }
 

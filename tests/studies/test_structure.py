@@ -16,7 +16,7 @@ from cocurve_lab.extensions.analysis.gate import noise_of
 from cocurve_lab.extensions.judging.answers import AnswerTable, answer_accuracy
 from cocurve_lab.extensions.judging.generation import Question
 from cocurve_studies import abilities
-from cocurve_studies.abilities import ALL, CODE, DENSE
+from cocurve_studies.abilities import ALL, CODE, DENSE, FULL
 from cocurve_studies.structure import bridges, causal, edges, geometry
 from cocurve_studies.tables import Table, column, pick
 from helpers.problems import make_units, random_curvature
@@ -303,9 +303,10 @@ def test_pairs_are_counted_and_tested_by_hand() -> None:
     assert (same["difference"], same["p_value"]) == (None, None)
 
 
-@pytest.mark.parametrize(("units", "expected"), [(2, True), (9, None), (18, False), (10, None)])
-def test_verdicts_on_lambda_need_mcnemar(units: int, expected: bool | None) -> None:
-    table = study([entry("λ 0", 10), entry("λ 1", units)])
-    found = abilities.strength_ability_findings(table)
-    assert found[0].agrees is expected
-    assert found[2].agrees is None  # no question of code is decided
+@pytest.mark.parametrize(("units", "expected"), [(2, False), (9, None), (18, True), (10, None)])
+def test_verdicts_need_mcnemar(units: int, expected: bool | None) -> None:
+    table = study([entry(FULL, 10, FULL), entry("diagonal", units, FULL)])
+    table = [row for row in pick(table) if row["capability"] == ALL]
+    diagonal, *rest = abilities.edge_ability_findings(table)
+    assert diagonal.agrees is expected
+    assert {finding.agrees for finding in rest} == {None}  # nothing was asked of them

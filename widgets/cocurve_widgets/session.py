@@ -338,7 +338,7 @@ class Session(HasTraits):
 def _kept(kept: KeptPlans) -> Iterator[Measured]:
     """What was measured once and ships with the model of a kept H."""
     for name, facts in reversed(kept.texts.items()):  # the first text is told last, so it shows
-        plans = [plan for plan in kept.plans if name in plan.kl]
+        plans = [plan for plan in kept.plans if len(plan.kl.get(name, ())) == facts["rows"]]
         kl = {frozenset(plan.selection.pruned): plan.kl[name] for plan in plans}
         for plan in plans:
             source = f"{facts['source']}, {len(plan.kl[name])} rows (kept)"

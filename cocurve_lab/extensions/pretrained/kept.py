@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -179,8 +179,10 @@ class KeptPlan:
     Attributes:
         name: what made it, such as "H, lambda 0.5" or "ShortGPT".
         selection: the plan.
-        kl: KL(dense || pruned) by text [rows], nats per token, full vocabulary.
+        kl: KL(dense || pruned) by text [rows], nats per token, full vocabulary; on the rows that
+            every plan was judged on.
         nll: negative log-likelihood of the next token by text [rows], nats per token.
+        further: KL by text [further rows], of the plans that were judged on more.
         right: right answers by ability, as (right, asked).
         replies: the first words of the answers to `KeptPlans.prompts`.
     """
@@ -191,6 +193,11 @@ class KeptPlan:
     nll: dict[str, np.ndarray]
     right: dict[str, tuple[int, int]]
     replies: tuple[str, ...]
+    further: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def every_row(self, text: str) -> np.ndarray:
+        """KL on all rows of a text that it was judged on [rows]; empty for a text it was not."""
+        return np.concatenate([part.get(text, np.zeros(0)) for part in (self.kl, self.further)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +237,8 @@ def read_plans(path: str | os.PathLike[str], curvature: Curvature) -> KeptPlans:
             raise FileFormatError(f"it is {content['format']!r} version {content['version']}")
         for plan in content["plans"]:
             require_fields(plan, _PLAN, inside="a plan")
-        plans = tuple(_kept_plan(plan, curvature) for plan in content["plans"])
+        rows = {name: text.get("rows") for name, text in content["texts"].items()}
+        plans = tuple(_kept_plan(plan, curvature, rows) for plan in content["plans"])
     found = content["model_fingerprint"]
     mine = curvature.provenance.get("model_fingerprint")
     if found != mine:
@@ -240,7 +248,7 @@ def read_plans(path: str | os.PathLike[str], curvature: Curvature) -> KeptPlans:
     return KeptPlans(plans, content["texts"], tuple(content["prompts"]))
 
 
-def _kept_plan(plan: dict[str, Any], curvature: Curvature) -> KeptPlan:
+def _kept_plan(plan: dict[str, Any], curvature: Curvature, rows: dict[str, Any]) -> KeptPlan:
     fields = {} if plan["requested_ratio"] is None else {"requested_ratio": plan["requested_ratio"]}
     selection = Selection.from_pruned(
         curvature.units,
@@ -250,9 +258,10 @@ def _kept_plan(plan: dict[str, Any], curvature: Curvature) -> KeptPlan:
         guards=next((g for end, g in GUARDED.items() if plan["name"].endswith(end)), Guards()),
         **fields,
     )
-    kl, nll = ({k: np.array(v) for k, v in plan[name].items()} for name in ("kl", "nll"))
+    kl, nll = ({k: np.array(v[: rows.get(k)]) for k, v in plan[x].items()} for x in ("kl", "nll"))
+    further = {k: np.array(v[len(kl[k]) :]) for k, v in plan["kl"].items()}
     right = {ability: (int(n), int(asked)) for ability, (n, asked) in plan["right"].items()}
-    return KeptPlan(plan["name"], selection, kl, nll, right, tuple(plan["replies"]))
+    return KeptPlan(plan["name"], selection, kl, nll, right, tuple(plan["replies"]), further)
 
 
 def write_plans(

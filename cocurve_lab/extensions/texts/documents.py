@@ -277,7 +277,8 @@ def _default_text(
     if text_file is not None:
         stream, source = shuffled(text_file, tokenizer, seed)
     else:
-        order = seed if options.get("recipe") == "release" else None
+        # of seed 0 the stream as it comes
+        order = seed if seed or options.get("recipe") == "release" else None
         where = {"name": "en", "split": "train", "field_name": "text"}
         stream, source = stream_hub("allenai/c4", **where, shuffled=order), "allenai/c4 en"
     return lambda _: (stream, source)  # one stream: the second part reads on where the first ended

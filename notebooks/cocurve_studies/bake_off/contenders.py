@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.calibration import CalibrationSet
@@ -20,7 +20,6 @@ from cocurve_lab.methods.slimllm import SlimLlm
 from cocurve_lab.solver.guards import Guards
 
 Repairing = Literal["own", "refit", "refit and training"]
-REPAIRS: tuple[Repairing, ...] = get_args(Repairing)
 
 BASELINES = (
     "random",

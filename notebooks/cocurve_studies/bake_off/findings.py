@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
-from cocurve_lab.methods.registry import get_method
-
 from ..findings import Claim, Finding, Measured, percent
 from ..tables import Rows, Table, pick, plus_minus
-from . import contenders
 from .comparison import OURS, Comparison
 from .speeds import speed_summary
 
-MAIN = 'table "Main comparison", 20 %'
-SECOND = "LLM-Pruner"
-BASELINES = [get_method(name).title for name in contenders.BASELINES]
-
-LEAD = Claim(
-    "bake-off",
-    f"{OURS} has the lowest perplexity: 12.91 on WikiText-2, {SECOND} 13.23, next 16.29",
-    MAIN,
-)
-ACCURATE = Claim(
-    "capabilities", f"{OURS} has the best average accuracy (.610, {SECOND} .586)", MAIN
-)
 RECOVERED = Claim(
     "recovery",
     f"{OURS}'s selection alone beats SlimGPT with refitted weights (Llama; not on Mistral)",
@@ -35,37 +18,6 @@ SPEED = Claim(
     "1.17x); the difference is quality",
     'table "Inference efficiency"',
 )
-
-
-def lead_finding(table: Table) -> Finding:
-    """Judge whether CoCurve has the lowest perplexity of the paper's ten; from `paired_table`.
-
-    Every other one must be worse by two paired errors; rows outside the paper's ten do not count.
-    """
-    measured = []
-    for row in pick(table):
-        if row["method"] in BASELINES:
-            words = f"{row['method']} {plus_minus(row['nll_behind'], row['nll_behind_error'])}"
-            measured.append(Measured(row["nll_behind"], row["nll_behind_error"], words=words))
-    own = pick(table, method=OURS)[0]["perplexity"]
-    ours = f"perplexity {own:.3f}; loss above it, nats per token over rows alone: {{}}"
-    return LEAD.on(*measured, ours=ours)
-
-
-def accuracy_finding(comparison: Comparison, ratio: float, questions: int) -> Finding:
-    """Judge whether CoCurve answers most questions, by the binomial errors of the shares."""
-    rows = pick(comparison.summary(ratio, "searched"))
-    shares = {r["method"]: float(r["accuracy all"]) for r in rows if r.get("accuracy all")}
-    others = {name: share for name, share in shares.items() if name in BASELINES}
-    if OURS not in shares or not others:
-        return ACCURATE.given("no questions were asked", None)
-    best = max(others, key=lambda name: others[name])
-    pair = shares[OURS], others[best]
-    error = math.sqrt(sum(share * (1 - share) / questions for share in pair))
-    # where all answers are right the formula gives 0, but one more question might be wrong
-    gap = Measured(pair[0] - pair[1], max(error, 1 / questions))
-    ours = f"{OURS} {percent(pair[0])}, best of the others {best} {percent(pair[1])} of "
-    return ACCURATE.on(gap, ours=ours + f"{questions} questions right; difference {{}}")
 
 
 def recovery_finding(comparison: Comparison, ratio: float, repaired: str) -> Finding:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from itertools import product
 
-import numpy as np
-
-from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.extensions.pretrained.kept import kept_plans
 from cocurve_lab.measuring.results import mean_and_error
 
-from ..lazy import DataFrame
-from ..shared import known
-from ..tables import Columns, Row, table_of
+from ..paper.shipped import Shipped
+from ..tables import Columns, Row, Rows
 
 STRENGTHS = (0.0, 1.0)
 # kept plans: the text of H as their names have it -> the text that judges
@@ -25,44 +20,23 @@ COLUMNS: Columns = {
 }
 
 
-def kept_purposes(curvature: Curvature, ratio: float) -> DataFrame | None:
-    """Return what ships with a kept H: plans of H of several texts, judged on each; else None.
+def kept_purposes(shipped: Shipped, ratio: float) -> Rows:
+    """Judge plans of H of each text on every text, from what ships.
 
     Returns:
         One row per plan and judge: calibrated_on, judged_on, interaction_strength, own (whether
         they are the same text), kl with its error, and against_own: KL less that of the plan of the
-        judge's own text, with its paired error, and relative to that KL as `share`.
+        judge's own text, with its paired error.
     """
-    kept = kept_plans(curvature)
-    if kept is None:
-        return None
-    kl = {
-        (name, strength): {judge: plan.kl[key] for judge, key in KEPT.items()}
-        for plan in kept.plans
-        for name in KEPT
-        for strength in STRENGTHS
-        if plan.name == f"H of {name}, lambda {strength:g}"
-        and plan.selection.requested_ratio == ratio
-    }
-    return table_of(_rows(kl)) if kl else None
+    return [_row(shipped, ratio, *each) for each in product(KEPT, KEPT, STRENGTHS)]
 
 
-def _rows(kl: Mapping[tuple[str, float], Mapping[str, np.ndarray]]) -> Iterator[Row]:
-    for (name, strength), by_judge in kl.items():
-        for judge, values in by_judge.items():
-            own = kl[judge, strength][judge]
-            yield {
-                "calibrated_on": name,
-                "judged_on": judge,
-                "interaction_strength": strength,
-                "own": name == judge,
-                **_with_error("kl", values),
-                **_with_error("against_own", values - own),
-                "share": float(values.mean() / own.mean() - 1),
-                "share_error": known(mean_and_error(values - own)[1] / own.mean()),
-            }
-
-
-def _with_error(name: str, values: np.ndarray) -> Row:
-    mean, error = mean_and_error(values)
-    return {name: mean, f"{name}_error": known(error)}
+def _row(shipped: Shipped, ratio: float, name: str, judge: str, strength: float) -> Row:
+    mine, own = (
+        shipped.rows(f"H of {text}, lambda {strength:g}", ratio, KEPT[judge])
+        for text in (name, judge)
+    )
+    row = {"calibrated_on": name, "judged_on": judge, "interaction_strength": strength}
+    for column, values in (("kl", mine), ("against_own", mine - own)):
+        row[column], row[f"{column}_error"] = mean_and_error(values)
+    return row | {"own": name == judge}

@@ -34,7 +34,7 @@ class Paper:
 
     Attributes:
         model: "demo", "smollm2" (see fetch), a folder, or a hub id
-        out: folder for H and all results
+        out: folder for H and all results; without one, smollm2 prints the paper beside what ships
         wikitext: calibrate on WikiText-2's training text, as the paper does beside C4
         held_out: rows that guards, lambda and gains are chosen on
         taken_for: which of the paper's models this is, such as Mistral-7B, or none; default: by its
@@ -56,7 +56,7 @@ class Paper:
 
     model: Positional[str]
     on: StreamedDevice = StreamedDevice()
-    out: File
+    out: File | None = None
     text: Rows = Rows(positions=64)
     wikitext: bool = False
     held_out: Count = 16
@@ -89,6 +89,7 @@ def paper(options: Paper) -> int:
     all layers for each token.
 
     Examples:
+      cocurve paper smollm2
       cocurve paper demo --out demo_results --sequences 16 --limit 20
       cocurve paper meta-llama/Llama-3.1-8B-Instruct --out results --allow-code-execution
       cocurve paper MODEL --out results --ratios 0.2 --methods all --lambdas 0 0.5 1
@@ -102,6 +103,8 @@ def paper(options: Paper) -> int:
 
 def run(options: Paper) -> int:
     """Run `cocurve paper`."""
+    if options.out is None:
+        return _print_shipped(options.model)
     from cocurve_lab.curvature.merging import progress_of
     from cocurve_lab.estimator.estimate import load_or_estimate
     from cocurve_lab.extensions.device import report_device
@@ -113,7 +116,7 @@ def run(options: Paper) -> int:
     from .reproduction import Reproduction
     from .side_by_side import write_tables
 
-    settings = _settings(options)
+    settings = _settings(options, options.out)
     name = _named(options.taken_for)
     require_writable(options.out)
     kept = f"interrupted; finished work is kept in {options.out}"
@@ -162,6 +165,18 @@ def run(options: Paper) -> int:
     return 1 if failed else 0
 
 
+def _print_shipped(model: str) -> int:
+    """Print the paper beside what ships with a model; nothing is measured."""
+    from cocurve_lab.extensions.pretrained.smollm2 import NAME
+
+    from .shipped import paper_findings, shipped
+
+    if model != NAME:
+        raise InputError(f"--out is missing, and {model} has to be measured. Give a folder.")
+    print(paper_findings(shipped()))
+    return 0
+
+
 def _named(given: str | None) -> str | None:
     """Return the paper's name of a model, "" for none, or None if the shape decides."""
     from .published import paper_names
@@ -182,7 +197,7 @@ def _taken_for(name: str) -> str:
     )
 
 
-def _settings(options: Paper) -> Any:
+def _settings(options: Paper, folder: File) -> Any:
     """Return what to measure, checked before a model is loaded."""
     from cocurve_lab.evaluation.code_execution import require_confinement, require_permission
     from cocurve_lab.evaluation.efficiency import EfficiencyOptions
@@ -215,7 +230,7 @@ def _settings(options: Paper) -> Any:
         require_permission(True)
         require_confinement()
     return ReproductionOptions(
-        folder=options.out,
+        folder=folder,
         suite=suite,
         limit=options.suite.limit,
         allow_code_execution=options.suite.allow_code_execution,

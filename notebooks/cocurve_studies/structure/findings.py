@@ -76,7 +76,7 @@ def bridge_findings(table: Table, edges: Table) -> list[Finding]:
     ours = f"λ = 0 removes {diagonal} of {middle['bridges']}, λ = 1 removes {edge}; over all "
     ours += f"thresholds λ = 0 removes more {more} times, fewer {fewer} times"
     # as if no bridge were in both plans, the most that can be: errs on the side of doubt
-    found.append(PROTECTED.given(ours, _more(diagonal, diagonal + edge)))
+    found.append(PROTECTED.given(ours, more_than_half(diagonal, diagonal + edge)))
     strongest = pick(edges, rank=1)
     size = np.array([row["to_saliency"] for row in strongest if row["to_saliency"] is not None])
     mean, error = mean_and_error(size) if len(size) else (math.nan, math.nan)
@@ -84,10 +84,10 @@ def bridge_findings(table: Table, edges: Table) -> list[Finding]:
     found.append(COMPARABLE.on(Measured(mean, error, words=words)))
     cross, count = sum(row["cross_module"] for row in strongest), len(strongest)
     ours = f"{cross} of {count} strongest edges do"
-    return [*found, OTHER_MODULE.given(ours, _more(cross, count))]
+    return [*found, OTHER_MODULE.given(ours, more_than_half(cross, count))]
 
 
-def _more(some: int, of: int) -> bool | None:
+def more_than_half(some: int, of: int) -> bool | None:
     """Tell whether some are more than half, by a sign test; None where chance may decide."""
     return 2 * some > of if of and binomtest(some, of).pvalue < 0.05 else None
 

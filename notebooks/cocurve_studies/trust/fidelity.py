@@ -34,7 +34,7 @@ from cocurve_lab.solver.solve import solve_greedy
 from ..lazy import CalibrationSet, DataFrame, Figure, PreTrainedModel
 from ..shared import known, marks, sequence_columns, sequence_values
 from ..study import Study
-from ..tables import Columns, Folder, Row, Rows, Table, column, pick, table_of
+from ..tables import Columns, Folder, Row, Rows, Table, column, table_of
 
 ACROSS, POOL = "across ratios", "same budget"
 # columns of `fidelity_study` for reading, with `shown`
@@ -201,30 +201,6 @@ def fidelity_summary(table: Table, draws: int = 2000, seed: int = 0) -> DataFram
             size = column(table, "units")[members].astype(float)
             rows.append(_exponent(group, size, np.abs(y - x), clear & (size > 0)))
     return table_of(rows + _random_row(table, means))
-
-
-def orders(table: Table, draws: int = 2000, seed: int = 0) -> Rows:
-    """Compare the order of the pool by 1/2 s^T H s with two orders without edges.
-
-    Returns:
-        Rows of score ("diagonal", "single_units"), full and alone (the rank correlations) and gain
-        with its error, paired over draws of text. A score that is unknown has no row.
-    """
-    pool = pick(table, group=POOL)
-    if len(pool) < 3:
-        return []
-    measured = rankdata(resampled_means(sequence_values(pool), draws, seed), axis=1)
-    full = correlations(rankdata(column(pool, "predicted")), measured)
-    rows: Rows = []
-    for name in ("diagonal", "single_units"):
-        score = column(pool, name).astype(float)
-        if not np.isfinite(score).all():  # a released H knows no KL of a single unit
-            continue
-        alone = correlations(rankdata(score), measured)
-        gain = (full - alone).round(12)  # equal ranks, equal bits
-        row = {"score": name, "full": full[0], "alone": alone[0], "gain": known(gain[0])}
-        rows.append(row | {"gain_error": _spread(gain)})
-    return rows
 
 
 def resampled_means(values: np.ndarray, draws: int, seed: int) -> np.ndarray:

@@ -12,8 +12,6 @@ from itertools import pairwise
 import numpy as np
 
 from ..findings import (
-    ABOVE,
-    NOT_ABOVE,
     NOT_BELOW,
     Claim,
     Finding,
@@ -22,17 +20,14 @@ from ..findings import (
     nearest,
     percent,
 )
-from ..tables import Row, Rows, Table, brief, column, pick, plus_minus
+from ..tables import Table, column, pick
 from .choices import NONE, OWN
-from .fidelity import ACROSS, POOL, fidelity_summary, orders
+from .fidelity import ACROSS, POOL, fidelity_summary
 from .reach import ANY, reach_summary
-from .redundancy import redundancy_trend
 
 FIDELITY = 'App. "Surrogate Fidelity"'
 TRUST = 'Section "A trust-region view"'
-TRUST_APPENDIX = 'App. "Trust-Region View"'
 DECISIVE = 'Section "Ablations: the edge term is decisive"'
-REMARK = 'Remark "Node saliency"'
 
 NEAR = 0.1  # a prediction right to second order: measured / predicted this close to 1
 TIMES = 2.0  # a prediction of a plan's risk is called accurate within this factor
@@ -83,42 +78,6 @@ PREDICTIONS_HOLD = {
         ),
     ),
 }
-# the paper expects the diagonal to rank as well by KL, and edges to show in tasks
-WITHOUT_EDGES = {  # score: in words, and the claim
-    "diagonal": (
-        "with the diagonal alone",
-        Claim(
-            "fidelity",
-            "the order within a budget comes from co-pruning, not from the units alone",
-            FIDELITY,
-            lab=True,
-        ),
-    ),
-    "single_units": (
-        "by the measured KLs of the units alone",
-        Claim(
-            "fidelity",
-            "½ sᵀHs orders the plans of a budget better than the KLs of their units do, added up",
-            FIDELITY,
-            lab=True,
-        ),
-    ),
-}
-SAME_SIGN = Claim(
-    "reach",
-    "the edge has the sign of the extra harm (here: in more than half)",
-    REMARK,
-    (0.5, math.inf),
-    lab=True,  # the paper calls single pairs the wrong scale
-)
-LARGER = Claim("reach", "the larger the edge, the larger the extra harm", REMARK, lab=True)
-SIZE = Claim(
-    "reach",
-    f"the edges are the extra harm (here: the mean size within a factor of {TIMES:g})",
-    "eq. (decomp)",
-    WITHIN,
-    lab=True,
-)
 SATURATES = Claim(
     "reach", "two losses saturate: the pair costs 0.92 of the sum, below 1", FIDELITY, (0, 1)
 )
@@ -128,26 +87,11 @@ FLOOR = Claim(
     TRUST,
     NOT_BELOW,
 )
-MASS = Claim("lambda", "the edge mass E is positive", TRUST_APPENDIX)
-REMAINDER = Claim("lambda", "the remainder b is not negative", TRUST_APPENDIX, NOT_BELOW)
-PRINTED = Claim("lambda", "1 - b/E is a λ between 0 and 1", "eq. (lambdastar)", (0, 1))
 FALLS = Claim("lambda", "the best λ falls with the ratio", TRUST)
 LOWER_LOSS = Claim(
     "edges or diagonal",
     "{search}, edges lower perplexity (8B at 20%: 13.08 to 12.91)",
     DECISIVE,
-)
-LOWER_KL = Claim(
-    "edges or diagonal",
-    "{search}, at every ratio, plans of H cost less than plans of its diagonal",
-    DECISIVE,
-    lab=True,  # the paper expects no difference in KL
-)
-GATE = Claim("gate", "the redundancy gate tells from H alone whether edges help", 'App. "Scope"')
-TREND = Claim(
-    "redundancy",
-    "the edge benefit falls as the FFN redundancy rises",
-    'Fig. "edge benefit vs. FFN redundancy"',
 )
 
 
@@ -174,44 +118,23 @@ def fidelity_findings(table: Table, draws: int = 2000) -> list[Finding]:
             row = rows[key]
             ours = f"{name} {{}} ({row['points']} points)"
             found.append(claim.on(Measured(row["value"], row["value_error"]), ours=ours))
-    for row in orders(table, draws):
-        words, claim = WITHOUT_EDGES[row["score"]]
-        ours = f"Spearman {row['full']:.3f} with edges, {row['alone']:.3f} {words}: {{}} gained"
-        found.append(claim.on(Measured(row["gain"], row["gain_error"]), ours=ours))
     return found
 
 
 def reach_findings(table: Table) -> list[Finding]:
-    """From `edge_reach`: sign, order and size of measured interactions, and saturation."""
-    rows = pick(reach_summary(table))
-    found = [
-        claim.on(*(column_of(row, name, row["scale"]) for row in rows))
-        for claim, name in ((SAME_SIGN, "same_sign"), (LARGER, "spearman"), (SIZE, "size"))
-    ]
-    for row in pick(rows, scale=ANY):
+    """From `edge_reach`: whether the loss of a pair saturates."""
+    found = []
+    for row in pick(reach_summary(table), scale=ANY):
         ours = f"{{}} of the sum, over {row['cases']} pairs"
         found.append(SATURATES.on(column_of(row, "factor"), ours=ours))
     return found
 
 
 def strength_findings(table: Table) -> list[Finding]:
-    """Judge the floor, b/E, and the best lambda by ratio; from `strength_study`."""
-    zero, one = pick(table, plan="lambda 0"), pick(table, plan="lambda 1")
-
-    def each(rows: Rows, value: str, error: str | None) -> list[Measured]:
-        measured = []
-        for row in rows:
-            words = plus_minus(row[value], None if error is None else row[error])
-            words = f"{percent(row['requested_ratio'])}: {words}"
-            measured.append(Measured(row[value], row[error] if error else 0.0, words=words))
-        return measured
-
-    found = [
-        FLOOR.on(*(column_of(row, "difference", percent(row["requested_ratio"])) for row in zero)),
-        MASS.on(*each(one, "edge_mass", None)),
-        REMAINDER.on(*each(one, "remainder", "kl_error")),  # H taken as exact
-        PRINTED.on(*each(one, "printed", "fitting_error")),
-    ]
+    """Judge the floor, and the best lambda by ratio; from `strength_study`."""
+    zero = pick(table, plan="lambda 0")
+    gaps = [column_of(row, "difference", percent(row["requested_ratio"])) for row in zero]
+    found = [FLOOR.on(*gaps)]
     spans: dict[float, tuple[float, float]] = {}
     for ratio in dict.fromkeys(row["requested_ratio"] for row in pick(table)):
         tied = pick(table, plan="candidate", requested_ratio=ratio, tied=True)
@@ -223,38 +146,15 @@ def strength_findings(table: Table) -> list[Finding]:
     return found
 
 
-def diagonal_findings(table: Table, gate: float | None) -> list[Finding]:
-    """Judge edges against the diagonal, without guards and with, guards, and the gate.
+def diagonal_findings(table: Table) -> list[Finding]:
+    """Judge edges against the diagonal, without guards and with; from `diagonal_study`.
 
-    Args:
-        table: from `diagonal_study`. The paper's claims are on 20 %, the ratio nearest to it here.
-        gate: lambda of the redundancy gate; None where it is undecided.
+    The paper's claims are on 20 %, the ratio nearest to it here.
     """
     found = []
     for search in (NONE, OWN):
-        rows = pick(table, search=search)
-        for row in nearest(rows):
+        for row in nearest(pick(table, search=search)):
             ours = f"at {percent(row['requested_ratio'])} {row['perplexity_0']:.3f} to "
             ours += f"{row['perplexity_1']:.3f}; loss(λ 0) - loss(λ 1) = {{}} nats per token"
             found.append(LOWER_LOSS.on(column_of(row, "loss_benefit"), ours=ours, search=search))
-        each = [column_of(row, "edge_benefit", percent(row["requested_ratio"])) for row in rows]
-        ours = "KL(λ 0) - KL(λ 1), {}"
-        found.append(LOWER_KL.on(*each, ours=ours, search=search))
-    for row in nearest(pick(table, search=NONE)):
-        benefit = column_of(row, "edge_benefit", percent(row["requested_ratio"]))
-        if gate is None:
-            found.append(GATE.given(f"the gate is undecided; {benefit}", None))
-        else:
-            holds = ABOVE if gate > 0 else NOT_ABOVE
-            found.append(GATE.on(benefit, ours=f"the gate says λ {gate:g}; {{}}", holds=holds))
     return found
-
-
-def redundancy_finding(table: Table) -> Finding:
-    """Judge the trend over models; from rows of `redundancy_row`."""
-    trend: Row = redundancy_trend(table)
-    if trend["spearman"] is None:
-        return TREND.given(f"{trend['models']} models; at least three are needed", None)
-    ours = f"Spearman {trend['spearman']:.2f} over {trend['models']} models, p = "
-    verdict = None if trend["p_value"] > 0.05 else trend["spearman"] < 0
-    return TREND.given(ours + brief(trend["p_value"], 2), verdict)

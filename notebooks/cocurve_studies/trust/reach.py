@@ -46,12 +46,6 @@ COLUMNS: Columns = {
     "pearson": "Pearson",
     "size": "size, measured / H",
 }
-SATURATION_COLUMNS: Columns = {
-    "scale": "removed together",
-    "negative": "negative, measured",
-    "predicted_negative": "negative, by H",
-    "factor": "KL / sum of each alone",
-}
 
 
 @dataclass(frozen=True)

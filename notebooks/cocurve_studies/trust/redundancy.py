@@ -5,20 +5,18 @@ Figure "edge benefit vs. FFN redundancy", appendix "Scope of Applicability".
 
 from __future__ import annotations
 
-from itertools import permutations
-
 import numpy as np
-from scipy.stats import rankdata, spearmanr
 
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import jackknife
 from cocurve_lab.extensions.analysis.gate import redundancy_gate
 from cocurve_lab.measuring.results import mean_and_error
 
-from ..tables import Columns, Row, Table, column
+from ..chart import add, chart, empty, share_axis
+from ..lazy import Figure
+from ..paper.published import paper_names, published
+from ..tables import Columns, Row, Table, pick
 
-FEWEST = 3  # models below which a rank correlation says nothing
-_EXACT = 8  # up to so many models every order is tried
 COLUMNS: Columns = {
     "model": "",
     "requested_ratio": "removed",
@@ -61,29 +59,21 @@ def redundancy_row(
     }
 
 
-def redundancy_trend(table: Table, benefit: str = "relative_benefit") -> Row:
-    """Return the rank correlation of FFN redundancy with a benefit over models.
+def plot_redundancy(table: Table) -> Figure:
+    """Draw what edges save by FFN redundancy (Figure "edge benefit vs. FFN redundancy").
 
-    Returns:
-        `models` that count, those with both numbers; `spearman` and `p_value` (two-sided
-        permutation test, exact up to 8 models: with three models it is never below 1/3), None with
-        fewer than three models or a constant column.
+    Models of `redundancy_row` have their error over rows. The paper's ten have benefits in several
+    units, so they stand on the line of 0, by what it advises for them.
     """
-    x, y = (column(table, name).astype(float) for name in ("redundancy", benefit))
-    known = np.isfinite(x) & np.isfinite(y)
-    x, y = x[known], y[known]
-    if len(x) < FEWEST or len(set(x)) == 1 or len(set(y)) == 1:
-        return {"models": len(x), "spearman": None, "p_value": None}
-    found = spearmanr(x, y)
-    value = float(found.statistic)
-    chance = _exact(x, y, value) if len(x) <= _EXACT else float(found.pvalue)
-    return {"models": len(x), "spearman": value, "p_value": chance}
-
-
-def _exact(x: np.ndarray, y: np.ndarray, value: float) -> float:
-    """Return the share of all orders of y whose |rank correlation| is at least as large."""
-    a, b = rankdata(x), rankdata(y)
-    a, b = (a - a.mean()) / a.std(), (b - b.mean()) / b.std()
-    orders = b[np.array(list(permutations(range(len(b)))))]  # at most 8! = 40,320
-    # the order found is one of them; rounding must not count it out
-    return float((np.abs(orders @ a / len(a)) >= abs(value) - 1e-9).mean())
+    figure = empty()
+    for number, row in enumerate(pick(table)):
+        add(figure, [row], "redundancy", "relative_benefit", row["model"], number)
+    stored = [row for name in paper_names() for row in pick(published(name).rows, variant="gate")]
+    for number, word in enumerate(("full", "damp"), len(figure.data)):
+        some = [row for row in stored if row["values"]["use"].startswith(word)]
+        places = [row["values"]["FFN redundancy"] for row in some]
+        hover = [f"{row['model']}: {row['values']['edge benefit']}" for row in some]
+        title = f"the paper's: {word}"
+        add(figure, some, places, [0.0] * len(some), title, number, hover="%{text}", text=hover)
+    y = share_axis("KL(λ 0) − KL(λ 1), share of KL(λ 0)")
+    return chart(figure, "Edge benefit by FFN redundancy", "mean |ρ| of FFN", y, across=0)

@@ -61,11 +61,12 @@ def test_h_keeps_its_entries_and_its_errors(built: cl.Curvature, short: cl.Curva
 
 def test_plans_are_tied_to_their_model(short: cl.Curvature, tmp_path: Path) -> None:
     path, mark = tmp_path / "plans.json", short.provenance["model_fingerprint"]
-    write_plans(path, mark, {"c4": {"source": "C4"}}, ["Capital?"], [PLAN])
+    write_plans(path, mark, {"c4": {"rows": 1}}, ["Capital?"], [PLAN])
     (plan,) = read_plans(path, short).plans
     assert (plan.selection.pruned, plan.right) == ((1, 4), {"capitals": (3, 4)})
     assert plan.selection.predicted_risk == pytest.approx(short.risk([1, 4]))
-    assert plan.kl["c4"].mean() == 0.375
+    assert (len(plan.kl["c4"]), plan.every_row("c4").mean()) == (1, 0.375)  # one further row
+    assert len(plan.every_row("wikitext")) == 0
     with pytest.raises(cl.MismatchError):
         read_plans(path, short.with_provenance(model_fingerprint="0" * 64))
 
