@@ -1,6 +1,6 @@
 """What a refit and training bring to plans of SmolLM2, from the measurements that ship.
 
-`data/make/measure_refits.py` made them: every plan is refitted on the same rows, and judged on
+`tests/benchmarks/bench_refits.py` made them: every plan is refitted on the same rows, and judged on
 twelve rows of each of four texts that no refit, search or H has seen. Two texts are of the kinds
 that the refit read, two of other kinds.
 """

@@ -1,0 +1,171 @@
+"""Plans of SmolLM2-135M as cut and refitted; writes data/smollm2/refitted.json.
+
+    python tests/benchmarks/bench_refits.py FOLDER              # an hour on two cores
+    python tests/benchmarks/bench_refits.py FOLDER --ratios 0.2 --names searched
+
+FOLDER holds c4_slice.txt (a document per line), wikitext2_valid.txt and wikitext2_test.txt, and
+tinystories.txt. Their text is not in the repository; the numbers are. What is in the folder of
+--work is not measured again.
+
+A refit reads 32 rows of C4 and 32 of WikiText's valid split, 256 tokens each. Twelve rows of each
+of four texts judge: C4 and WikiText's test split, of the mix, and stories and Python's manual,
+outside it. No refit, no search and no H has seen a judge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import cocurve_lab as cl
+from cocurve_lab.extensions.judging.answers import AnswerOptions
+from cocurve_lab.extensions.judging.generation import own_questions
+from cocurve_lab.extensions.pretrained.kept import (
+    KeptPlan,
+    kept_curvature,
+    kept_folder,
+    read_plans,
+    write_plans,
+)
+from cocurve_lab.extensions.pretrained.smollm2 import END, NAME
+from cocurve_lab.extensions.texts.documents import default_rows
+from cocurve_lab.measuring.risk import Meter
+from cocurve_lab.models.architectures import describe
+from cocurve_lab.models.runtime import measuring
+
+NAMES = ("measured layers, lambda 0", "searched", "ShortGPT", "SlimLLM")
+LENGTH: dict[str, Any] = {"seq_len": 256, "positions_per_sequence": "all"}
+FIT, JUDGED = 32, 12  # rows of a text
+APART = 9  # rows between two judges of a text whose documents are longer than a row
+# rows of the slice of C4: H read 0 to 23, judges of plans.json 26 to 31, search and choice 32 to 95
+C4_FIT, C4_JUDGED = (96, 96 + FIT), (176, 176 + APART * JUDGED)
+SOURCES = {
+    "c4": "C4",
+    "wikitext": "WikiText-2 test",
+    "stories": "TinyStories",
+    "manual": "Python's manual",
+}
+Made = Callable[[], Any]  # makes a smaller model
+
+
+def texts(folder: Path, work: Path, tokenizer: Any) -> dict[str, cl.CalibrationSet]:
+    """The rows of the refit, under "fit", and those of the judges, by name."""
+    documents = [line for line in (folder / "c4_slice.txt").read_text().splitlines() if line]
+    lines = work / "c4.jsonl"
+    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    c4 = default_rows(NAME, tokenizer, C4_JUDGED[1], text_file=lines, **LENGTH)
+    _, manual = cl.default_calibration(NAME, tokenizer, 1, APART * JUDGED, **LENGTH)
+
+    def paragraphs(file: str, rows: int) -> cl.CalibrationSet:
+        long = [text for text in (folder / file).read_text().split("\n") if len(text) > 200]
+        return cl.CalibrationSet.from_texts(
+            long, tokenizer, rows, seed=3, source=file, eos=END, bos=END, **LENGTH
+        )
+
+    mix = [c4.rows(*C4_FIT).input_ids, paragraphs("wikitext2_valid.txt", FIT).input_ids]
+    return {
+        "fit": cl.CalibrationSet(torch.cat(mix), source="C4 and WikiText-2 valid"),
+        # few rows of one document: an error over rows takes them as independent
+        "c4": cl.CalibrationSet(c4.rows(*C4_JUDGED).input_ids[::APART]),
+        "wikitext": paragraphs("wikitext2_test.txt", JUDGED),
+        "stories": paragraphs("tinystories.txt", JUDGED),
+        "manual": cl.CalibrationSet(manual.input_ids[::APART]),
+    }
+
+
+def kept(file: Path, measure: Callable[[], Any]) -> Any:
+    """What a file holds; it is measured and written first if it is not there."""
+    if not file.exists():
+        file.write_text(json.dumps(measure()))
+    return json.loads(file.read_text())
+
+
+def risks(meter: Meter, smaller: Any) -> list[list[float]]:
+    """KL and loss of a model on each row of the judges."""
+    threads, student = torch.get_num_threads(), describe(smaller)
+    with measuring(meter.model, threads), measuring(smaller, threads):
+        return [
+            meter.engine.measure_student(row, student)[:2].tolist()
+            for row in range(len(meter.text))
+        ]
+
+
+def answers(tokenizer: Any, smaller: Any) -> dict[str, list[int]]:
+    """[right, asked] of a model by ability."""
+    whole = cl.Selection.from_pruned(cl.enumerate_units(smaller), [])
+    asked = cl.answer_accuracy(
+        smaller,
+        tokenizer,
+        [whole],
+        own_questions(NAME, 100),
+        options=AnswerOptions(max_new_tokens=24),
+    )
+    masks = {ability: asked.of(ability) for ability in asked.capabilities}
+    return {k: [int(asked.right[0][mask].sum()), int(mask.sum())] for k, mask in masks.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("--ratios", nargs="+", type=float, default=(0.1, 0.2, 0.3))
+    parser.add_argument("--names", nargs="+", default=NAMES)
+    parser.add_argument("--work", type=Path, default=Path("build/refits"), help="keeps each step")
+    parser.add_argument("--out", type=Path, default=kept_folder() / "refitted.json")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    model, tokenizer = cl.load_model(NAME)
+    curvature = kept_curvature(NAME)
+    assert curvature is not None  # it ships
+    rows = texts(options.texts, options.work, tokenizer)
+    fitted = rows.pop("fit")
+    for judge in rows.values():
+        judge.require_disjoint(fitted)
+    meter = Meter(
+        model,
+        cl.CalibrationSet(torch.cat([judge.input_ids for judge in rows.values()])),
+        keep_teacher=True,
+    )
+
+    def measured(name: str, plan: KeptPlan, way: str, made: Made) -> dict[str, Any]:
+        file = options.work / f"{plan.selection.fingerprint[:12]}, {way}.json"
+        found = np.array(kept(file, lambda: risks(meter, made())))
+        right = kept(file.with_suffix(".answers"), lambda: answers(tokenizer, made()))
+        by_text = dict(zip(rows, np.split(found, len(rows)), strict=True))
+        told = ", ".join(f"{text} {kl[:, 0].mean():.3f}" for text, kl in by_text.items())
+        print(f"{plan.selection.requested_ratio:.0%}, {name}, {way}: {told}; {right}", flush=True)
+        return {
+            "name": f"{name} | {way}",
+            "requested_ratio": plan.selection.requested_ratio,
+            "interaction_strength": plan.selection.interaction_strength,
+            "pruned": sorted(plan.selection.pruned),
+            "kl": {text: np.round(x[:, 0], 5).tolist() for text, x in by_text.items()},
+            "nll": {text: np.round(x[:, 1], 5).tolist() for text, x in by_text.items()},
+            "right": right,
+            "replies": [],
+        }
+
+    written = []
+    for plan in read_plans(kept_folder() / "plans.json", curvature).plans:
+        if plan.name in options.names and plan.selection.requested_ratio in options.ratios:
+            ways: dict[str, Made] = {
+                "as cut": partial(cl.prune, model, plan.selection),
+                "refitted": partial(cl.repair, model, plan.selection, fitted),
+            }
+            for way, made in ways.items():
+                written.append(measured(plan.name, plan, way, cache(made)))  # a refit takes minutes
+    about = {
+        text: {"source": SOURCES[text], "fingerprint": judge.fingerprint, "rows": len(judge)}
+        for text, judge in rows.items()
+    }
+    write_plans(options.out, curvature.provenance["model_fingerprint"], about, [], written)
+
+
+if __name__ == "__main__":
+    main()
