@@ -59,17 +59,11 @@ def _shard(word: str) -> Shard:
 Count = Annotated[int, _word(int, "COUNT", lambda word: arguments.as_int(int(word), "it", 1))]
 File = Annotated[Path, _word(Path, "PATH", _file)]
 Readable = Annotated[Path, _word(Path, "FILE", _readable)]  # one that can be read
+Percent = Annotated[
+    float, _word(float, "PERCENT", lambda word: float(word.removesuffix("%")) / 100)
+]
 BUDGET = create_mutex_group(required=True, title="budget")
 ShardOf = Annotated[Shard, _word(tuple, "I/N", _shard)]
-
-
-def share_of(word: str) -> float:
-    """Read a share, such as 20% or 0.2."""
-    share = arguments.as_float(float(word.removesuffix("%")), "the share")
-    share = share / 100 if word.endswith("%") else share
-    if not 0 < share < 1:
-        raise InputError(f"the share is {word}. Give one between 0 and 1, such as 20% or 0.2.")
-    return share
 
 
 # H ------------------------------------------------------------------------------------------------

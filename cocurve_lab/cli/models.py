@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from rich.console import Console
+import rich
 from rich.table import Table
 from rich.text import Text
 from transformers import CONFIG_MAPPING, PreTrainedModel
@@ -28,7 +28,6 @@ from .. import (
     enumerate_units,
     evaluate_tasks,
     export_gguf,
-    load_model,
     load_or_estimate,
     load_pruned,
     report_device,
@@ -37,7 +36,6 @@ from .. import (
     solve_greedy,
 )
 from ..calibration import LONGEST_ROW
-from ..curvature.release import SHIPPED
 from ..estimator.estimate import kept_at, whole_path
 from ..extensions.big_models import cluster, on_disk, stored
 from ..extensions.choosing.search import SearchOptions
@@ -52,13 +50,13 @@ from .arguments import (
     BUDGET,
     Count,
     File,
+    Percent,
     Readable,
     ShardOf,
     progress,
     read_curvature,
     require_new,
     require_writable,
-    share_of,
     write_new,
 )
 from .common import Device, Rows, StreamedDevice, Suite, read_plan, read_tokenizer
@@ -594,7 +592,7 @@ def compress(
     model: Positional[str],
     *,
     out: File,
-    smaller: Annotated[str | None, BUDGET] = None,
+    smaller: Annotated[Percent | None, BUDGET] = None,
     ratio: Annotated[float | None, BUDGET] = None,
     parameters: Annotated[str | None, BUDGET] = None,
     minutes: float = 30.0,
@@ -622,7 +620,7 @@ def compress(
     Args:
         model: "demo", "smollm2" (see fetch), a folder, or a hub id
         out: a new folder
-        smaller: share of all parameters to remove, such as 20%%
+        smaller: percent of all parameters to remove, such as 20%
         ratio: share of removable parameters to remove, such as 0.2
         parameters: most parameters left: "6B", "350M"
         minutes: time to spend, on all steps and the report
@@ -640,9 +638,7 @@ def compress(
         require_new(file)
     dense, tokenizer = on.load(model)
     if smaller is not None:
-        parameters = str(round(dense.num_parameters() * (1 - share_of(smaller))))
-    if curvature is None and model in SHIPPED:
-        curvature = model
+        parameters = str(round(dense.num_parameters() * (1 - smaller)))
     found = best_plan(
         dense,
         tokenizer,
@@ -656,7 +652,6 @@ def compress(
         checkpoint=checkpoint,
         progress=progress(),
     )
-    before, after = found.perplexities
     save_pruned(
         found.model,
         out,
@@ -665,8 +660,8 @@ def compress(
             kl=found.kl,
             kl_error=found.standard_error,
             kl_text=f"{len(found.side.kl)} rows that no step of the search has seen",
-            dense_perplexity=before,
-            pruned_perplexity=after,
+            dense_perplexity=found.perplexities[0],
+            pruned_perplexity=found.perplexities[1],
         ),
     )
     write_new(out / "report.html", found.page)
@@ -688,16 +683,14 @@ def chat(folder: Positional[File], *, against: str | None = None, tokens: Count 
         against: the dense model
         tokens: the most new tokens
     """
-    models = {str(folder): load_pruned(folder)}
-    tokenizer = read_tokenizer(str(folder), against)
-    if against is not None:
-        models = {against: load_model(against)[0]} | models
-    while asked := input("> ").strip():
-        table = Table(*models, expand=True)
-        table.add_row(
-            *(Text(continue_text(each, tokenizer, asked, tokens)) for each in models.values())
-        )
-        Console().print(table)
+    places = [str(folder)] if against is None else [against, str(folder)]
+    loaded = {place: Device().load(place, against) for place in places}
+    with suppress(EOFError):  # Ctrl-D ends it, too
+        while asked := input("> ").strip():
+            table = Table(*places, expand=True)
+            said = (continue_text(each, words, asked, tokens) for each, words in loaded.values())
+            table.add_row(*map(Text, said))
+            rich.print(table)
 
 
 def export(

@@ -45,6 +45,7 @@ from ..analysis.variants import measured_diagonal
 from ..interactions.measured import Interactions, measure_interactions
 from ..judging.kept import plans_file
 from ..judging.perplexity import Perplexity
+from ..pretrained.kept import kept_curvature
 from ..pretrained.texts import python_manual
 from ..repairing.repair import RepairOptions, repair
 from ..texts.documents import default_calibration, own_text
@@ -214,7 +215,8 @@ def best_plan(
             the hub cannot be read, Python's manual stands in, and a warning says so.
         seq_len: tokens per row; None takes the most, up to 2048 and the context, of which eight
             rows of H fit into its share of the time, but at least 256.
-        curvature: an H of the model that is there already; None builds one.
+        curvature: an H of the model that is there already; None takes the one that ships with it,
+            or builds one.
         checkpoint: a folder for what is measured; the same call with more minutes goes on from it.
         progress: show progress.
 
@@ -239,6 +241,8 @@ def best_plan(
         model, tokenizer, num_sequences, text_file, seq_len
     )
     folder = None if checkpoint is None else Path(checkpoint)
+    if curvature is None:
+        curvature = kept_curvature(model_name(model))
     if curvature is None:
         curvature = _build(model, units, calibration, clock, folder, progress)
     done = curvature.provenance.get("sequences_done", _SEARCH_ROWS)
