@@ -81,10 +81,3 @@ def test_arithmetic_and_code_answers_are_true() -> None:
         scope: dict[str, object] = {}
         exec(source, scope)  # our own generator's one-liners
         assert repr(eval(call, scope)) == row["answer"]
-
-
-def test_most_of_the_text_is_a_choice(made: Made) -> None:
-    """The price of the generator's choices, per word; and a vocabulary worth the name."""
-    words = [re.findall(r"\w+", document.text) for document in made["train"]]
-    assert sum(document.nats for document in made["train"]) / sum(map(len, words)) > 1.5
-    assert len({word for found in words for word in found}) > 1500

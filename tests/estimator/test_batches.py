@@ -111,17 +111,6 @@ def test_a_block_reads_each_layer_once(tmp_path: Path, monkeypatch: pytest.Monke
         assert stream.bytes_read - before == 2 * layers * layer  # 2 rows
 
 
-def test_an_interrupted_build_goes_on_with_the_loaded_model(tmp_path: Path) -> None:
-    model = tiny_model()
-    own, file = streamed(tmp_path / "model", model), tmp_path / "build.ckpt"
-    text = tiny_text(3, 20, 6)
-    build(own, text, checkpoint=file, on_sequence=builds.stop_after(2), checkpoint_seconds=0)
-    # the checkpoint is that of one and the same model
-    found = build(model, text, checkpoint=file)
-    assert found.provenance["complete"]
-    require_same_bits(found, build(model, text))
-
-
 def test_batch_and_block_follow_from_numbers_alone() -> None:
     architecture, units = describe(tiny_model()), cl.enumerate_units(tiny_model(), GROUPS)
     room = replace(batches.Room.of(architecture, units, TEXT, 16), device_kind="cuda")

@@ -138,17 +138,6 @@ def test_groups_sum_to_the_whole() -> None:
 # Interruption -----------------------------------------------------------------------------------
 
 
-def test_a_stopped_build_is_labelled_and_is_the_build_over_its_sequences() -> None:
-    model, text = tiny_model(), tiny_text(5, 20, 6)
-    first = build(model, text.rows(0, 3), groups=3)
-    partial = build(model, text, groups=3, on_sequence=stop_after(3))
-    assert partial.provenance["complete"] is False
-    assert partial.provenance["sequences_done"] == 3
-    assert partial.provenance["row_fingerprints"] == text.row_fingerprints[:3]
-    assert first.provenance["complete"] is True
-    assert np.array_equal(partial.matrix, first.matrix)
-
-
 @pytest.mark.parametrize("stop", [1, 4])
 def test_resumed_is_uninterrupted_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int

@@ -82,15 +82,6 @@ def test_include_and_exclude_against_the_naive_loop(
     assert not set(exclude) & set(plan.pruned)
 
 
-def test_units_come_as_objects_names_or_indices() -> None:
-    curvature = random_curvature(SMALL)
-    plans = [
-        cl.solve_greedy(curvature, 0.3, include=[u], exclude=[v])
-        for u, v in ((SMALL[4], SMALL[6]), ("L0.ffn[2]", "L1.attention[1]"), (4, np.int64(6)))
-    ]
-    assert plans[0].pruned == plans[1].pruned == plans[2].pruned
-
-
 def test_a_kind_that_is_registered_later_may_be_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(UNIT_KINDS, "later", UNIT_KINDS["ffn"])
     units = cl.UnitSet((cl.Unit("ffn", 0, 0, 0, 1, 10), cl.Unit("later", 0, 0, 0, 1, 10)))
