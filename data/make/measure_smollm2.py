@@ -402,7 +402,8 @@ def measure(options: argparse.Namespace) -> None:
     rows["chat"] = by_kind["chat text"][1]
     curvature, file = cl.Curvature.load(options.out / KEPT_TEXTS["c4"]), options.out / "plans.json"
     kept = read_json(file) if file.exists() else {"plans": [], "texts": {}}
-    known = {(plan["name"], plan["requested_ratio"]) for plan in kept["plans"]}
+    whole = [plan for plan in kept["plans"] if len(plan["kl"]["c4"]) >= JUDGED[1] - JUDGED[0]]
+    known = {(plan["name"], plan["requested_ratio"]) for plan in whole}  # others are judged again
     named = [*from_curvature(curvature), *together(curvature), *of_parts(options, curvature)]
     named += guarded(options, model, tokenizer, curvature)
     named += of_methods(options, curvature.units)
@@ -424,7 +425,7 @@ def measure(options: argparse.Namespace) -> None:
         },
     }
     new, about = judged(options, model, tokenizer, named, rows, only)
-    texts_of, plans = kept["texts"] or about, kept["plans"] + new
+    texts_of, plans = kept["texts"] or about, whole + new
     for text, judge in further.items():
         six = [plan for plan in plans if len(plan["kl"].get(text, ())) == len(judge)]
         again = [plan for plan in six if plan["name"].startswith(AGAIN)]
@@ -434,8 +435,7 @@ def measure(options: argparse.Namespace) -> None:
             for at, name in enumerate(("kl", "nll")):
                 plan[name][text] += np.round(values[:, at], 5).tolist()
         texts_of[text]["further"] = {"rows": len(judge), "fingerprint": judge.fingerprint}
-    fingerprint = curvature.provenance["model_fingerprint"]
-    write_plans(file, fingerprint, texts_of, list(PROMPTS), plans)
+    write_plans(file, curvature.provenance["model_fingerprint"], texts_of, list(PROMPTS), plans)
 
 
 def judged(
