@@ -12,7 +12,6 @@ import cocurve_lab as cl
 from cocurve_lab.extensions.judging.agreement import DIAGONAL, EDGE_AWARE, RANDOM, SWAP, predictions
 
 from .instrument import counted
-from .packing import plain
 from .session import MeasuredPlan, Session
 
 OTHER, SINGLE = "other plan", "single unit"
@@ -131,11 +130,6 @@ def single_rows(curvature: cl.Curvature) -> Rows:
         record = MeasuredPlan(alone, risk, math.nan, text)
         rows.append(_row(SINGLE, SINGLE, unit.name, record, scores))
     return rows
-
-
-def by_column(rows: Rows) -> dict[str, list[Any]]:
-    """The rows as the page receives them: the values of each key, with None for NaN."""
-    return {key: plain([row[key] for row in rows]) for key in (rows[0] if rows else ())}
 
 
 def rows_of(plans: Plans, marks: Sequence[str]) -> Rows:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import html
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from traitlets import Dict, Float, Int, List, Unicode, validate
+import ipywidgets
+from traitlets import Enum, Float, Int, List, Unicode, validate
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.figures import COLORS
 from cocurve_lab.extensions.judging.agreement import same_budget_pool
 from cocurve_lab.extensions.judging.gap import RiskSplit
+from cocurve_lab.extensions.writing import brief, typeset
 from cocurve_lab.solver.targets import require_ratio, require_strength
 
 from . import fidelity_points
+from .fidelity_figure import Picture
 from .fidelity_measuring import Measurer
 from .fidelity_points import METHODS, SINGLE, Book, Plans, Pool, Row, Rows, rows_of
-from .instrument import Instrument, counted, front, guarded, plan_code
-from .packing import plain
+from .instrument import Instrument, counted, guarded, plan_code
 from .session import CancelToken, Mailbox, MeasuredPlan, Session, text_name
-from .still import plot_html
+from .still import plot_html, table_html
 from .traits import Some
 
 if TYPE_CHECKING:
@@ -28,16 +32,39 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PAUSE = 0.2  # seconds between redraws at least
+BUTTONS = {
+    "Measure this plan": "the plan that all instruments of this session show",
+    "Lambda sweep": "greedy plans at the ratio, one for each λ to sweep, under the opening guards",
+    "Ratio sweep": "greedy plans at λ, one for each ratio to sweep, under the opening guards",
+    "Same-budget pool": "26 sets at the ratio, no guards: greedy, diagonal, 14 random, 10 swaps",
+    "Cancel": "stop measuring; measured plans are kept",
+}
+SCORES = {  # heading -> key of `statistics`
+    "points": "points",
+    "Spearman": "spearman",
+    "of ½ Σ H_uu": "spearman_diagonal",
+    "of Σ KL alone": "spearman_single_units",
+    "Pearson of logs": "pearson_log",
+    "median measured / predicted": "median_ratio",
+    "worst": "worst",
+    "measured / predicted": "worst_ratio",
+}
+_STYLE = """<style>
+.cocurve-fidelity :is(p, td, th) { line-height: 1.4; white-space: normal; }
+.cocurve-fidelity .jupyter-widget-hbox { gap: 4px 12px; }
+.cocurve-fidelity :is(td, th) { padding: 2px 8px; text-align: right; }
+.cocurve-fidelity :is(td, th):first-child { text-align: left; }
+</style>"""
 
 
-class FidelityScatter(Instrument):
+class FidelityScatter(Instrument, ipywidgets.VBox):
     """Predicted against measured KL(dense || pruned), both in nats per token.
 
     H predicts 1/2 s^T H s, as in the paper, on the teacher's top-r support and the calibration
     text. The measurement is over the full vocabulary, on held-out text. Gray points are single
     units: both values are the build's, the measurement over the tokens of `Curvature.risk_support`.
-    Both axes are logarithmic: a plan whose prediction or measurement is not above 0 (the empty
-    plan) is not drawn but named in the status.
+    A click on a point makes its plan the session's, or its unit the chosen one. Logarithmic axes
+    cannot show a plan whose prediction or measurement is not above 0; the status names it.
 
     Args:
         curvature: H [M, M] with its units.
@@ -54,14 +81,14 @@ class FidelityScatter(Instrument):
         ratios: ratios of the ratio sweep, each in [0, 1).
         seed: seed of the pool's random sets and swaps.
         rows: rows of the held-out text to measure on; 0 means all of them.
-        methods: the methods shown, of METHODS.
+        methods: the methods shown, of METHODS; a click on the legend sets them, too.
         text: name of the text whose plans are shown; empty for all texts.
+        axes: "log" or "linear", for both axes.
         selected_unit: the unit ringed among the single units.
+        picture: the plotly FigureWidget.
         book: the names of the plans.
         measurer: measures them.
     """
-
-    _esm = front("scatter.js", render="render")
 
     ratio = Float(0.2).tag(sync=True)
     interaction_strength = Float(1.0).tag(sync=True)
@@ -71,11 +98,7 @@ class FidelityScatter(Instrument):
     rows = Int(0).tag(sync=True)
     methods = Some(METHODS).tag(sync=True)
     text = Unicode().tag(sync=True)
-    # what the page draws: rows by column, what can be chosen, and everything else
-    plans: Dict[str, Any] = Dict(read_only=True).tag(sync=True)
-    units: Dict[str, Any] = Dict(read_only=True).tag(sync=True)
-    offered: Dict[str, Any] = Dict(read_only=True).tag(sync=True)
-    view: Dict[str, Any] = Dict(read_only=True).tag(sync=True)
+    axes = Enum(("log", "linear"), "log").tag(sync=True)
 
     def __init__(
         self,
@@ -91,6 +114,7 @@ class FidelityScatter(Instrument):
             calibration = calibration.require_disjoint(curvature)
         self.calibration = calibration
         super().__init__(curvature, session=session, model=model, tokenizer=tokenizer, **controls)
+        curvature = self.curvature
         self.book = Book.of(self.session)
         self._singles = fidelity_points.single_rows(curvature)
         self._splits: dict[tuple[str, str], list[RiskSplit]] = {}  # a part per row done
@@ -103,12 +127,16 @@ class FidelityScatter(Instrument):
             "Same-budget pool": lambda: self.measure_pool(wait=False),
             "Cancel": self.cancel,
         }
-        rows = 0 if calibration is None else len(calibration)
-        self.set_trait("offered", {"methods": METHODS, "rows": rows})
-        self.set_trait("units", fidelity_points.by_column(self._singles))
+        self.picture = Picture(self._clicked, self._hide)
+        self._chosen = ""
+        self.add_class("cocurve-fidelity")
+        self.children = self._layout()
         for trait in ("selection", "measured", "selected_unit"):
             self.follow(self._changed, trait)
-        self.observe(self._changed, ["methods", "text", "rows"])
+        self.observe(self._changed, ["methods", "text", "rows", "axes"])
+        self.observe(self._tell, ["status", "error"])
+        self.observe(self._name_unit, "selected_unit")
+        self._name_unit()
         self.refresh()
 
     # Values -------------------------------------------------------------------------------------
@@ -232,8 +260,8 @@ class FidelityScatter(Instrument):
 
         Args:
             selections: one plan or several.
-            wait: True measures in this thread (Ctrl-C keeps the finished plans); False hands the
-                plans to the session's thread, as the buttons do.
+            wait: whether to return when they are measured (Ctrl-C keeps the finished plans) or at
+                once, as the buttons do. The session's thread measures.
 
         Returns:
             The rows (as in `points`) of those plans that are measured by now, in order.
@@ -247,11 +275,9 @@ class FidelityScatter(Instrument):
         for plan in plans:  # of equal plans the first gives the name
             if plan.fingerprint not in known:
                 fresh.setdefault(plan.fingerprint, plan)
+        self.measurer.measure(list(fresh.values()), held_out)
         if wait:
-            self.measurer.measure_here(list(fresh.values()), held_out)
-            self.refresh()
-        else:
-            self.measurer.measure_soon(list(fresh.values()), held_out)
+            self._wait()
         known = self._on(text)
         found = [known[plan.fingerprint] for plan in plans if plan.fingerprint in known]
         return [fidelity_points.plan_row(self.curvature, self.book, record) for record in found]
@@ -347,8 +373,8 @@ class FidelityScatter(Instrument):
     def split(self, plan: cl.Selection | None = None) -> RiskSplit:
         """Measure where the prediction of a plan and its KL part (`cocurve_lab.split_risk`).
 
-        It measures in this thread, row by row, under the bar of the instrument. Cancel and Ctrl-C
-        keep the finished rows, and another call goes on after them.
+        It measures row by row, under the bar of the instrument. Cancel and Ctrl-C keep the finished
+        rows, and another call goes on after them.
 
         Args:
             plan: a plan without gains; None takes the session's.
@@ -359,13 +385,17 @@ class FidelityScatter(Instrument):
         plan = self.require_plan() if plan is None else plan
         held_out = self._require_measurable([plan])
         parts = self._splits.setdefault((plan.fingerprint, text_name(held_out)), [])
-        try:
-            self.measurer.split_here(plan, held_out, parts)
-        finally:
-            self.refresh()
+        self.measurer.split(plan, held_out, parts)
+        self._wait()
         if not parts:
             raise cl.InputError("the split was cancelled before its first row. Call split again.")
         return RiskSplit.join(parts)
+
+    def _wait(self) -> None:
+        try:
+            self.measurer.wait()
+        finally:
+            self.refresh()
 
     def cancel(self) -> None:
         """Stop measuring; measured plans are kept, and so are those in the model now."""
@@ -405,35 +435,88 @@ class FidelityScatter(Instrument):
                 return
         raise cl.InputError(f"no measured plan is called {name!r}. Measure it, or choose another.")
 
-    # Outside the lock: all other views of the session answer and take theirs.
-    def _heard(self, widget: Any, content: Any, buffers: Any) -> None:
-        """Press a button, choose a plan or mark a unit by name, or send a file."""
-        if "want" in content:
-            super()._heard(widget, content, buffers)
-            return
+    # None of these holds the lock: all other views of the session answer and take theirs.
+    def _do(self, action: Callable[[], object], *_: Any) -> None:
+        """Do what the page asks for, and show its error."""
         try:
             self.error = ""
-            if "press" in content:
-                self._actions[content["press"]]()
-            elif "choose" in content:
-                self.choose(content["choose"])
-            elif "mark" in content:
-                name = content["mark"]
-                self.selected_unit = self.curvature.units.index(name) if name else None
+            action()
         except Exception as error:
             self.report(error)
-        self.send({"heard": True})
+
+    def _clicked(self, row: Row) -> None:
+        self._do(partial(self._mark if row["kind"] == SINGLE else self.choose, row["name"]))
+
+    def _mark(self, name: str) -> None:
+        self.selected_unit = self.curvature.units.index(name) if name else None
+
+    def _name_unit(self, _: Any = None) -> None:
+        unit = self.selected_unit
+        self._unit.value = "" if unit is None else self.curvature.units[unit].name
+
+    def _hide(self, hidden: set[str]) -> None:
+        self.methods = [name for name in METHODS if name not in hidden]
+
+    # Controls -----------------------------------------------------------------------------------
+
+    def _layout(self) -> list[ipywidgets.Widget]:
+        """The parts of the instrument from top to bottom."""
+        number, whole = ipywidgets.BoundedFloatText, ipywidgets.BoundedIntText
+        several, label = ipywidgets.FloatsInput, ipywidgets.Label
+        most = 0 if self.calibration is None else len(self.calibration)
+        fields = [
+            self._tied("ratio", "Ratio", number, min=0.01, max=0.99, step=0.05),
+            self._tied("interaction_strength", "λ of ratio sweep and pool", number, max=1e3),
+            _row(label("λ to sweep"), self._tied("strengths", "", several, min=0, format=".4")),
+            _row(
+                label("Ratios to sweep"),
+                self._tied("ratios", "", several, min=0, max=0.99, format=".4"),
+            ),
+            self._tied("seed", "Seed", whole, max=2**31 - 1),
+            self._tied("rows", "Rows of text (0: all)", whole, max=most),
+        ]
+        self._buttons = {}
+        for name, tip in BUTTONS.items():
+            self._buttons[name] = ipywidgets.Button(description=name, tooltip=tip)
+            self._buttons[name].on_click(partial(self._do, self._actions[name]))
+        self._bar, self._moving = ipywidgets.IntProgress(), ipywidgets.Label()
+        menu, typed = ipywidgets.Combobox, {"continuous_update": False}
+        self._plan = _named("Show plan", menu, **typed)
+        self._plan.observe(self._choose_name, "value")
+        names = [unit.name for unit in self.curvature.units]
+        self._unit = _named("Mark unit", menu, options=names, **typed)
+        self._unit.observe(lambda change: self._do(partial(self._mark, change["new"])), "value")
+        self._text = self._tied("text", "Text", menu, placeholder="all texts", **typed)
+        axes = self._tied("axes", "Axes", ipywidgets.Dropdown, options=["log", "linear"])
+        self._words, self._agreement = ipywidgets.HTML(), ipywidgets.HTML()
+        return [
+            ipywidgets.HTML("<h3>Predicted and measured risk of plans</h3>"),
+            _row(*fields),
+            _row(*self._buttons.values(), self._bar, self._moving),
+            self.picture,
+            _row(self._plan, self._unit, self._text, axes),
+            self._words,
+            self._agreement,
+        ]
+
+    def _tied(self, name: str, label: str, kind: Any, **options: Any) -> Any:
+        """A control that is kept equal to a trait; the error of a refused value is shown."""
+        control = _named(label, kind, **{"value": getattr(self, name)} | options)
+        control.observe(
+            lambda change: self._do(partial(setattr, self, name, change["new"])), "value"
+        )
+        self.observe(lambda change: setattr(control, "value", change["new"]), name)
+        return control
+
+    def _choose_name(self, change: Any) -> None:
+        if change["new"] != self._chosen:  # else it is we who have filled the menu
+            self._do(partial(self.choose, change["new"]))
 
     # Drawing ------------------------------------------------------------------------------------
 
-    @guarded
     def _changed(self, _: Any = None) -> None:
-        """Redraw now, or after the rest of PAUSE: measuring would redraw more often than that."""
-        if self.comm is None:
-            return
-        if time.monotonic() >= self._drawn_at + PAUSE:
-            self.refresh()
-        else:
+        """Redraw soon: measuring would redraw more often than once in PAUSE."""
+        if self.comm is not None:
             self._drawing.submit("draw", self._later, self.report)
 
     def _later(self, token: CancelToken) -> None:
@@ -443,35 +526,61 @@ class FidelityScatter(Instrument):
     @guarded
     def refresh(self) -> None:
         """Bring picture, numbers and status up to date."""
-        plans, plan, unit = self._plans(), self.session.selection, self.selected_unit
+        plans, plan = self._plans(), self.session.selection
         mine = [] if plan is None else rows_of(plans, [plan.fingerprint])
         known = plan is None or any(map(self._drawable, mine))
-        work = self.measurer
-        here = None if self.calibration is None else text_name(self._held_out())
-        view = {
-            "chosen": mine[0]["name"] if mine else "",
-            "waiting": None if known else self.curvature.risk(plan.pruned),
-            "unit": "" if unit is None else self.curvature.units[unit].name,
-            "reason": self.reason(),
-            "done": work.done,
-            "total": work.total,
-            "moving": work.words(),
-            "texts": list(dict.fromkeys(record.text for record in self.session.measured)),
-            "caption": fidelity_points.caption(self.curvature, here),
-            "scores": plain(self._statistics(plans)),
-        }
-        self._drawn_at = time.monotonic()
+        self._chosen = mine[0]["name"] if mine else ""
         rows = [row for _, row in plans]
-        self.set_trait("plans", fidelity_points.by_column(rows))
-        self.set_trait("view", view)
+        waiting = None if plan is None or known else self.curvature.risk(plan.pruned)
+        self.picture.show_points(
+            rows, self._units(), [self._chosen, self._unit.value], waiting, self.axes
+        )
+        self._drawn_at = time.monotonic()
+        work = self.measurer
+        for name, button in self._buttons.items():
+            button.disabled = not work.active if name == "Cancel" else bool(self.reason())
+        self._bar.max, self._bar.value = max(1, work.total), work.done
+        self._bar.layout.visibility = "visible" if work.active else "hidden"
+        self._moving.value = self.reason() or work.words()
+        self._plan.options = list(dict.fromkeys(row["name"] for row in rows))
+        self._plan.value = self._chosen
+        self._text.options = list(dict.fromkeys(m.text for m in self.session.measured))
+        self._agreement.value = self._agreement_html(plans)
         self.status = self._status(rows)
+        self._tell()
+
+    def _tell(self, _: Any = None) -> None:
+        """Show error, status and caption."""
+        here = None if self.calibration is None else text_name(self._held_out())
+        lines = {
+            "alert": self.error,
+            "status": self.status,
+            "note": fidelity_points.caption(self.curvature, here),
+        }
+        self._words.value = "".join(
+            f'<p role="{role}">{html.escape(text)}</p>' for role, text in lines.items() if text
+        )
+
+    def _agreement_html(self, plans: Plans) -> str:
+        """The statistics as a table, and a table of the points."""
+        head = "".join(f"<th>{name}</th>" for name in ("", *SCORES))
+        body = ""
+        for name, score in self._statistics(plans).items():
+            cells = (score[key] for key in SCORES.values())
+            texts = (brief(x) if isinstance(x, float) else str(x or "") for x in cells)
+            line = "".join(f"<td>{html.escape(typeset(text) or '-')}</td>" for text in texts)
+            body += f"<tr><td>{html.escape(name)}</td>{line}</tr>"
+        return (
+            f"{_STYLE}<h4>Agreement</h4><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+            f"</table>{table_html([row for _, row in plans])}"
+        )
 
     def _drawable(self, row: Row) -> bool:
         """Whether both risks are above 0, so that log axes can show them."""
         return bool(row["predicted_risk"] > 0 and row["measured_risk"] > 0)
 
     def _status(self, plans: Rows) -> str:
-        """How many points, those that cannot be drawn, the chosen plan, the time taken."""
+        """How many points, those that cannot be drawn, the time taken."""
         units = self._units()
         counts = counted(len(plans), "measured plan"), counted(len(units), "single unit")
         parts = [f"{' and '.join(counts)} shown"]
@@ -488,19 +597,7 @@ class FidelityScatter(Instrument):
                 f"{len(hidden)} of them {verb} not above 0 and cannot be drawn on log axes: {some}"
             )
         took = self.measurer.took
-        parts += [self._plan_words(), f"last: {took}" if took else ""]
-        return "; ".join(filter(None, parts)) + "."
-
-    def _plan_words(self) -> str:
-        """The session's plan, its prediction, and whether it is measured; empty without one."""
-        plan = self.session.selection
-        if plan is None:
-            return ""
-        known = (record.selection.fingerprint for record in self.session.measured)
-        # also where the filters hide its point
-        how = "measured" if plan.fingerprint in known else "only predicted so far"
-        predicted = f"predicted {self.curvature.risk(plan.pruned):.3g} nats"
-        return f"chosen: {self.book.name(plan)[1]}, {predicted} ({how})"
+        return "; ".join([*parts, f"last: {took}"] if took else parts) + "."
 
     # Closing ------------------------------------------------------------------------------------
 
@@ -513,3 +610,13 @@ class FidelityScatter(Instrument):
 
     def __repr__(self) -> str:
         return f"FidelityScatter on {self.session!r}: {self.status}"
+
+
+def _named(label: str, kind: Any, **options: Any) -> Any:
+    """A control with its name above it, which screen readers read with it."""
+    wide = {"flex": "0 1 auto", "width": "auto"}
+    return kind(description=label, style={"description_width": "initial"}, layout=wide, **options)
+
+
+def _row(*parts: ipywidgets.Widget) -> ipywidgets.HBox:
+    return ipywidgets.HBox(parts, layout={"flex_flow": "row wrap"})

@@ -26,7 +26,7 @@ from cocurve_lab.extensions.judging.lockstep import (
     generate_rows,
 )
 
-from .instrument import Instrument, counted, front, guarded, plan_code
+from .instrument import Drawn, counted, front, guarded, plan_code
 from .session import Cancelled, CancelToken, Session
 from .traits import PlanOfUnits
 
@@ -105,7 +105,7 @@ class Run:
         )
 
 
-class GenerationCompare(Instrument):
+class GenerationCompare(Drawn):
     """Text before and after pruning, from one prompt, one batch and one seed.
 
     One row of the batch is the dense model, one runs under the mask of A, the diagonal plan
