@@ -23,7 +23,7 @@ from .fidelity_figure import Picture
 from .fidelity_measuring import Measurer
 from .fidelity_points import METHODS, SINGLE, Book, Plans, Pool, Row, Rows, rows_of
 from .instrument import Instrument, counted, guarded, plan_code
-from .session import CancelToken, Mailbox, MeasuredPlan, Session, text_name
+from .session import AnyCurvature, CancelToken, Mailbox, MeasuredPlan, Session, opened, text_name
 from .still import plot_html, table_html
 from .traits import Some
 
@@ -67,7 +67,7 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
     cannot show a plan whose prediction or measurement is not above 0; the status names it.
 
     Args:
-        curvature: H [M, M] with its units.
+        curvature: H [M, M] with its units, or the path of its file.
         model: the dense model; None shows what is known and measures nothing.
         calibration: held-out text to measure on; rows that the curvature was built on are refused.
         session: shared with other instruments; by default the curvature's own.
@@ -102,7 +102,7 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
 
     def __init__(
         self,
-        curvature: cl.Curvature,
+        curvature: AnyCurvature,
         model: PreTrainedModel | None = None,
         calibration: cl.CalibrationSet | None = None,
         *,
@@ -110,11 +110,11 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         tokenizer: PreTrainedTokenizerBase | None = None,
         **controls: Any,
     ) -> None:
+        curvature = opened(curvature)
         if calibration is not None:
             calibration = calibration.require_disjoint(curvature)
         self.calibration = calibration
         super().__init__(curvature, session=session, model=model, tokenizer=tokenizer, **controls)
-        curvature = self.curvature
         self.book = Book.of(self.session)
         self._singles = fidelity_points.single_rows(curvature)
         self._splits: dict[tuple[str, str], list[RiskSplit]] = {}  # a part per row done

@@ -20,7 +20,7 @@ from cocurve_lab.base.atomic import write_atomically
 from cocurve_lab.extensions.texts.records import read_text
 from cocurve_lab.extensions.writing import as_csv
 
-from .session import Session
+from .session import AnyCurvature, Session
 from .still import Still
 from .traits import UnitIndex, UnitIndices
 
@@ -78,7 +78,7 @@ class Instrument(Still, DOMWidget):
     """Base class of the instruments.
 
     Args:
-        curvature: H [M, M].
+        curvature: H [M, M], or the path of its file ("kept/H.npz").
         session: shared with other instruments; by default the curvature's own.
         model, tokenizer: added to the session; None keeps what it has.
         **controls: initial values of the traits.
@@ -103,7 +103,7 @@ class Instrument(Still, DOMWidget):
 
     def __init__(
         self,
-        curvature: cl.Curvature,
+        curvature: AnyCurvature,
         *,
         session: Session | None = None,
         model: PreTrainedModel | None = None,
