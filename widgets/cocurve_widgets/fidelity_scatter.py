@@ -39,15 +39,15 @@ BUTTONS = {
     "Same-budget pool": "26 sets at the ratio, no guards: greedy, diagonal, 14 random, 10 swaps",
     "Cancel": "stop measuring; measured plans are kept",
 }
-SCORES = {  # heading -> key of `statistics`
+SCORES = {  # key of `statistics` -> heading
     "points": "points",
-    "Spearman": "spearman",
-    "of ½ Σ H_uu": "spearman_diagonal",
-    "of Σ KL alone": "spearman_single_units",
-    "Pearson of logs": "pearson_log",
-    "median measured / predicted": "median_ratio",
+    "spearman": "Spearman",
+    "spearman_diagonal": "of ½ Σ H_uu",
+    "spearman_single_units": "of Σ KL alone",
+    "pearson_log": "Pearson of logs",
+    "median_ratio": "median measured / predicted",
     "worst": "worst",
-    "measured / predicted": "worst_ratio",
+    "worst_ratio": "measured / predicted",
 }
 _STYLE = """<style>
 .cocurve-fidelity :is(p, td, th) { line-height: 1.4; white-space: normal; }
@@ -216,7 +216,7 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
 
     def _statistics(self, plans: Plans) -> dict[str, dict[str, Any]]:
         groups = {fidelity_points.ALL_PLANS: [row for _, row in plans]}
-        for name, (_, members) in self.book.pools.items():
+        for name, members in self.book.pools.items():
             groups[name] = rows_of(plans, members)
         groups[fidelity_points.SINGLE_UNITS] = self._units()
         return {
@@ -237,20 +237,16 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
             "# curvature, model and calibration (the held-out text) as in the notebook",
             f"f = FidelityScatter(curvature, model, calibration{options})",
         ]
-        by_text: dict[str, dict[str, cl.Selection]] = {}
-        for plan, row in self._plans():
-            by_text.setdefault(row["text"], {})[plan.fingerprint] = plan
-        for text, plans in by_text.items():
-            if text not in self.book.rows:
-                lines.append(f"# points on {text!r} were measured elsewhere")
+        rows = 0
+        for plan, row in sorted(self._plans(), key=lambda pair: pair[1]["text"]):
+            here = self.book.rows.get(row["text"])
+            if here is None:
+                lines.append(f"# {row['name']!r} on {row['text']!r} was measured elsewhere")
                 continue
-            lines.append(f"f.rows = {self.book.rows[text]}")
-            alone = dict(plans)
-            for code, members in self.book.pools.values():
-                if plans.keys() >= set(members):
-                    lines.append(code)
-                    alone = {mark: alone[mark] for mark in alone if mark not in members}
-            lines += [f"f.measure({plan_code(p, self.curvature)})" for p in alone.values()]
+            if here != rows:
+                lines.append(f"f.rows = {here}")
+                rows = here
+            lines.append(f"f.measure({plan_code(plan, self.curvature)})")
         return "\n".join(lines) + "\n"
 
     # Measuring ----------------------------------------------------------------------------------
@@ -288,8 +284,12 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
 
     def _require_measurable(self, plans: list[cl.Selection]) -> cl.CalibrationSet:
         """The text to measure on; an error if these plans cannot be measured."""
-        if reason := self.reason():
-            raise cl.InputError(reason)
+        self.session.require_model()
+        if self.calibration is None:
+            raise cl.InputError(
+                "there is no held-out text to measure on. Pass rows that H was not built on: "
+                "FidelityScatter(curvature, model, calibration)."
+            )
         for plan in plans:
             if not isinstance(plan, cl.Selection):
                 raise cl.InputError(f"{plan!r:.80} is not a Selection. Make one with solve_greedy.")
@@ -313,10 +313,10 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
 
         `ratio` and `strengths` default to the attributes; returns and raises as `measure`.
         """
-        ratio, strengths = given = self._given(ratio=ratio, strengths=strengths)
+        ratio = self.ratio if ratio is None else ratio
+        strengths = self.strengths if strengths is None else strengths
         plans = [self._solve(ratio, strength) for strength in strengths]
-        name = f"lambda sweep, ratio {ratio:.4g}"
-        return self._measure_set(name, "measure_lambda_sweep", given, plans, wait)
+        return self._measure_set(f"lambda sweep, ratio {ratio:.4g}", plans, wait)
 
     def measure_ratio_sweep(
         self,
@@ -328,11 +328,12 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
 
         Arguments default to the attributes; returns and raises as `measure`.
         """
-        given = self._given(interaction_strength=interaction_strength, ratios=ratios)
-        strength, ratios = given
-        plans = [self._solve(ratio, strength) for ratio in ratios]
-        name = f"ratio sweep, lambda {strength:.4g}"
-        return self._measure_set(name, "measure_ratio_sweep", given, plans, wait)
+        strength = self._strength(interaction_strength)
+        plans = [self._solve(x, strength) for x in (self.ratios if ratios is None else ratios)]
+        return self._measure_set(f"ratio sweep, lambda {strength:.4g}", plans, wait)
+
+    def _strength(self, given: float | None) -> float:
+        return self.interaction_strength if given is None else given
 
     def _solve(self, ratio: float, strength: float) -> tuple[str, cl.Selection]:
         guards = cl.opening_guards(self.curvature.units)
@@ -349,25 +350,19 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
 
         Arguments default to the attributes; returns and raises as `measure`.
         """
-        given = self._given(ratio=ratio, seed=seed, interaction_strength=interaction_strength)
-        ratio, seed, strength = given
         self._require_measurable([])  # before 26 sets are made
+        ratio = self.ratio if ratio is None else ratio
+        seed = self.seed if seed is None else seed
+        strength = self._strength(interaction_strength)
         plans = same_budget_pool(self.curvature, ratio, seed, interaction_strength=strength)
         name = f"same-budget pool, ratio {ratio:.4g}, lambda {strength:.4g}, seed {seed}"
-        return self._measure_set(name, "measure_pool", given, plans, wait)
+        return self._measure_set(name, plans, wait)
 
-    def _given(self, **arguments: Any) -> list[Any]:
-        """The arguments, and the attributes of those that are None; sequences as lists."""
-        found = (getattr(self, name) if x is None else x for name, x in arguments.items())
-        return [list(x) if isinstance(x, Iterable) else x for x in found]
-
-    def _measure_set(
-        self, name: str, method: str, given: list[Any], pool: Pool, wait: bool
-    ) -> Rows:
-        """Measure plans under one name; `method` made them of what was `given`."""
+    def _measure_set(self, name: str, pool: Pool, wait: bool) -> Rows:
+        """Measure plans under one name."""
         plans = [plan for _, plan in pool]
         self._require_measurable(plans)
-        self.book.add_pool(name, f"f.{method}({', '.join(map(repr, given))})", pool)
+        self.book.add_pool(name, pool)
         return self.measure(plans, wait)
 
     def split(self, plan: cl.Selection | None = None) -> RiskSplit:
@@ -408,20 +403,6 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
                 "no plan is chosen yet. Set session.selection, click a point, or run a sweep."
             )
         return self.session.selection
-
-    def reason(self) -> str:
-        """The reason why nothing can be measured; empty if measuring is possible."""
-        if self.session.model is None:
-            return (
-                "Nothing can be measured: there is a curvature but no model. Pass model=, or call "
-                "session.attach(model, tokenizer)."
-            )
-        if self.calibration is None:
-            return (
-                "Nothing can be measured: there is no held-out text. Pass rows that H was not "
-                "built on: FidelityScatter(curvature, model, calibration)."
-            )
-        return ""
 
     # Choosing -----------------------------------------------------------------------------------
 
@@ -538,10 +519,10 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         self._drawn_at = time.monotonic()
         work = self.measurer
         for name, button in self._buttons.items():
-            button.disabled = not work.active if name == "Cancel" else bool(self.reason())
+            button.disabled = name == "Cancel" and not work.active
         self._bar.max, self._bar.value = max(1, work.total), work.done
         self._bar.layout.visibility = "visible" if work.active else "hidden"
-        self._moving.value = self.reason() or work.words()
+        self._moving.value = work.words()
         self._plan.options = list(dict.fromkeys(row["name"] for row in rows))
         self._plan.value = self._chosen
         self._text.options = list(dict.fromkeys(m.text for m in self.session.measured))
@@ -563,17 +544,12 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
 
     def _agreement_html(self, plans: Plans) -> str:
         """The statistics as a table, and a table of the points."""
-        head = "".join(f"<th>{name}</th>" for name in ("", *SCORES))
-        body = ""
-        for name, score in self._statistics(plans).items():
-            cells = (score[key] for key in SCORES.values())
-            texts = (brief(x) if isinstance(x, float) else str(x or "") for x in cells)
-            line = "".join(f"<td>{html.escape(typeset(text) or '-')}</td>" for text in texts)
-            body += f"<tr><td>{html.escape(name)}</td>{line}</tr>"
-        return (
-            f"{_STYLE}<h4>Agreement</h4><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-            f"</table>{table_html([row for _, row in plans])}"
-        )
+        from pandas import DataFrame
+
+        found = DataFrame(self._statistics(plans)).T[list(SCORES)].rename(columns=SCORES)
+        scores = found.to_html(border=0, na_rep="-", float_format=lambda x: typeset(brief(x)))
+        points = table_html([row for _, row in plans])
+        return f"{_STYLE}<h4>Agreement</h4>{scores}{points}"
 
     def _drawable(self, row: Row) -> bool:
         """Whether both risks are above 0, so that log axes can show them."""
@@ -582,22 +558,15 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
     def _status(self, plans: Rows) -> str:
         """How many points, those that cannot be drawn, the time taken."""
         units = self._units()
-        counts = counted(len(plans), "measured plan"), counted(len(units), "single unit")
-        parts = [f"{' and '.join(counts)} shown"]
-        texts = {row["text"] for row in plans}
-        if len(texts) > 1:
-            parts.append(
-                f"plans were measured on {len(texts)} texts; choose one under Text to compare"
-            )
-        hidden = [row["name"] for row in plans + units if not self._drawable(row)]
-        if hidden:
-            some = ", ".join(hidden[:3]) + (", ..." if len(hidden) > 3 else "")
-            verb = "is" if len(hidden) == 1 else "are"
-            parts.append(
-                f"{len(hidden)} of them {verb} not above 0 and cannot be drawn on log axes: {some}"
-            )
-        took = self.measurer.took
-        return "; ".join([*parts, f"last: {took}"] if took else parts) + "."
+        texts = len({row["text"] for row in plans})
+        hidden = sum(not self._drawable(row) for row in plans + units)
+        parts = [
+            f"{counted(len(plans), 'measured plan')} on {counted(texts, 'text')} and "
+            f"{counted(len(units), 'single unit')} shown",
+            f"{hidden} not above 0, which only linear axes show" if hidden else "",
+            f"last: {self.measurer.took}" if self.measurer.took else "",
+        ]
+        return "; ".join(filter(None, parts)) + "."
 
     # Closing ------------------------------------------------------------------------------------
 

@@ -179,7 +179,7 @@ Measured = MeasuredPlan  # the name that notebooks use
 
 def text_name(text: cl.CalibrationSet) -> str:
     """The name of a held-out set in `MeasuredPlan.text`."""
-    return f"{text.source}, {len(text)} x {text.seq_len} tokens ({text.fingerprint[:6]})"
+    return f"{text.source}, {len(text)} x {text.seq_len} tokens (id {text.fingerprint[:6]})"
 
 
 def opened(curvature: AnyCurvature) -> cl.Curvature:
