@@ -71,7 +71,7 @@ class Picture(FigureWidget):
             legend={"orientation": "v", "x": 1.01, "y": 1.0, "itemsizing": "constant"},
             coloraxis={"colorscale": list(ORDERED), "cmin": 0.0, "cmax": 0.6, "colorbar": _BAR},
         )
-        self._config = {**self._config, **QUIET}
+        self._config = {**self._config, **QUIET}  # type: ignore[has-type]
         self._rows: dict[str, Rows] = {}
         self._choose, self._hide = choose, hide
         for trace in self.data[len(lines) : -1]:

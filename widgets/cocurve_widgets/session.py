@@ -184,8 +184,10 @@ def text_name(text: cl.CalibrationSet) -> str:
 
 def opened(curvature: AnyCurvature) -> cl.Curvature:
     """An H, read from its file where a path is given."""
-    is_path = isinstance(curvature, (str, os.PathLike))
-    return cl.Curvature.load(curvature) if is_path else curvature
+    if isinstance(curvature, (str, os.PathLike)):
+        return cl.Curvature.load(curvature)
+    require_type(curvature, cl.Curvature, "curvature")
+    return curvature
 
 
 def _shown(curvature: cl.Curvature) -> tuple[Any, ...]:
@@ -268,7 +270,6 @@ class Session(HasTraits):
             model, tokenizer: added to the session; None keeps what it has.
         """
         curvature = opened(curvature)
-        require_type(curvature, cl.Curvature, "curvature")
         session = cls.of(curvature) if session is None else session
         if _shown(session.curvature) != _shown(curvature):
             raise cl.MismatchError(
