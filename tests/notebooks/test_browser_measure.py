@@ -10,12 +10,20 @@ from helpers.layout import require_readable_notebook
 from helpers.notebooks import NOTEBOOKS
 from helpers.waiting import eventually
 
-FIGURE = ".cocurve[data-plans]"
+FIGURE = ".cocurve-fidelity"
+
+# points of all traces but the first four, which are lines and single units, and the last, a ring
+PLANS = """() => [...document.querySelector('.cocurve-fidelity .js-plotly-plot').data].slice(4, -1)
+  .reduce((sum, trace) => sum + (trace.x?.length ?? 0), 0)"""
+SQUARE = """() => {
+  const { xaxis, yaxis } = document.querySelector('.cocurve-fidelity .js-plotly-plot')._fullLayout;
+  return Math.abs(xaxis._length - yaxis._length) < 1 && String(xaxis.range) === String(yaxis.range);
+}"""
 
 
 def plans(page: Any) -> int:
     """How many plans the picture shows."""
-    return int(page.locator(FIGURE).get_attribute("data-plans"))
+    return int(page.evaluate(PLANS))
 
 
 def idle(page: Any) -> None:
@@ -62,13 +70,16 @@ def test_points_appear_cancel_keeps_them_and_a_click_makes_the_plan(lab: Lab) ->
         eventually(lambda: plans(page) == kept)
 
         assert visit.ask("f.session.selection") == "None"
-        box = page.locator(f"{FIGURE} .cc-mark").last.bounding_box()
+        assert page.evaluate(SQUARE)
+        buttons = page.locator(f"{FIGURE} .modebar-btn")
+        buttons = buttons.evaluate_all("all => all.map(one => one.dataset.title)")
+        assert buttons == ["Download plot as a PNG", "Zoom", "Pan", "Autoscale"]
+        box = page.locator(f"{FIGURE} .scatterlayer .trace .point").last.bounding_box()
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-        page.locator(".cc-card", has_text="removes").wait_for()
+        page.locator(".hoverlayer", has_text="removes").wait_for()
         page.mouse.down()
         page.mouse.up()
-        eventually(page.locator(".cc-chosen").count)
         name = eventually(page.get_by_role("combobox", name="Show plan").input_value, bool)
-        visit.becomes("f.view['chosen']", repr(name))
+        assert name
         visit.becomes("any(m.selection is f.session.selection for m in f.session.measured)", "True")
         visit.require_clean()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import signal
 import threading
 import time
 from typing import Any
@@ -13,10 +13,11 @@ from scipy.stats import spearmanr
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.judging.gap import RiskSplit
+from cocurve_lab.extensions.writing import brief
 from cocurve_lab.measuring.risk import PlanTable
 from cocurve_widgets import FidelityScatter, Measured, Session
+from cocurve_widgets.fidelity_figure import CHOSEN, EQUAL, MARKS, WAITING
 from cocurve_widgets.fidelity_points import METHODS
-from helpers.instruments import say
 from helpers.tiny_models import naive_risk, tiny_model, tiny_text, units_by_hand
 from helpers.waiting import eventually
 
@@ -35,11 +36,34 @@ def settle(scatter: FidelityScatter) -> None:
     """Until the worker is idle and the last redraw has come."""
     assert scatter.session.worker.join(60)
     eventually(lambda: len(drawn(scatter)) == len(plans(scatter)))
+    assert scatter._drawing.join(60)
 
 
-def drawn(scatter: FidelityScatter, key: str = "name") -> list[Any]:
-    """A column of the plans that the page received."""
-    return list(scatter.plans.get(key, []))
+def drawn(scatter: FidelityScatter) -> list[tuple[float, float]]:
+    """The measured plans in the picture, as (predicted, measured)."""
+    traces = [trace for trace in scatter.picture.data if trace.name in MARKS]
+    return [place for trace in traces for place in zip(trace.x, trace.y, strict=True)]
+
+
+def places(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    return [(row["predicted_risk"], row["measured_risk"]) for row in rows]
+
+
+def press(scatter: FidelityScatter, name: str) -> None:
+    scatter._buttons[name].click()
+
+
+def click(scatter: FidelityScatter, trace: Any, number: int) -> None:
+    """A click on a point, as the page reports it."""
+    points = {"trace_indexes": [scatter.picture.data.index(trace)], "point_indexes": [number]}
+    points |= {"xs": [trace.x[number]], "ys": [trace.y[number]]}
+    event = {"event_type": "plotly_click", "points": points, "device_state": None, "selector": None}
+    scatter.picture._js2py_pointsCallback = event
+
+
+def marked(scatter: FidelityScatter, trace: str) -> tuple[float, ...]:
+    """The places to the right of a line or ring."""
+    return tuple(next(t for t in scatter.picture.data if t.name == trace).x or ())
 
 
 def plans(scatter: FidelityScatter) -> list[dict[str, Any]]:
@@ -98,16 +122,15 @@ def test_single_units_are_the_builds(scatter: FidelityScatter) -> None:
     np.testing.assert_allclose(predicted, np.diagonal(CURVATURE.matrix) / 2)
     measured = [point["measured_risk"] for point in singles]
     np.testing.assert_allclose(measured, CURVATURE.single_unit_risk)
-    assert scatter.units["measured_risk"] == measured
+    (trace,) = [t for t in scatter.picture.data if t.name == "single unit"]
+    assert list(trace.y) == measured
 
 
 def test_the_statistics_are_scipys(scatter: FidelityScatter) -> None:
     scatter.measure_pool(0.3)
     scatter.measure_ratio_sweep(0.0, [0.1, 0.2])
     scores, rows = scatter.statistics(), plans(scatter)
-    for key in ("predicted_risk", "measured_risk", "realized_ratio", "method"):
-        assert drawn(scatter, key) == [row[key] for row in rows]
-    json.dumps(scatter.get_state(["plans", "units", "view", "offered"]), allow_nan=False)
+    assert sorted(drawn(scatter)) == sorted(places(rows))
     x, y = (np.array([row[k] for row in rows]) for k in ("predicted_risk", "measured_risk"))
     assert scores["all plans"]["points"] == len(rows)
     assert scores["all plans"]["spearman"] == pytest.approx(spearmanr(x, y).statistic)
@@ -118,8 +141,8 @@ def test_the_statistics_are_scipys(scatter: FidelityScatter) -> None:
     alone = [sum(CURVATURE.single_unit_risk[i] for i in p.pruned) for p in marks.values()]
     rival = scores["all plans"]["spearman_single_units"]
     assert rival == pytest.approx(spearmanr(alone, y).statistic)
-    assert scatter.view["scores"]["all plans"] == scores["all plans"]
-    assert scatter.view["scores"]["ratio sweep, lambda 0"]["spearman"] is None  # of two points
+    assert f"<td>{brief(scores['all plans']['spearman'])}</td>" in scatter._agreement.value
+    assert np.isnan(scores["ratio sweep, lambda 0"]["spearman"])  # of two points
     pool = next(score for name, score in scores.items() if name.startswith("same-budget"))
     assert pool["points"] == 26
     assert scores["single units"]["points"] == len(UNITS)
@@ -133,15 +156,20 @@ def test_filters_hide_points_and_texts_are_told_apart(scatter: FidelityScatter) 
     scatter.measure_lambda_sweep(0.3, [0.0, 1.0])
     scatter.set_state({"methods": [name for name in METHODS if name != "diagonal greedy"]})
     settle(scatter)
-    assert drawn(scatter, "method") == ["edge-aware greedy"]
-    scatter.methods = ["diagonal greedy"]
+    assert [row["method"] for row in plans(scatter)] == ["edge-aware greedy"]
+    scatter.methods = list(METHODS)
+    settle(scatter)
+    for trace in scatter.picture.data:  # as a click on the legend does
+        if trace.legendgroup not in (None, "diagonal greedy"):
+            trace.visible = "legendonly"
+    assert scatter.methods == ["diagonal greedy"]
     assert scatter.points["method"].tolist() == ["diagonal greedy"]
     scatter.methods, scatter.rows = list(METHODS), 2
     plan = cl.solve_greedy(CURVATURE, 0.3)
     (row,) = scatter.measure(plan)
     risk = cl.pruning_risk(MODEL, plan, HELD_OUT.rows(0, 2))
     assert row["measured_risk"] == pytest.approx(risk, rel=1e-5)
-    eventually(lambda: len(scatter.view["texts"]) == 2)
+    eventually(lambda: len(scatter._text.options) == 2)
     scatter.text = row["text"]
     assert plans(scatter) == [row]
 
@@ -152,28 +180,28 @@ def test_filters_hide_points_and_texts_are_told_apart(scatter: FidelityScatter) 
 def test_points_appear_while_measuring_and_cancel_keeps_them(
     scatter: FidelityScatter, slowly: Turns
 ) -> None:
-    say(scatter, press="Same-budget pool")
-    eventually(lambda: "0 of 26" in scatter.view["moving"])
+    press(scatter, "Same-budget pool")
+    eventually(lambda: "0 of 26" in scatter._moving.value)
     slowly.release()
     eventually(lambda: len(drawn(scatter)) == 4)
-    eventually(lambda: (scatter.view["done"], scatter.view["total"]) == (4, 26))
+    eventually(lambda: (scatter._bar.value, scatter._bar.max) == (4, 26))
     eventually(lambda: slowly.begun == 2)
-    say(scatter, press="Cancel")
+    press(scatter, "Cancel")
     slowly.release()
     settle(scatter)
     assert len(plans(scatter)) == 8  # those in the model still count
-    eventually(lambda: not scatter.view["total"])
-    assert "8 of 26 plans measured" in scatter.status
+    eventually(lambda: scatter._buttons["Cancel"].disabled)
+    eventually(lambda: "8 of 26 plans measured" in scatter.status)
     slowly.release(100)
-    say(scatter, press="Same-budget pool")  # and goes on where it stopped
+    press(scatter, "Same-budget pool")  # and goes on where it stopped
     settle(scatter)
     assert len(plans(scatter)) == 26
 
 
 def test_cancel_at_once_then_measure_again(scatter: FidelityScatter, slowly: Turns) -> None:
-    say(scatter, press="Same-budget pool")
+    press(scatter, "Same-budget pool")
     eventually(lambda: slowly.begun == 1)
-    say(scatter, press="Cancel")
+    press(scatter, "Cancel")
     scatter.measure_ratio_sweep(1.0, [0.3, 0.4, 0.5], wait=False)  # the old chunk still runs
     slowly.release(10)
     settle(scatter)
@@ -189,35 +217,41 @@ def test_a_stopped_split_keeps_its_rows_and_goes_on(
     plan, done, real = cl.solve_greedy(CURVATURE, 0.3), [], cl.split_risk
 
     def split(*args: Any, **kwargs: Any) -> RiskSplit:
-        if len(done) == 2 and how == "Ctrl-C":
-            done.append(0)
-            raise KeyboardInterrupt
         done.append(0)
         if len(done) == 2 and how == "Cancel":
-            say(scatter, press="Cancel")
+            press(scatter, "Cancel")
+        elif len(done) == 2:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            assert scatter.measurer._token.wait(20)
         return real(*args, **kwargs)
 
     monkeypatch.setattr(cl, "split_risk", split)
     if how == "Ctrl-C":
         with pytest.raises(KeyboardInterrupt):
             scatter.split(plan)
+        settle(scatter)  # the row that was in the model still counts
     else:
         assert scatter.split(plan).p_max.shape[0] == 2
-    assert "2 of 3 rows measured" in scatter.status
+    eventually(lambda: "2 of 3 rows measured" in scatter.status)
     assert not scatter.measurer.active
     expected = real(MODEL, plan, HELD_OUT, progress=False)
     found = scatter.split(plan)
     for name in ("p_max", "quadratic_of_sum", "kl_of_joint"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
-    assert len(done) == (4 if how == "Ctrl-C" else 3)  # the third row alone was missing
+    assert len(done) == 3  # the third row alone was missing
     scatter.session.selection = plan
     assert repr(scatter.split()) == repr(expected)  # kept: nothing is measured again
-    assert len(done) == (4 if how == "Ctrl-C" else 3)
+    assert len(done) == 3
 
 
-def test_the_picture_moves_at_most_five_times_a_second(scatter: FidelityScatter) -> None:
+def test_the_picture_moves_at_most_five_times_a_second(
+    scatter: FidelityScatter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     times: list[float] = []
-    scatter.observe(lambda _: times.append(time.monotonic()), "view")
+    real = scatter.picture.show_points
+    monkeypatch.setattr(
+        scatter.picture, "show_points", lambda *a: real(*a) or times.append(time.monotonic())
+    )
     plan = cl.solve_greedy(CURVATURE, 0.2)
     for number in range(40):
         scatter.session.add_measured(Measured(plan, 0.1 + number, 0.01, f"text {number}"))
@@ -234,7 +268,7 @@ def test_an_error_of_the_worker_is_shown(
         raise cl.NumericalError("sequence 0 gives NaN")
 
     monkeypatch.setattr(cl, "measure_plans", fail)
-    say(scatter, press="Lambda sweep")
+    press(scatter, "Lambda sweep")
     settle(scatter)
     assert scatter.error == "sequence 0 gives NaN"
     with pytest.raises(cl.NumericalError):
@@ -245,7 +279,7 @@ def test_an_error_of_the_worker_is_shown(
 def test_closing_stops_the_measurement(slowly: Turns) -> None:
     session = Session(CURVATURE)
     scatter = FidelityScatter(CURVATURE, MODEL, HELD_OUT, session=session)
-    say(scatter, press="Same-budget pool")
+    press(scatter, "Same-budget pool")
     eventually(lambda: slowly.begun == 1)
     scatter.close()
     slowly.release(30)
@@ -262,32 +296,53 @@ def test_a_click_chooses_a_point_everywhere_and_unknown_names_are_errors(
 ) -> None:
     other, session = FidelityScatter(CURVATURE, session=scatter.session), scatter.session
     scatter.measure_ratio_sweep(1.0, [0.1, 0.2])
-    say(scatter, choose="λ 1, ratio 0.2")
+    trace = next(t for t in scatter.picture.data if t.name == "edge-aware, λ ≥ 1")
+    click(scatter, trace, 1)
     assert session.selection is session.measured[1].selection
-    eventually(lambda: scatter.view["chosen"] == other.view["chosen"] == "λ 1, ratio 0.2")
-    say(scatter, choose="no such plan")
+    eventually(lambda: scatter._plan.value == other._plan.value == "λ 1, ratio 0.2")
+    assert marked(scatter, CHOSEN) == (trace.x[1],)
+    scatter._plan.value = "no such plan"
     assert "'no such plan'" in scatter.error
     assert session.selection is session.measured[1].selection
-    say(scatter, mark="L1.ffn[2]")
+    click(scatter, next(t for t in scatter.picture.data if t.name == "single unit"), 7)
+    assert session.selected_unit == 7
+    scatter._unit.value = "L1.ffn[2]"
     assert session.selected_unit == UNITS.index("L1.ffn[2]")
-    eventually(lambda: other.view["unit"] == "L1.ffn[2]")
+    eventually(lambda: other._unit.value == "L1.ffn[2]")
     assert scatter.error == ""
-    for name in ("mark", "press"):
-        say(scatter, **{name: "L9.ffn[2]"})
-        assert "L9.ffn[2]" in scatter.error
-    say(scatter, mark="")
+    scatter._unit.value = "L9.ffn[2]"
+    assert "L9.ffn[2]" in scatter.error
+    scatter._unit.value = ""
     assert session.selected_unit is None
+
+
+def test_both_axes_have_one_range_and_show_what_they_can(scatter: FidelityScatter) -> None:
+    empty = cl.Selection.from_pruned(UNITS, [])
+    scatter.measure([empty, cl.solve_greedy(CURVATURE, 0.3)])
+    layout, shown = scatter.picture.layout, scatter.points
+    assert layout.yaxis.scaleanchor == "x"
+    for axes in ("log", "linear"):
+        scatter.axes = axes
+        settle(scatter)
+        eventually(lambda: layout.xaxis.type == axes)  # noqa: B023
+        assert layout.xaxis.range == layout.yaxis.range
+        low, high = marked(scatter, EQUAL)
+        ends = np.log10([low, high]) if axes == "log" else [low, high]
+        np.testing.assert_allclose(layout.xaxis.range, ends)
+        assert shown[["predicted_risk", "measured_risk"]].max(axis=None) < high
+    assert low <= 0
 
 
 def test_a_plan_of_another_view_is_marked_then_measured(scatter: FidelityScatter) -> None:
     plan = cl.solve_greedy(CURVATURE, 0.4, 0.3)
     scatter.session.selection = plan
-    eventually(lambda: scatter.view["waiting"] == pytest.approx(plan.predicted_risk, rel=1e-12))
-    assert scatter.view["chosen"] == ""
-    say(scatter, press="Measure this plan")
+    expected = pytest.approx((plan.predicted_risk, plan.predicted_risk), rel=1e-12)
+    eventually(lambda: marked(scatter, WAITING) == expected)
+    assert scatter._plan.value == ""
+    press(scatter, "Measure this plan")
     settle(scatter)
-    eventually(lambda: scatter.view["waiting"] is None)
-    assert drawn(scatter) == [scatter.view["chosen"]]
+    eventually(lambda: not marked(scatter, WAITING))
+    eventually(lambda: [row["name"] for row in plans(scatter)] == [scatter._plan.value])
 
     elsewhere = cl.Selection.from_pruned(UNITS, [1, 4])  # without a prediction of its own
     scatter.session.add_measured(Measured(elsewhere, 0.25, 0.01, "another text"))
@@ -295,20 +350,20 @@ def test_a_plan_of_another_view_is_marked_then_measured(scatter: FidelityScatter
     row = plans(scatter)[-1]
     assert (row["method"], row["text"]) == ("other plan", "another text")
     assert row["predicted_risk"] == pytest.approx(CURVATURE.risk([1, 4]))
-    assert drawn(scatter, "measured_risk")[-1] == 0.25
+    assert drawn(scatter)[-1][1] == 0.25
     assert "another text" in scatter.code()  # as a comment: it cannot be measured again
 
 
 def test_without_a_model_it_shows_what_is_known() -> None:
     scatter = FidelityScatter(CURVATURE, calibration=HELD_OUT, session=Session(CURVATURE))
     assert len(scatter.points) == len(UNITS)
-    say(scatter, press="Ratio sweep")
+    press(scatter, "Ratio sweep")
     assert "no model" in scatter.error
     with pytest.raises(cl.InputError, match="no plan"):
         scatter.split()
     scatter.session.attach(MODEL)
     scatter.measure(cl.solve_greedy(CURVATURE, 0.2))
-    assert scatter.view["reason"] == ""
+    assert len(plans(scatter)) == 1
 
 
 def test_a_matrix_alone_has_no_gray_points_and_its_overlap_is_the_readers_word() -> None:
@@ -334,6 +389,8 @@ def test_code_reproduces_the_points(scatter: FidelityScatter) -> None:
     names["curvature"] = cl.Curvature(CURVATURE.matrix * (1 + 1e-12), UNITS, CURVATURE.provenance)
     exec(scatter.code(), names)
     again = names["f"]
-    expected = {(r["name"], r["text"]): r["measured_risk"] for r in plans(scatter)}
-    found = {(r["name"], r["text"]): r["measured_risk"] for r in again.table()}
+    found, expected = (
+        {(m.selection.fingerprint, m.text): m.risk for m in shown.session.measured}
+        for shown in (again, scatter)
+    )
     assert found == pytest.approx(expected, rel=1e-4)

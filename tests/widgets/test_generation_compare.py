@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ class Bench:
 
     def instrument(self, **controls: Any) -> GenerationCompare:
         usual = {"session": self.session, "prompt": PROMPT, "max_new_tokens": 8, "live": False}
+        usual |= {"columns": "plans"}
         controls = usual | controls
         found = GenerationCompare(self.model, self.tokenizer, self.curvature, **controls)
         found.send = lambda content, buffers=None: self.sent.append(content)
@@ -112,7 +114,7 @@ def test_texts_and_code_follow_sampling_and_chat(bench: Bench, given: Any, other
     assert bench.run_code(g)["pair"] == pair
     ((name, value),) = other.items()
     setattr(g, name, value)
-    assert g.stale == "text of other settings"
+    assert g.stale == "of earlier controls"
     assert g.generate() != (pair.dense, pair.pruned)
     assert g.stale == ""
 
@@ -233,11 +235,59 @@ def test_another_plan_or_prompt_makes_the_text_stale(bench: Bench) -> None:
     ffn = next(i for i in plan.kept if plan.units[i].kind == "ffn")
     for other in (cl.solve_greedy(bench.curvature, 0.5), plan.with_gains({ffn: 2.0}), None):
         g.selection = other
-        assert g.stale == "text of another plan"
+        assert g.stale == "of earlier controls"
     assert (g.dense_text, g.pruned_text) == text
     g.selection = plan
     g.prompt = "w8"
-    assert g.stale == "text of another prompt"
+    assert g.stale == "of earlier controls"
+
+
+def test_the_refitted_text_is_that_of_the_plan_with_the_gains_of_h(bench: Bench) -> None:
+    g = bench.instrument(columns="refitted")
+    g.ratio = 0.5
+    plan = bench.session.selection
+    _, pruned = g.generate()
+    with_gains = plan.with_gains(cl.solve_gains(bench.curvature, plan))
+    with cl.ablate(bench.model, with_gains):
+        alone = cl.continue_text(bench.model, bench.tokenizer, PROMPT, 8)
+    assert (g.refitted_text, g.diagonal_text) == (alone, "")
+    assert alone not in (pruned, g.dense_text)
+    assert [*g.tokens] == ["dense", "pruned", "refitted"]
+    g.columns = "plans"
+    settle(g)
+    assert (g.refitted_text, "refitted" in g.tokens) == ("", False)
+
+
+def test_it_opens_with_a_question_that_tells_what_pruning_does(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("IPython.display.display", lambda *_, **__: None)
+    asked: list[Any] = []
+    right = np.array([[1, 1, 1, 1, 0], [1, 0, 1, 1, 0], [1, 0, 0, 0, 0]], bool)
+
+    def answers(*given: Any, **_: Any) -> SimpleNamespace:
+        asked.append(given)
+        return SimpleNamespace(right=right)
+
+    monkeypatch.setattr(cl, "answer_accuracy", answers)
+    questions = [Question(f"ability {n // 3}", f"w{n}", "w1") for n in range(7)]
+    usual = {"session": bench.session, "prompts": questions, "max_new_tokens": 8, "ratio": 0.25}
+    g = GenerationCompare(bench.model, bench.tokenizer, bench.curvature, **usual)
+    g._ipython_display_()
+    settle(g)
+    (_, _, plans, tried), *_ = asked
+    assert [[*plan.pruned] for plan in plans] == [
+        [],
+        [*bench.session.selection.pruned],
+        [*cl.solve_greedy(bench.curvature, 0.5).pruned],
+    ]
+    assert tried == [questions[n] for n in (0, 1, 3, 4, 6)]  # two of each ability
+    assert (g.prompt, g.choice) == ("w3", 3)  # known, and lost at twice the ratio
+    assert (g.dense_text != "", g.busy) == (True, False)
+    given = GenerationCompare(bench.model, bench.tokenizer, bench.curvature, prompt="w2", **usual)
+    given._ipython_display_()
+    settle(given)
+    assert (given.prompt, len(asked), given.dense_text != "") == ("w2", 1, True)
 
 
 def test_the_sliders_write_the_dense_text_and_those_of_a_and_b(bench: Bench) -> None:
@@ -264,7 +314,7 @@ def test_the_sliders_write_the_dense_text_and_those_of_a_and_b(bench: Bench) -> 
     assert g.shown["run"] == run + 1
     g.live = False
     g.ratio = 0.3
-    assert (g.busy, g.stale) == (False, "text of another plan")
+    assert (g.busy, g.stale) == (False, "of earlier controls")
     g.ratio = 1.0
     assert "ratio" in g.error
     by_hand = cl.Selection.from_pruned(bench.curvature.units, [1, 8, 14])

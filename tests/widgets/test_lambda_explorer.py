@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import Any
 
 import numpy as np
 import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.solver.guards import reachable_ratio
-from cocurve_widgets import BridgeExplorer, LambdaExplorer, Measured, Session, lambda_explorer
+from cocurve_widgets import BridgeExplorer, LambdaExplorer, Measured, Session
 from helpers.instruments import received, say, settle
 from helpers.problems import make_units, random_curvature
 
@@ -55,41 +54,18 @@ def test_setting_a_trait_solves_like_solve_greedy(explorer: LambdaExplorer) -> N
         assert explorer.error == ""
 
 
-READERS = {  # who may wait for a plan
-    "an observer": lambda explorer, hear: explorer.observe(hear, "selection"),
-    "the session's": lambda explorer, hear: explorer.session.observe(hear, "selection"),
-    "a linked view": lambda explorer, hear: BridgeExplorer(CURVATURE, session=explorer.session),
-    "nobody": lambda explorer, hear: None,
-}
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_a_move_is_solved_once_and_only_for_a_reader(
-    explorer: LambdaExplorer, monkeypatch: pytest.MonkeyPatch, reader: str
-) -> None:
-    solves: list[float] = []
-    heard: list[float] = []
-    longest, moves = lambda_explorer.longest, [0.1, 0.2, 0.3, 0.4]
-
-    def counted(curvature: Any, guards: Any, upto: float, strength: float) -> cl.Selection:
-        solves.append(strength)
-        return longest(curvature, guards, upto, strength)
-
-    keep = READERS[reader](
-        explorer, lambda change: heard.append(change["new"].interaction_strength)
-    )
-    monkeypatch.setattr(lambda_explorer, "longest", counted)
-    for strength in moves:
+def test_every_move_reaches_all_who_wait_for_the_plan(explorer: LambdaExplorer) -> None:
+    heard: list[cl.Selection] = []
+    explorer.session.observe(lambda change: heard.append(change["new"]), "selection")
+    for strength in (0.1, 0.2, 0.3):
         explorer.interaction_strength = strength
-    assert solves == ([] if reader == "nobody" else moves)
-    assert explorer.session.selection is explorer.selection
-    assert solves == ([0.4] if reader == "nobody" else moves)
-    assert len(heard) == (4 if reader in ("an observer", "the session's") else 0)
-    assert explorer.selection.to_json() == cl.solve_greedy(CURVATURE, 0.2, 0.4).to_json()
-    del keep
+        assert heard[-1] is explorer.session.selection is explorer.selection
+        expected = cl.solve_greedy(CURVATURE, 0.2, strength, explorer.guards)
+        assert explorer.selection.to_json() == expected.to_json()
+    assert len(heard) == 3
 
 
-def test_a_plan_chosen_elsewhere_sets_the_controls_and_ends_what_is_owed(
+def test_a_plan_chosen_elsewhere_sets_the_controls_and(
     explorer: LambdaExplorer,
 ) -> None:
     explorer.interaction_strength = 0.3

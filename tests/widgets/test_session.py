@@ -7,15 +7,24 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.pretrained import kept
 from cocurve_lab.extensions.pretrained.kept import write_plans
 from cocurve_lab.models.runtime import exclusive
-from cocurve_widgets import Measured, Session
-from cocurve_widgets.session import Cancelled, CancelToken, Mailbox
+from cocurve_widgets import (
+    BridgeExplorer,
+    CurvatureMap,
+    FidelityScatter,
+    LambdaExplorer,
+    Measured,
+    Session,
+)
+from cocurve_widgets.session import MOST_KEPT, Cancelled, CancelToken, Mailbox
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import tiny_model
 
@@ -86,25 +95,24 @@ def test_an_error_that_cannot_be_told_ends_its_job_alone(monkeypatch: pytest.Mon
     assert died.wait(10)
 
 
-def test_two_that_read_a_plan_at_once_wait_for_the_same_one() -> None:
-    session, solving, go_on = Session(CURVATURE), threading.Event(), threading.Event()
-    session.selection = cl.solve_greedy(CURVATURE, 0.3, 1.0)
-    owed = cl.solve_greedy(CURVATURE, 0.3, 0.3)
+def test_a_plan_is_that_of_its_controls_whoever_asks_and_in_any_order() -> None:
+    session = Session(CURVATURE)
+    guards = [cl.Guards(), cl.Guards(layer_cap_factor=1.5), cl.Guards(kinds=("ffn",))]
+    asked = [(r, s, g) for r in (0.0, 0.2, 0.37, 0.6, 0.7) for s in (0.0, 0.4, 1.0) for g in guards]
 
-    def solve() -> None:
-        solving.set()
-        go_on.wait(10)
-        session.selection = owed
+    def found(solve: Any, controls: Any) -> str:
+        try:
+            return solve(*controls).to_json()
+        except cl.InfeasibleError as error:
+            return str(error)
 
-    session.debtor = solve
-    with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(lambda: session.selection)
-        assert solving.wait(10)
-        second = threads.submit(lambda: session.selection)
-        with pytest.raises(TimeoutError):
-            second.result(0.2)
-        go_on.set()
-        assert first.result(10) is second.result(10) is owed
+    with ThreadPoolExecutor(4) as threads:  # twice: what is remembered is the same
+        plans = list(threads.map(lambda controls: found(session.solve, controls), asked * 2))
+    expected = [found(lambda *c: cl.solve_greedy(CURVATURE, *c), controls) for controls in asked]
+    assert plans == expected * 2
+    for strength in np.linspace(0, 1, 100):
+        session.solve(0.2, float(strength), cl.Guards())
+    assert len(session._solved) == MOST_KEPT
 
 
 def test_the_model_has_one_lock_for_cells_and_callbacks() -> None:
@@ -133,10 +141,21 @@ def test_one_session_per_curvature_as_long_as_somebody_holds_it() -> None:
     session = Session.of(curvature)
     again = cl.Curvature(curvature.matrix, curvature.units)
     assert Session.of(again) is session
+    assert Session.of(again.with_provenance(surrogate="measured KL")) is not session
+    assert Session.of(again.with_provenance(model_name="another")) is not session
     gone = weakref.ref(session)
     del session
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("name", ["H.npz", "H.pkl"])
+def test_an_instrument_opens_on_the_file_of_an_h(name: str, tmp_path: Path) -> None:
+    file = CURVATURE.save(tmp_path / name)
+    for make in (LambdaExplorer, BridgeExplorer, CurvatureMap, FidelityScatter):
+        instruments = make(str(file)), make(file)  # type: ignore[operator]
+        assert instruments[0].session is instruments[1].session
+        np.testing.assert_array_equal(instruments[0].curvature.matrix, CURVATURE.matrix)
 
 
 def test_a_plan_measured_again_replaces_the_old_record() -> None:

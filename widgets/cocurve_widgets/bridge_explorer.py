@@ -183,7 +183,7 @@ class BridgeExplorer(Explorer):
         found: dict[str, Any] = {"ratio": ratio, "problem": "", "note": ""}
         for name, strength in (("diagonal", 0.0), ("edge_aware", 1.0)):
             try:
-                plan = cl.solve_greedy(self.curvature, ratio, strength, guards)
+                plan = self.session.solve(ratio, strength, guards)
                 found[name] = list(plan.pruned)
             except cl.CocurveError as error:  # out of reach under these guards; the page shows it
                 found |= {name: None, "problem": str(error)}

@@ -12,7 +12,6 @@ import cocurve_lab as cl
 from cocurve_lab.extensions.judging.agreement import DIAGONAL, EDGE_AWARE, RANDOM, SWAP, predictions
 
 from .instrument import counted
-from .packing import plain
 from .session import MeasuredPlan, Session
 
 OTHER, SINGLE = "other plan", "single unit"
@@ -32,12 +31,12 @@ class Book:
 
     Attributes:
         names: plan fingerprint -> (method, name).
-        pools: name of a set measured together -> (Python that measures it, fingerprints).
+        pools: name of a set measured together -> fingerprints.
         rows: name of a text -> number of held-out rows it stands for.
     """
 
     names: dict[str, tuple[str, str]] = field(default_factory=dict)
-    pools: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
+    pools: dict[str, list[str]] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -45,12 +44,11 @@ class Book:
         """The book of a session, made on first use."""
         return _BOOKS.setdefault(session, cls())
 
-    def add_pool(self, name: str, code: str, plans: Pool) -> None:
+    def add_pool(self, name: str, plans: Pool) -> None:
         """Record a set measured together, and number its random sets and swaps.
 
         Args:
             name: of the set.
-            code: Python that measures it again.
             plans: (method, plan) of each.
         """
         numbers: dict[str, int] = {}
@@ -59,7 +57,7 @@ class Book:
                 numbers[method] = numbers.get(method, 0) + 1
                 label = f"{method} {numbers[method]}, {plan.requested_ratio:.3g}"
                 self.names.setdefault(plan.fingerprint, (method, label))
-        self.pools[name] = (code, [plan.fingerprint for _, plan in plans])
+        self.pools[name] = [plan.fingerprint for _, plan in plans]
 
     def name(self, plan: cl.Selection) -> tuple[str, str]:
         """The method and name of a plan."""
@@ -133,11 +131,6 @@ def single_rows(curvature: cl.Curvature) -> Rows:
     return rows
 
 
-def by_column(rows: Rows) -> dict[str, list[Any]]:
-    """The rows as the page receives them: the values of each key, with None for NaN."""
-    return {key: plain([row[key] for row in rows]) for key in (rows[0] if rows else ())}
-
-
 def rows_of(plans: Plans, marks: Sequence[str]) -> Rows:
     """The rows of the plans that have these fingerprints."""
     return [row for plan, row in plans if plan.fingerprint in marks]
@@ -160,18 +153,14 @@ def score(rows: Rows) -> dict[str, Any]:
 
 def caption(curvature: cl.Curvature, text: str | None) -> str:
     """The support and text that predictions and measurements are on; `text` is None without one."""
-    known = curvature.provenance
-    top_r = known.get("top_r")
-    support = "top-r support (r unknown)" if top_r is None else f"top-{top_r} support"
-    by = f"on the teacher's {support}, from the calibration text"
+    support = f"top-{curvature.provenance.get('top_r', 'r')} support"
     gray = "This curvature does not hold the KL of single units: no gray points."
     if curvature.single_unit_risk is not None:
         gray = (
             f"Gray: each unit alone, ½ H_uu against its KL in the build, on the calibration text; "
             f"that KL is over {curvature.risk_support}."
         )
-    on = text or "the text each point names"
-    parts = [f"Predicted: {by}. Measured: over the full vocabulary, on {on}.", gray]
-    if text and "row_fingerprints" not in known:
-        parts.append("H does not record its calibration rows, so overlap cannot be checked.")
-    return " ".join(parts)
+    return (
+        f"Predicted: on the teacher's {support}, from the calibration text. Measured: over the "
+        f"full vocabulary, on {text or 'the text each point names'}. {gray}"
+    )

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import html
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from traitlets import Dict, Float, Int, List, Unicode, validate
+import ipywidgets
+from traitlets import Enum, Float, Int, List, Unicode, validate
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.figures import COLORS
 from cocurve_lab.extensions.judging.agreement import same_budget_pool
 from cocurve_lab.extensions.judging.gap import RiskSplit
+from cocurve_lab.extensions.writing import brief, typeset
 from cocurve_lab.solver.targets import require_ratio, require_strength
 
 from . import fidelity_points
+from .fidelity_figure import Picture
 from .fidelity_measuring import Measurer
 from .fidelity_points import METHODS, SINGLE, Book, Plans, Pool, Row, Rows, rows_of
-from .instrument import Instrument, counted, front, guarded, plan_code
-from .packing import plain
-from .session import CancelToken, Mailbox, MeasuredPlan, Session, text_name
-from .still import plot_html
+from .instrument import Instrument, counted, guarded, plan_code
+from .session import AnyCurvature, CancelToken, Mailbox, MeasuredPlan, Session, opened, text_name
+from .still import plot_html, table_html
 from .traits import Some
 
 if TYPE_CHECKING:
@@ -28,19 +32,42 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PAUSE = 0.2  # seconds between redraws at least
+BUTTONS = {
+    "Measure this plan": "the plan that all instruments of this session show",
+    "Lambda sweep": "greedy plans at the ratio, one for each λ to sweep, under the opening guards",
+    "Ratio sweep": "greedy plans at λ, one for each ratio to sweep, under the opening guards",
+    "Same-budget pool": "26 sets at the ratio, no guards: greedy, diagonal, 14 random, 10 swaps",
+    "Cancel": "stop measuring; measured plans are kept",
+}
+SCORES = {  # key of `statistics` -> heading
+    "points": "points",
+    "spearman": "Spearman",
+    "spearman_diagonal": "of ½ Σ H_uu",
+    "spearman_single_units": "of Σ KL alone",
+    "pearson_log": "Pearson of logs",
+    "median_ratio": "median measured / predicted",
+    "worst": "worst",
+    "worst_ratio": "measured / predicted",
+}
+_STYLE = """<style>
+.cocurve-fidelity :is(p, td, th) { line-height: 1.4; white-space: normal; }
+.cocurve-fidelity .jupyter-widget-hbox { gap: 4px 12px; }
+.cocurve-fidelity :is(td, th) { padding: 2px 8px; text-align: right; }
+.cocurve-fidelity :is(td, th):first-child { text-align: left; }
+</style>"""
 
 
-class FidelityScatter(Instrument):
+class FidelityScatter(Instrument, ipywidgets.VBox):
     """Predicted against measured KL(dense || pruned), both in nats per token.
 
     H predicts 1/2 s^T H s, as in the paper, on the teacher's top-r support and the calibration
     text. The measurement is over the full vocabulary, on held-out text. Gray points are single
     units: both values are the build's, the measurement over the tokens of `Curvature.risk_support`.
-    Both axes are logarithmic: a plan whose prediction or measurement is not above 0 (the empty
-    plan) is not drawn but named in the status.
+    A click on a point makes its plan the session's, or its unit the chosen one. Logarithmic axes
+    cannot show a plan whose prediction or measurement is not above 0; the status names it.
 
     Args:
-        curvature: H [M, M] with its units.
+        curvature: H [M, M] with its units, or the path of its file.
         model: the dense model; None shows what is known and measures nothing.
         calibration: held-out text to measure on; rows that the curvature was built on are refused.
         session: shared with other instruments; by default the curvature's own.
@@ -54,14 +81,14 @@ class FidelityScatter(Instrument):
         ratios: ratios of the ratio sweep, each in [0, 1).
         seed: seed of the pool's random sets and swaps.
         rows: rows of the held-out text to measure on; 0 means all of them.
-        methods: the methods shown, of METHODS.
+        methods: the methods shown, of METHODS; a click on the legend sets them, too.
         text: name of the text whose plans are shown; empty for all texts.
+        axes: "log" or "linear", for both axes.
         selected_unit: the unit ringed among the single units.
+        picture: the plotly FigureWidget.
         book: the names of the plans.
         measurer: measures them.
     """
-
-    _esm = front("scatter.js", render="render")
 
     ratio = Float(0.2).tag(sync=True)
     interaction_strength = Float(1.0).tag(sync=True)
@@ -71,15 +98,11 @@ class FidelityScatter(Instrument):
     rows = Int(0).tag(sync=True)
     methods = Some(METHODS).tag(sync=True)
     text = Unicode().tag(sync=True)
-    # what the page draws: rows by column, what can be chosen, and everything else
-    plans: Dict[str, Any] = Dict(read_only=True).tag(sync=True)
-    units: Dict[str, Any] = Dict(read_only=True).tag(sync=True)
-    offered: Dict[str, Any] = Dict(read_only=True).tag(sync=True)
-    view: Dict[str, Any] = Dict(read_only=True).tag(sync=True)
+    axes = Enum(("log", "linear"), "log").tag(sync=True)
 
     def __init__(
         self,
-        curvature: cl.Curvature,
+        curvature: AnyCurvature,
         model: PreTrainedModel | None = None,
         calibration: cl.CalibrationSet | None = None,
         *,
@@ -87,6 +110,7 @@ class FidelityScatter(Instrument):
         tokenizer: PreTrainedTokenizerBase | None = None,
         **controls: Any,
     ) -> None:
+        curvature = opened(curvature)
         if calibration is not None:
             calibration = calibration.require_disjoint(curvature)
         self.calibration = calibration
@@ -103,12 +127,16 @@ class FidelityScatter(Instrument):
             "Same-budget pool": lambda: self.measure_pool(wait=False),
             "Cancel": self.cancel,
         }
-        rows = 0 if calibration is None else len(calibration)
-        self.set_trait("offered", {"methods": METHODS, "rows": rows})
-        self.set_trait("units", fidelity_points.by_column(self._singles))
+        self.picture = Picture(self._clicked, self._hide)
+        self._chosen = ""
+        self.add_class("cocurve-fidelity")
+        self.children = self._layout()
         for trait in ("selection", "measured", "selected_unit"):
             self.follow(self._changed, trait)
-        self.observe(self._changed, ["methods", "text", "rows"])
+        self.observe(self._changed, ["methods", "text", "rows", "axes"])
+        self.observe(self._tell, ["status", "error"])
+        self.observe(self._name_unit, "selected_unit")
+        self._name_unit()
         self.refresh()
 
     # Values -------------------------------------------------------------------------------------
@@ -188,7 +216,7 @@ class FidelityScatter(Instrument):
 
     def _statistics(self, plans: Plans) -> dict[str, dict[str, Any]]:
         groups = {fidelity_points.ALL_PLANS: [row for _, row in plans]}
-        for name, (_, members) in self.book.pools.items():
+        for name, members in self.book.pools.items():
             groups[name] = rows_of(plans, members)
         groups[fidelity_points.SINGLE_UNITS] = self._units()
         return {
@@ -209,20 +237,16 @@ class FidelityScatter(Instrument):
             "# curvature, model and calibration (the held-out text) as in the notebook",
             f"f = FidelityScatter(curvature, model, calibration{options})",
         ]
-        by_text: dict[str, dict[str, cl.Selection]] = {}
-        for plan, row in self._plans():
-            by_text.setdefault(row["text"], {})[plan.fingerprint] = plan
-        for text, plans in by_text.items():
-            if text not in self.book.rows:
-                lines.append(f"# points on {text!r} were measured elsewhere")
+        rows = 0
+        for plan, row in sorted(self._plans(), key=lambda pair: pair[1]["text"]):
+            here = self.book.rows.get(row["text"])
+            if here is None:
+                lines.append(f"# {row['name']!r} on {row['text']!r} was measured elsewhere")
                 continue
-            lines.append(f"f.rows = {self.book.rows[text]}")
-            alone = dict(plans)
-            for code, members in self.book.pools.values():
-                if plans.keys() >= set(members):
-                    lines.append(code)
-                    alone = {mark: alone[mark] for mark in alone if mark not in members}
-            lines += [f"f.measure({plan_code(p, self.curvature)})" for p in alone.values()]
+            if here != rows:
+                lines.append(f"f.rows = {here}")
+                rows = here
+            lines.append(f"f.measure({plan_code(plan, self.curvature)})")
         return "\n".join(lines) + "\n"
 
     # Measuring ----------------------------------------------------------------------------------
@@ -232,8 +256,8 @@ class FidelityScatter(Instrument):
 
         Args:
             selections: one plan or several.
-            wait: True measures in this thread (Ctrl-C keeps the finished plans); False hands the
-                plans to the session's thread, as the buttons do.
+            wait: whether to return when they are measured (Ctrl-C keeps the finished plans) or at
+                once, as the buttons do. The session's thread measures.
 
         Returns:
             The rows (as in `points`) of those plans that are measured by now, in order.
@@ -247,11 +271,9 @@ class FidelityScatter(Instrument):
         for plan in plans:  # of equal plans the first gives the name
             if plan.fingerprint not in known:
                 fresh.setdefault(plan.fingerprint, plan)
+        self.measurer.measure(list(fresh.values()), held_out)
         if wait:
-            self.measurer.measure_here(list(fresh.values()), held_out)
-            self.refresh()
-        else:
-            self.measurer.measure_soon(list(fresh.values()), held_out)
+            self._wait()
         known = self._on(text)
         found = [known[plan.fingerprint] for plan in plans if plan.fingerprint in known]
         return [fidelity_points.plan_row(self.curvature, self.book, record) for record in found]
@@ -262,8 +284,12 @@ class FidelityScatter(Instrument):
 
     def _require_measurable(self, plans: list[cl.Selection]) -> cl.CalibrationSet:
         """The text to measure on; an error if these plans cannot be measured."""
-        if reason := self.reason():
-            raise cl.InputError(reason)
+        self.session.require_model()
+        if self.calibration is None:
+            raise cl.InputError(
+                "there is no held-out text to measure on. Pass rows that H was not built on: "
+                "FidelityScatter(curvature, model, calibration)."
+            )
         for plan in plans:
             if not isinstance(plan, cl.Selection):
                 raise cl.InputError(f"{plan!r:.80} is not a Selection. Make one with solve_greedy.")
@@ -287,10 +313,10 @@ class FidelityScatter(Instrument):
 
         `ratio` and `strengths` default to the attributes; returns and raises as `measure`.
         """
-        ratio, strengths = given = self._given(ratio=ratio, strengths=strengths)
+        ratio = self.ratio if ratio is None else ratio
+        strengths = self.strengths if strengths is None else strengths
         plans = [self._solve(ratio, strength) for strength in strengths]
-        name = f"lambda sweep, ratio {ratio:.4g}"
-        return self._measure_set(name, "measure_lambda_sweep", given, plans, wait)
+        return self._measure_set(f"lambda sweep, ratio {ratio:.4g}", plans, wait)
 
     def measure_ratio_sweep(
         self,
@@ -302,11 +328,12 @@ class FidelityScatter(Instrument):
 
         Arguments default to the attributes; returns and raises as `measure`.
         """
-        given = self._given(interaction_strength=interaction_strength, ratios=ratios)
-        strength, ratios = given
-        plans = [self._solve(ratio, strength) for ratio in ratios]
-        name = f"ratio sweep, lambda {strength:.4g}"
-        return self._measure_set(name, "measure_ratio_sweep", given, plans, wait)
+        strength = self._strength(interaction_strength)
+        plans = [self._solve(x, strength) for x in (self.ratios if ratios is None else ratios)]
+        return self._measure_set(f"ratio sweep, lambda {strength:.4g}", plans, wait)
+
+    def _strength(self, given: float | None) -> float:
+        return self.interaction_strength if given is None else given
 
     def _solve(self, ratio: float, strength: float) -> tuple[str, cl.Selection]:
         guards = cl.opening_guards(self.curvature.units)
@@ -323,32 +350,26 @@ class FidelityScatter(Instrument):
 
         Arguments default to the attributes; returns and raises as `measure`.
         """
-        given = self._given(ratio=ratio, seed=seed, interaction_strength=interaction_strength)
-        ratio, seed, strength = given
         self._require_measurable([])  # before 26 sets are made
+        ratio = self.ratio if ratio is None else ratio
+        seed = self.seed if seed is None else seed
+        strength = self._strength(interaction_strength)
         plans = same_budget_pool(self.curvature, ratio, seed, interaction_strength=strength)
         name = f"same-budget pool, ratio {ratio:.4g}, lambda {strength:.4g}, seed {seed}"
-        return self._measure_set(name, "measure_pool", given, plans, wait)
+        return self._measure_set(name, plans, wait)
 
-    def _given(self, **arguments: Any) -> list[Any]:
-        """The arguments, and the attributes of those that are None; sequences as lists."""
-        found = (getattr(self, name) if x is None else x for name, x in arguments.items())
-        return [list(x) if isinstance(x, Iterable) else x for x in found]
-
-    def _measure_set(
-        self, name: str, method: str, given: list[Any], pool: Pool, wait: bool
-    ) -> Rows:
-        """Measure plans under one name; `method` made them of what was `given`."""
+    def _measure_set(self, name: str, pool: Pool, wait: bool) -> Rows:
+        """Measure plans under one name."""
         plans = [plan for _, plan in pool]
         self._require_measurable(plans)
-        self.book.add_pool(name, f"f.{method}({', '.join(map(repr, given))})", pool)
+        self.book.add_pool(name, pool)
         return self.measure(plans, wait)
 
     def split(self, plan: cl.Selection | None = None) -> RiskSplit:
         """Measure where the prediction of a plan and its KL part (`cocurve_lab.split_risk`).
 
-        It measures in this thread, row by row, under the bar of the instrument. Cancel and Ctrl-C
-        keep the finished rows, and another call goes on after them.
+        It measures row by row, under the bar of the instrument. Cancel and Ctrl-C keep the finished
+        rows, and another call goes on after them.
 
         Args:
             plan: a plan without gains; None takes the session's.
@@ -359,13 +380,17 @@ class FidelityScatter(Instrument):
         plan = self.require_plan() if plan is None else plan
         held_out = self._require_measurable([plan])
         parts = self._splits.setdefault((plan.fingerprint, text_name(held_out)), [])
-        try:
-            self.measurer.split_here(plan, held_out, parts)
-        finally:
-            self.refresh()
+        self.measurer.split(plan, held_out, parts)
+        self._wait()
         if not parts:
             raise cl.InputError("the split was cancelled before its first row. Call split again.")
         return RiskSplit.join(parts)
+
+    def _wait(self) -> None:
+        try:
+            self.measurer.wait()
+        finally:
+            self.refresh()
 
     def cancel(self) -> None:
         """Stop measuring; measured plans are kept, and so are those in the model now."""
@@ -379,20 +404,6 @@ class FidelityScatter(Instrument):
             )
         return self.session.selection
 
-    def reason(self) -> str:
-        """The reason why nothing can be measured; empty if measuring is possible."""
-        if self.session.model is None:
-            return (
-                "Nothing can be measured: there is a curvature but no model. Pass model=, or call "
-                "session.attach(model, tokenizer)."
-            )
-        if self.calibration is None:
-            return (
-                "Nothing can be measured: there is no held-out text. Pass rows that H was not "
-                "built on: FidelityScatter(curvature, model, calibration)."
-            )
-        return ""
-
     # Choosing -----------------------------------------------------------------------------------
 
     def choose(self, name: str) -> None:
@@ -405,35 +416,88 @@ class FidelityScatter(Instrument):
                 return
         raise cl.InputError(f"no measured plan is called {name!r}. Measure it, or choose another.")
 
-    # Outside the lock: all other views of the session answer and take theirs.
-    def _heard(self, widget: Any, content: Any, buffers: Any) -> None:
-        """Press a button, choose a plan or mark a unit by name, or send a file."""
-        if "want" in content:
-            super()._heard(widget, content, buffers)
-            return
+    # None of these holds the lock: all other views of the session answer and take theirs.
+    def _do(self, action: Callable[[], object], *_: Any) -> None:
+        """Do what the page asks for, and show its error."""
         try:
             self.error = ""
-            if "press" in content:
-                self._actions[content["press"]]()
-            elif "choose" in content:
-                self.choose(content["choose"])
-            elif "mark" in content:
-                name = content["mark"]
-                self.selected_unit = self.curvature.units.index(name) if name else None
+            action()
         except Exception as error:
             self.report(error)
-        self.send({"heard": True})
+
+    def _clicked(self, row: Row) -> None:
+        self._do(partial(self._mark if row["kind"] == SINGLE else self.choose, row["name"]))
+
+    def _mark(self, name: str) -> None:
+        self.selected_unit = self.curvature.units.index(name) if name else None
+
+    def _name_unit(self, _: Any = None) -> None:
+        unit = self.selected_unit
+        self._unit.value = "" if unit is None else self.curvature.units[unit].name
+
+    def _hide(self, hidden: set[str]) -> None:
+        self.methods = [name for name in METHODS if name not in hidden]
+
+    # Controls -----------------------------------------------------------------------------------
+
+    def _layout(self) -> list[ipywidgets.Widget]:
+        """The parts of the instrument from top to bottom."""
+        number, whole = ipywidgets.BoundedFloatText, ipywidgets.BoundedIntText
+        several, label = ipywidgets.FloatsInput, ipywidgets.Label
+        most = 0 if self.calibration is None else len(self.calibration)
+        fields = [
+            self._tied("ratio", "Ratio", number, min=0.01, max=0.99, step=0.05),
+            self._tied("interaction_strength", "λ of ratio sweep and pool", number, max=1e3),
+            _row(label("λ to sweep"), self._tied("strengths", "", several, min=0, format=".4")),
+            _row(
+                label("Ratios to sweep"),
+                self._tied("ratios", "", several, min=0, max=0.99, format=".4"),
+            ),
+            self._tied("seed", "Seed", whole, max=2**31 - 1),
+            self._tied("rows", "Rows of text (0: all)", whole, max=most),
+        ]
+        self._buttons = {}
+        for name, tip in BUTTONS.items():
+            self._buttons[name] = ipywidgets.Button(description=name, tooltip=tip)
+            self._buttons[name].on_click(partial(self._do, self._actions[name]))
+        self._bar, self._moving = ipywidgets.IntProgress(), ipywidgets.Label()
+        menu, typed = ipywidgets.Combobox, {"continuous_update": False}
+        self._plan = _named("Show plan", menu, **typed)
+        self._plan.observe(self._choose_name, "value")
+        names = [unit.name for unit in self.curvature.units]
+        self._unit = _named("Mark unit", menu, options=names, **typed)
+        self._unit.observe(lambda change: self._do(partial(self._mark, change["new"])), "value")
+        self._text = self._tied("text", "Text", menu, placeholder="all texts", **typed)
+        axes = self._tied("axes", "Axes", ipywidgets.Dropdown, options=["log", "linear"])
+        self._words, self._agreement = ipywidgets.HTML(), ipywidgets.HTML()
+        return [
+            ipywidgets.HTML("<h3>Predicted and measured risk of plans</h3>"),
+            _row(*fields),
+            _row(*self._buttons.values(), self._bar, self._moving),
+            self.picture,
+            _row(self._plan, self._unit, self._text, axes),
+            self._words,
+            self._agreement,
+        ]
+
+    def _tied(self, name: str, label: str, kind: Any, **options: Any) -> Any:
+        """A control that is kept equal to a trait; the error of a refused value is shown."""
+        control = _named(label, kind, **{"value": getattr(self, name)} | options)
+        control.observe(
+            lambda change: self._do(partial(setattr, self, name, change["new"])), "value"
+        )
+        self.observe(lambda change: setattr(control, "value", change["new"]), name)
+        return control
+
+    def _choose_name(self, change: Any) -> None:
+        if change["new"] != self._chosen:  # else it is we who have filled the menu
+            self._do(partial(self.choose, change["new"]))
 
     # Drawing ------------------------------------------------------------------------------------
 
-    @guarded
     def _changed(self, _: Any = None) -> None:
-        """Redraw now, or after the rest of PAUSE: measuring would redraw more often than that."""
-        if self.comm is None:
-            return
-        if time.monotonic() >= self._drawn_at + PAUSE:
-            self.refresh()
-        else:
+        """Redraw soon: measuring would redraw more often than once in PAUSE."""
+        if self.comm is not None:
             self._drawing.submit("draw", self._later, self.report)
 
     def _later(self, token: CancelToken) -> None:
@@ -443,64 +507,66 @@ class FidelityScatter(Instrument):
     @guarded
     def refresh(self) -> None:
         """Bring picture, numbers and status up to date."""
-        plans, plan, unit = self._plans(), self.session.selection, self.selected_unit
+        plans, plan = self._plans(), self.session.selection
         mine = [] if plan is None else rows_of(plans, [plan.fingerprint])
         known = plan is None or any(map(self._drawable, mine))
-        work = self.measurer
-        here = None if self.calibration is None else text_name(self._held_out())
-        view = {
-            "chosen": mine[0]["name"] if mine else "",
-            "waiting": None if known else self.curvature.risk(plan.pruned),
-            "unit": "" if unit is None else self.curvature.units[unit].name,
-            "reason": self.reason(),
-            "done": work.done,
-            "total": work.total,
-            "moving": work.words(),
-            "texts": list(dict.fromkeys(record.text for record in self.session.measured)),
-            "caption": fidelity_points.caption(self.curvature, here),
-            "scores": plain(self._statistics(plans)),
-        }
-        self._drawn_at = time.monotonic()
+        self._chosen = mine[0]["name"] if mine else ""
         rows = [row for _, row in plans]
-        self.set_trait("plans", fidelity_points.by_column(rows))
-        self.set_trait("view", view)
+        waiting = None if plan is None or known else self.curvature.risk(plan.pruned)
+        self.picture.show_points(
+            rows, self._units(), [self._chosen, self._unit.value], waiting, self.axes
+        )
+        self._drawn_at = time.monotonic()
+        work = self.measurer
+        for name, button in self._buttons.items():
+            button.disabled = name == "Cancel" and not work.active
+        self._bar.max, self._bar.value = max(1, work.total), work.done
+        self._bar.layout.visibility = "visible" if work.active else "hidden"
+        self._moving.value = work.words()
+        self._plan.options = list(dict.fromkeys(row["name"] for row in rows))
+        self._plan.value = self._chosen
+        self._text.options = list(dict.fromkeys(m.text for m in self.session.measured))
+        self._agreement.value = self._agreement_html(plans)
         self.status = self._status(rows)
+        self._tell()
+
+    def _tell(self, _: Any = None) -> None:
+        """Show error, status and caption."""
+        here = None if self.calibration is None else text_name(self._held_out())
+        lines = {
+            "alert": self.error,
+            "status": self.status,
+            "note": fidelity_points.caption(self.curvature, here),
+        }
+        self._words.value = "".join(
+            f'<p role="{role}">{html.escape(text)}</p>' for role, text in lines.items() if text
+        )
+
+    def _agreement_html(self, plans: Plans) -> str:
+        """The statistics as a table, and a table of the points."""
+        from pandas import DataFrame
+
+        found = DataFrame(self._statistics(plans)).T[list(SCORES)].rename(columns=SCORES)
+        scores = found.to_html(border=0, na_rep="-", float_format=lambda x: typeset(brief(x)))
+        points = table_html([row for _, row in plans])
+        return f"{_STYLE}<h4>Agreement</h4>{scores}{points}"
 
     def _drawable(self, row: Row) -> bool:
         """Whether both risks are above 0, so that log axes can show them."""
         return bool(row["predicted_risk"] > 0 and row["measured_risk"] > 0)
 
     def _status(self, plans: Rows) -> str:
-        """How many points, those that cannot be drawn, the chosen plan, the time taken."""
+        """How many points, those that cannot be drawn, the time taken."""
         units = self._units()
-        counts = counted(len(plans), "measured plan"), counted(len(units), "single unit")
-        parts = [f"{' and '.join(counts)} shown"]
-        texts = {row["text"] for row in plans}
-        if len(texts) > 1:
-            parts.append(
-                f"plans were measured on {len(texts)} texts; choose one under Text to compare"
-            )
-        hidden = [row["name"] for row in plans + units if not self._drawable(row)]
-        if hidden:
-            some = ", ".join(hidden[:3]) + (", ..." if len(hidden) > 3 else "")
-            verb = "is" if len(hidden) == 1 else "are"
-            parts.append(
-                f"{len(hidden)} of them {verb} not above 0 and cannot be drawn on log axes: {some}"
-            )
-        took = self.measurer.took
-        parts += [self._plan_words(), f"last: {took}" if took else ""]
+        texts = len({row["text"] for row in plans})
+        hidden = sum(not self._drawable(row) for row in plans + units)
+        parts = [
+            f"{counted(len(plans), 'measured plan')} on {counted(texts, 'text')} and "
+            f"{counted(len(units), 'single unit')} shown",
+            f"{hidden} not above 0, which only linear axes show" if hidden else "",
+            f"last: {self.measurer.took}" if self.measurer.took else "",
+        ]
         return "; ".join(filter(None, parts)) + "."
-
-    def _plan_words(self) -> str:
-        """The session's plan, its prediction, and whether it is measured; empty without one."""
-        plan = self.session.selection
-        if plan is None:
-            return ""
-        known = (record.selection.fingerprint for record in self.session.measured)
-        # also where the filters hide its point
-        how = "measured" if plan.fingerprint in known else "only predicted so far"
-        predicted = f"predicted {self.curvature.risk(plan.pruned):.3g} nats"
-        return f"chosen: {self.book.name(plan)[1]}, {predicted} ({how})"
 
     # Closing ------------------------------------------------------------------------------------
 
@@ -513,3 +579,13 @@ class FidelityScatter(Instrument):
 
     def __repr__(self) -> str:
         return f"FidelityScatter on {self.session!r}: {self.status}"
+
+
+def _named(label: str, kind: Any, **options: Any) -> Any:
+    """A control with its name above it, which screen readers read with it."""
+    wide = {"flex": "0 1 auto", "width": "auto"}
+    return kind(description=label, style={"description_width": "initial"}, layout=wide, **options)
+
+
+def _row(*parts: ipywidgets.Widget) -> ipywidgets.HBox:
+    return ipywidgets.HBox(parts, layout={"flex_flow": "row wrap"})

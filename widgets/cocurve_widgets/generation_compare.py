@@ -1,10 +1,11 @@
-"""GenerationCompare: text of the dense model and of plans A and B, and KL at every token."""
+"""GenerationCompare: text of the dense model, pruned and refitted, and KL at every token."""
 
 from __future__ import annotations
 
 import html
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,14 +27,15 @@ from cocurve_lab.extensions.judging.lockstep import (
     generate_rows,
 )
 
-from .instrument import Instrument, counted, front, guarded, plan_code
-from .session import Cancelled, CancelToken, Session
+from .instrument import Drawn, counted, front, guarded, plan_code
+from .session import MOST_RATIO, AnyCurvature, Cancelled, CancelToken, Session
 from .traits import PlanOfUnits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-SIDES = {"dense": "dense", "diagonal": "A", "pruned": "B"}
+SIDES = {"dense": "dense", "diagonal": "A", "pruned": "B", "refitted": "refitted"}
+TRIED = 2  # questions of each ability, from which the first prompt is chosen
 BATCH_SECONDS = 0.04  # between two messages with new tokens
 SETTINGS = ("prompt", "max_new_tokens", "temperature", "seed", "chat")
 WRITING = "writing the texts"
@@ -52,7 +54,7 @@ class Run:
     Attributes:
         number: counts the runs.
         prompt, prompt_ids: the text to continue, and its tokens.
-        plans: the plan of each text, by side; without "diagonal" where A is no other plan.
+        plans: the plan of each text, by side, as far as there is one.
         texts: the texts by side.
         sampling: how they are written.
         chat: whether the prompt is asked through the chat template; None where there is none.
@@ -105,28 +107,34 @@ class Run:
         )
 
 
-class GenerationCompare(Instrument):
+class GenerationCompare(Drawn):
     """Text before and after pruning, from one prompt, one batch and one seed.
 
-    One row of the batch is the dense model, one runs under the mask of A, the diagonal plan
-    (lambda 0) of the same ratio and guards, one under that of B, the session's plan; no second
-    model is made. The ribbon below shows KL(dense || B) at every token of a text that both read.
-    A text ends with its turn of the chat; the reply to a question without a chat with its line.
+    One row of the batch is the dense model, one runs under the mask of the session's plan B, and
+    one under the same mask with the gains that H gives (`cl.solve_gains`): the refitted text.
+    Or, in its place, under that of A, the diagonal plan (lambda 0) of the same ratio and guards. No
+    second model is made. The ribbon below shows KL(dense || B) at every token of a text that both
+    read. A text ends with its turn of the chat; the reply to a question without a chat with its
+    line.
 
     Attributes:
         ratio, interaction_strength: those of plan B. Setting one solves anew, under its guards.
         prompt, max_new_tokens, temperature, seed: settings of Generate; temperature 0 is greedy.
         selection: plan B, the session's; None for none.
-        choice: index of the chosen menu entry; None for a prompt of your own.
+        choice: index of the chosen menu entry; None for a prompt of your own. When it is shown
+            without a prompt, it opens with a question that the dense model and B answer, and a
+            plan of twice the ratio does not, if there is one.
+        columns: beside the dense text: "refitted" for the pruned and the refitted one, "plans" for
+            those of A and B.
         chat: whether prompts are asked through the chat template; None: where there is one. The
             status says which.
         live: write whenever a slider moves, and again whenever the plan changes.
         forced_text: the text of the ribbon: "dense", "pruned" or "custom" (then `custom_text`).
-        dense_text, diagonal_text, pruned_text: the texts, without the prompt; that of A is empty
-            where A is no other plan.
+        dense_text, diagonal_text, pruned_text, refitted_text: the texts, without the prompt; empty
+            where none was written.
         divergence: index of the first generated token that differs; None where none does.
         ribbon: a dict per token, {token, kl (nats per token), generated}.
-        stale: where the controls have changed since the text was written, which of them; else "".
+        stale: "of earlier controls" where they have changed since the text was written; else "".
         busy: whether text is being written or waited for.
     """
 
@@ -138,6 +146,7 @@ class GenerationCompare(Instrument):
     seed = Int(0).tag(sync=True)
     choice = Int(None, allow_none=True).tag(sync=True)
     chat = Bool(None, allow_none=True).tag(sync=True)
+    columns = Enum(("refitted", "plans"), "refitted").tag(sync=True)
     ratio = Float(0.2).tag(sync=True)
     interaction_strength = Float(1.0).tag(sync=True)
     live = Bool(True).tag(sync=True)
@@ -148,6 +157,7 @@ class GenerationCompare(Instrument):
     dense_text = Unicode().tag(sync=True)
     diagonal_text = Unicode().tag(sync=True)
     pruned_text = Unicode().tag(sync=True)
+    refitted_text = Unicode().tag(sync=True)
     divergence = Int(None, allow_none=True).tag(sync=True)
     ribbon: List[dict[str, Any]] = List().tag(sync=True)
     ribbon_text = Unicode().tag(sync=True)  # name of the ribbon's text
@@ -161,7 +171,7 @@ class GenerationCompare(Instrument):
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        curvature: cl.Curvature,
+        curvature: AnyCurvature,
         *,
         session: Session | None = None,
         prompts: Sequence[str | Question] | None = None,
@@ -171,7 +181,8 @@ class GenerationCompare(Instrument):
         """Open the instrument on a model.
 
         Args:
-            model, tokenizer, curvature: of one model, of any supported family, on any device.
+            model, tokenizer: of any supported family, on any device.
+            curvature: H of the model, or the path of its file.
             session: shared with other instruments; by default the curvature's own.
             prompts: the menu; by default the embedded model's prompts, empty for other models.
             selection: plan B; by default the session's, or that of the sliders.
@@ -179,7 +190,9 @@ class GenerationCompare(Instrument):
         """
         self._require_known(controls)
         session = Session.bind(curvature, session, model, tokenizer)
+        curvature = session.curvature
         self._questions = _menu_questions(session.require_model(), prompts)
+        self._choosing = not controls.keys() & {"prompt", "choice"}
         self._token = CancelToken()
         self._newest: Run | None = None
         self._shown: Run | None = None
@@ -200,8 +213,33 @@ class GenerationCompare(Instrument):
 
     def _ipython_display_(self) -> None:
         super()._ipython_display_()
-        if self._shown is None:  # a reader who runs all cells finds a text, not an empty frame
-            self.start()
+        if self._newest is None:  # a reader who runs all cells finds a text, not an empty frame
+            self.status, self.busy = WAITING, True
+            self._token = self.session.worker.submit(self._kind, self._open, self._failed)
+
+    def _open(self, token: CancelToken) -> None:
+        """Write the first text."""
+        if self._choosing and self._questions:
+            with self.session.exclusive(token) as model:
+                self.choice = self._telling(model)
+        self._write(self._begin(), token)
+
+    def _telling(self, model: PreTrainedModel) -> int:
+        """The first question whose answer the dense model and B know, and twice the ratio loses."""
+        plan = self.selection or self._solved(cl.opening_guards(self.curvature.units))
+        plans = [cl.Selection.from_pruned(plan.units, []), plan]
+        with suppress(cl.InfeasibleError):
+            twice = min(MOST_RATIO, 2 * plan.requested_ratio)
+            plans.append(self.session.solve(twice, self.interaction_strength, plan.guards))
+        of = [question.capability for question in self._questions]
+        few = (k for k, name in enumerate(of) if of[:k].count(name) < TRIED)
+        tried = [k for k in few if self._questions[k].answer is not None]
+        if not tried:
+            return 0
+        asked = [self._questions[number] for number in tried]
+        right = cl.answer_accuracy(model, self._tokenizer, plans, asked, progress=False).right
+        right[2:] ^= True  # the larger plan is to be wrong
+        return tried[max(range(len(tried)), key=lambda k: right[:, k].tolist())]
 
     # Controls -----------------------------------------------------------------------------------
 
@@ -231,7 +269,13 @@ class GenerationCompare(Instrument):
             self._plan_changed(first=True)
 
     def _solved(self, guards: cl.Guards) -> cl.Selection:
-        return cl.solve_greedy(self.curvature, self.ratio, self.interaction_strength, guards)
+        return self.session.solve(self.ratio, self.interaction_strength, guards)
+
+    @observe("columns")
+    @guarded
+    def _columns_changed(self, _: Any) -> None:
+        if self._newest is not None:
+            self.start()
 
     @guarded
     def _plan_changed(self, first: bool = False) -> None:
@@ -273,15 +317,11 @@ class GenerationCompare(Instrument):
         show.
         """
         run = self._shown
-        if run is None:
-            return
-        if self.selection is None or not _same_plan(run.selection, self.selection):
-            self.stale = "text of another plan"
-        elif run.prompt != self.prompt:
-            self.stale = "text of another prompt"
-        else:
-            same = (run.sampling, run.chat) == (self._sampling, self._asked)
-            self.stale = "" if same else "text of other settings"
+        if run is not None:
+            mine = run.prompt, run.sampling, run.chat
+            same = mine == (self.prompt, self._sampling, self._asked)
+            plan = self.selection is not None and _same_plan(run.selection, self.selection)
+            self.stale = "" if same and plan else "of earlier controls"
 
     @observe("forced_text", "custom_text")
     @guarded
@@ -377,7 +417,9 @@ class GenerationCompare(Instrument):
             raise cl.InputError("there is no plan to compare with. Set selection.")
         ids = encode_prompt(self.session.require_model(), tokenizer, self.prompt, self._asked)
         dense = cl.Selection.from_pruned(plan.units, [])
-        sides = {"dense": dense, "diagonal": self._diagonal(plan), "pruned": plan}
+        sides = {"dense": dense, "pruned": plan, "refitted": self._refitted(plan)}
+        if self.columns == "plans":
+            sides = {"dense": dense, "diagonal": self._diagonal(plan), "pruned": plan}
         plans = {side: found for side, found in sides.items() if found is not None}
         texts = {side: GrowingText(tokenizer, ids) for side in plans}
         number = 1 if self._newest is None else self._newest.number + 1
@@ -388,10 +430,18 @@ class GenerationCompare(Instrument):
         if plan.interaction_strength is None:
             return None
         try:
-            found = cl.solve_greedy(self.curvature, plan.requested_ratio, 0.0, plan.guards)
+            found = self.session.solve(plan.requested_ratio, 0.0, plan.guards)
         except cl.InfeasibleError:
             return None
         return None if _same_plan(found, plan) else found
+
+    def _refitted(self, plan: cl.Selection) -> cl.Selection | None:
+        """The plan with gains for what stays (eq. comp); None where H gives none."""
+        try:
+            gains = cl.solve_gains(self.curvature, plan)
+        except cl.CocurveError:  # measured interactions are no Gram matrix
+            return None
+        return plan.with_gains(gains) if gains else None
 
     @property
     def _sampling(self) -> Sampling:

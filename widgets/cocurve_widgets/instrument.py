@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 import anywidget
-from ipywidgets import DOMWidget
+from ipywidgets import DOMWidget, Widget
 from traitlets import Bool, Unicode, default
 
 import cocurve_lab as cl
@@ -20,7 +20,7 @@ from cocurve_lab.base.atomic import write_atomically
 from cocurve_lab.extensions.texts.records import read_text
 from cocurve_lab.extensions.writing import as_csv
 
-from .session import Session
+from .session import AnyCurvature, Session
 from .still import Still
 from .traits import UnitIndex, UnitIndices
 
@@ -74,11 +74,11 @@ def guarded(method: Method) -> Method:
     return run  # type: ignore[return-value]
 
 
-class Instrument(Still, anywidget.AnyWidget):
+class Instrument(Still, DOMWidget):
     """Base class of the instruments.
 
     Args:
-        curvature: H [M, M].
+        curvature: H [M, M], or the path of its file ("kept/H.npz").
         session: shared with other instruments; by default the curvature's own.
         model, tokenizer: added to the session; None keeps what it has.
         **controls: initial values of the traits.
@@ -95,8 +95,6 @@ class Instrument(Still, anywidget.AnyWidget):
 
     _followed: list[tuple[Callable[..., None], str]] = []  # noqa: RUF012  (replaced in __init__)
 
-    _css = front("instrument.css")
-
     selected_unit = UnitIndex().tag(sync=True)
     status = Unicode().tag(sync=True)
     error = Unicode().tag(sync=True)
@@ -105,7 +103,7 @@ class Instrument(Still, anywidget.AnyWidget):
 
     def __init__(
         self,
-        curvature: cl.Curvature,
+        curvature: AnyCurvature,
         *,
         session: Session | None = None,
         model: PreTrainedModel | None = None,
@@ -185,11 +183,12 @@ class Instrument(Still, anywidget.AnyWidget):
         """Leave the session and the page."""
         for handler, trait in self._followed:
             self.session.unobserve(handler, trait)
+        # models of their own, which would stay; none where the constructor failed
+        parts = list(_parts(self)) if self._followed else []
         self._followed = []
-        layout = self.layout
         super().close()
-        if layout is not None:
-            layout.close()  # a model of its own, which would stay
+        for part in parts:
+            part.close()
 
     # Errors -------------------------------------------------------------------------------------
 
@@ -255,7 +254,13 @@ class Instrument(Still, anywidget.AnyWidget):
         return {name: value for name, value in values.items() if value != wanted[name]}
 
 
-class Explorer(Instrument):
+class Drawn(Instrument, anywidget.AnyWidget):
+    """An instrument that its own front end draws."""
+
+    _css = front("instrument.css")
+
+
+class Explorer(Drawn):
     """An instrument on H that shares its brush and also lives in a page without a kernel.
 
     Attributes:
@@ -287,6 +292,15 @@ class Explorer(Instrument):
         if plan is None:
             return ""
         return f"{name}.session.selection = {plan_code(plan, self.curvature)}\n"
+
+
+def _parts(widget: Widget) -> Iterator[Widget]:
+    """The widgets that a widget is made of, and their own."""
+    for value in widget.trait_values().values():
+        for part in value if isinstance(value, tuple) else [value]:
+            if isinstance(part, Widget):
+                yield from _parts(part)
+                yield part
 
 
 def plan_code(plan: cl.Selection, curvature: cl.Curvature) -> str:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from traitlets import Bool, Dict, Float, Int, List, TraitError, validate
+from traitlets import Bool, Dict, Float, Instance, Int, List, TraitError, validate
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.writing import brief
 from cocurve_lab.solver.guards import reachable_ratio
 from cocurve_lab.solver.path import LambdaPath
-from cocurve_lab.solver.solve import longest
 
 from .by_hand import ByHand
 from .damage import Damage, plain_record
 from .instrument import Explorer, front, guarded, plan_code
 from .packing import gray_image, nodes_of, pack_problem, unit_rows
-from .session import CancelToken, Owed, Session, observers
+from .session import MOST_RATIO, AnyCurvature, CancelToken, Session
 from .traits import Some, Within
 
 if TYPE_CHECKING:
@@ -30,22 +28,20 @@ if TYPE_CHECKING:
 
     from cocurve_lab.extensions.judging.generation import Question
 
-MOST_RATIO = 0.6  # curves and the ratio slider end here
 PLAIN_TEXT = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
 GUARDS = ("layer_cap", "layer_cap_factor", "protect_first", "protect_last", "kinds")
 CONTROLS = ("interaction_strength", "ratio", *GUARDS)
-MOST_KEPT = 64  # removal orders, a few kB each
 
 
 class LambdaExplorer(ByHand, Explorer):
     """The pruning plan, solved again while lambda, the ratio or a guard is dragged.
 
-    Up to 1,200 units the browser solves on the H it received. The kernel solves when somebody reads
-    `selection`: code, an observer, a linked instrument or a live measurement. Its answer decides;
-    `agrees` says whether the two plans are the same. With more units the kernel solves alone.
+    Up to 1,200 units the browser solves on the H it received. The kernel solves, too, for all other
+    views. Its answer decides; `agrees` says whether the two plans are the same. With more units the
+    kernel solves alone.
 
     Args:
-        curvature: H [M, M].
+        curvature: H [M, M], or the path of its file.
         session: shared with other instruments; by default the curvature's own.
         model, tokenizer: optional; added to the session, for instruments that measure.
         held_out: text that played no part in H. With it and a model, plans A and B are measured
@@ -84,7 +80,7 @@ class LambdaExplorer(ByHand, Explorer):
     protect_first = Int(0).tag(sync=True)
     protect_last = Int(0).tag(sync=True)
     kinds = Some(cl.KINDS, least=1).tag(sync=True)
-    selection = Owed(cl.Selection, allow_none=True)
+    selection = Instance(cl.Selection, allow_none=True)
     flips = List(Float()).tag(sync=True)
     flips_stale = Bool(True).tag(sync=True)
     agrees = Bool(None, allow_none=True).tag(sync=True)
@@ -99,7 +95,7 @@ class LambdaExplorer(ByHand, Explorer):
 
     def __init__(
         self,
-        curvature: cl.Curvature,
+        curvature: AnyCurvature,
         *,
         session: Session | None = None,
         model: PreTrainedModel | None = None,
@@ -111,10 +107,10 @@ class LambdaExplorer(ByHand, Explorer):
     ) -> None:
         self._require_known(controls)
         session = Session.bind(curvature, session, model, tokenizer)
+        curvature = session.curvature
         self._solved: tuple[Any, ...] | None = None
         self._guarded: tuple[Any, ...] | None = None
         self._path: LambdaPath | None = None
-        self._kept: dict[Any, Any] = {}  # what was solved before
         self._adopting = False
         self._seconds = 0.0
         ends = cl.opening_guards(curvature.units)
@@ -227,8 +223,11 @@ class LambdaExplorer(ByHand, Explorer):
         return self._diagonal() if self.pinned is None else self.pinned
 
     def _diagonal(self) -> cl.Selection | None:
-        """The plan of lambda 0 at the present ratio; None where greedy stalls before it."""
-        return self._plan_of(self._longest(0.0))
+        """The plan of lambda 0 at the present ratio; None where there is none."""
+        try:
+            return self.session.solve(self.ratio, 0.0, self.guards)
+        except cl.InfeasibleError:
+            return None
 
     @guarded
     def _show_pin(self, _: Any = None) -> None:
@@ -266,49 +265,22 @@ class LambdaExplorer(ByHand, Explorer):
         key = self._key()
         if key == self._solved:  # several traits set at once notify one by one
             return
-        first, self._solved = self._solved is None, key
+        self._solved = key
         renew = self._guarded != key[1:]
         if renew:
             self._guarded, self._path = key[1:], None
             self.flips_stale = True
         self._asked = list(key)  # the page waits for the kernel as long as it knows the controls
-        if first or self._adopting or self._is_read():
-            self._find_plan()
-        else:
-            _ = self.guards  # raises where both caps are given
-            self.session.debtor = self._catch_up
+        self._find_plan()
         if renew:
             self.session.worker.submit(f"flips {id(self)}", self._find_flips, self.report)
-
-    def _is_read(self) -> bool:
-        """Whether somebody waits for the plan, so that it must be solved at once."""
-        return bool(
-            not self._problem["matrix"]  # too large for the page
-            or (self.damage is not None and self.live)
-            or observers(self, "selection")
-            or observers(self.session, "selection", besides=self._adopt)
-        )
-
-    @property
-    def _behind(self) -> bool:
-        """Whether the plan is of earlier controls."""
-        return self._view.get("key") != list(self._key())
-
-    @guarded
-    def _catch_up(self) -> None:
-        if self._behind:
-            self._find_plan()
 
     def _find_plan(self) -> None:
         """Solve, and show the plan."""
         begun = time.perf_counter()
         plan, error = None, ""
-        try:  # greedy is nested: one run gives the plan, and the curve beyond it
-            plan = self._plan_of(self._longest(self.interaction_strength))
-            if plan is None:
-                plan = cl.solve_greedy(
-                    self.curvature, self.ratio, self.interaction_strength, self.guards
-                )
+        try:
+            plan = self.session.solve(self.ratio, self.interaction_strength, self.guards)
         except cl.InfeasibleError as problem:
             error = str(problem)
         self._show_plan(plan, error, time.perf_counter() - begun)
@@ -316,7 +288,6 @@ class LambdaExplorer(ByHand, Explorer):
 
     def _show_plan(self, plan: cl.Selection | None, error: str, seconds: float) -> None:
         """Tell the page and the session of a plan."""
-        ends = self._remember(("ends", self.guards, self.ratio), self._ends)
         with self.hold_sync():
             self.error, self._seconds = error, seconds
             self._view = {
@@ -324,7 +295,7 @@ class LambdaExplorer(ByHand, Explorer):
                 "order": [],
                 "feasible": plan is not None,
                 **(self._order_and_parts(plan) or {}),
-                **ends,
+                **self._ends(),
             }
             self.selection = plan
             self.status = self._sentence()
@@ -345,32 +316,6 @@ class LambdaExplorer(ByHand, Explorer):
         order = list(plan.pruned)
         node = float(self.curvature.saliency[order].sum() / 2)
         return {"order": order, "node": node, "edge": self.curvature.risk(order) - node}
-
-    def _remember(self, key: Any, find: Callable[[], Any]) -> Any:
-        """What was found before, or find it now; the oldest is forgotten."""
-        if key not in self._kept:
-            found = find()
-            while len(self._kept) >= MOST_KEPT:
-                self._kept.pop(next(iter(self._kept)), None)
-            self._kept[key] = found
-        return self._kept[key]
-
-    def _longest(self, strength: float) -> cl.Selection:
-        """Greedy up to a ratio of 0.6 or as far as it gets, with the cap of the ratio."""
-        guards, ratio = self.guards, self.ratio
-        cap = guards.cap_at(ratio)
-        fixed = replace(guards, layer_cap=cap if 0 < cap < 1 else None, layer_cap_factor=None)
-        upto = max(MOST_RATIO, ratio) if cap else 0.0  # a multiple of ratio 0 allows nothing
-        return self._remember(
-            (fixed, upto, strength), lambda: longest(self.curvature, fixed, upto, strength)
-        )
-
-    def _plan_of(self, run: cl.Selection) -> cl.Selection | None:
-        """The plan of the present ratio, the beginning of a long run; None if that is shorter."""
-        try:
-            return run.prefix(self.ratio).with_made(guards=self.guards)
-        except cl.CocurveError:
-            return None
 
     def _find_flips(self, token: CancelToken) -> None:
         """Compute the exact path on the session's thread, unless the controls move on first."""
@@ -411,10 +356,7 @@ class LambdaExplorer(ByHand, Explorer):
     @guarded
     def _adopt(self, change: Any) -> None:
         """Show a plan chosen elsewhere by setting the controls that make it."""
-        plan, behind = change["new"], self._behind
-        mine = None if behind else self.selection
-        if plan is None and behind:
-            self.session.debtor = self._catch_up  # no other plan took the place of the owed one
+        plan, mine = change["new"], self.selection
         if plan is None or (mine is not None and _same(plan, mine)):
             return
         self._adopting = True
@@ -423,8 +365,6 @@ class LambdaExplorer(ByHand, Explorer):
                 self.status = f"Another view shows a plan that these controls cannot make: {plan!r}"
             else:
                 self._take(plan)
-            if behind:
-                self._find_plan()
         finally:
             self._adopting = False
 
@@ -525,7 +465,6 @@ class LambdaExplorer(ByHand, Explorer):
 
     def close(self) -> None:
         if self._followed:  # else the constructor failed: there is nothing to stop
-            _ = self.session.selection  # solved now, if it is owed
             self.session.worker.cancel(f"flips {id(self)}")
             if self.damage is not None:
                 self.damage.stop()

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
-from traitlets import All, HasTraits, Instance, Tuple
+from traitlets import HasTraits, Instance, Tuple
 
 import cocurve_lab as cl
 from cocurve_lab.base.arguments import require_type
 from cocurve_lab.extensions.pretrained.kept import KeptPlans, kept_plans
 from cocurve_lab.measuring.results import mean_and_error
 from cocurve_lab.models.units import units_like
+from cocurve_lab.solver.solve import longest
 
 from .traits import UnitIndex, UnitIndices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+AnyCurvature = cl.Curvature | str | os.PathLike[str]  # H, or its file
+MOST_RATIO = 0.6  # curves and sliders of the ratio end here
+MOST_KEPT = 64  # removal orders, a few kB each
 
 
 class Cancelled(cl.CocurveError):
@@ -173,34 +179,29 @@ Measured = MeasuredPlan  # the name that notebooks use
 
 def text_name(text: cl.CalibrationSet) -> str:
     """The name of a held-out set in `MeasuredPlan.text`."""
-    return f"{text.source}, {len(text)} x {text.seq_len} tokens ({text.fingerprint[:6]})"
+    return f"{text.source}, {len(text)} x {text.seq_len} tokens (id {text.fingerprint[:6]})"
 
 
-class Owed(Instance):
-    """A plan of a session or its instrument: one that is owed is solved when it is read."""
-
-    def get(self, obj: Any, cls: Any = None) -> Any:
-        session = getattr(obj, "session", obj)
-        with session.lock:  # a second reader waits until the plan is solved
-            debtor, session.debtor = session.debtor, None
-            if debtor is not None:
-                debtor()
-        return super().get(obj, cls)
-
-    def set(self, obj: Any, value: Any) -> None:
-        getattr(obj, "session", obj).debtor = None  # this plan takes its place
-        super().set(obj, value)
+def opened(curvature: AnyCurvature) -> cl.Curvature:
+    """An H, read from its file where a path is given."""
+    if isinstance(curvature, (str, os.PathLike)):
+        return cl.Curvature.load(curvature)
+    require_type(curvature, cl.Curvature, "curvature")
+    return curvature
 
 
-def observers(owner: HasTraits, trait: str, besides: Callable[..., Any] | None = None) -> int:
-    """Number of handlers of a trait's changes, `besides` not counted."""
-    known: dict[Any, dict[Any, list[Any]]] = owner._trait_notifiers  # traitlets has no public count
-    handlers = [h for name in (trait, All) for h in known.get(name, {}).get("change", [])]
-    return sum(handler != besides for handler in handlers)
+def _shown(curvature: cl.Curvature) -> tuple[Any, ...]:
+    """What instruments show of H: two that differ in any of it cannot share a session."""
+    alone = curvature.single_unit_risk
+    facts = curvature.matrix_name, str(curvature.provenance.get("model_name", ""))
+    return curvature.fingerprint, *facts, None if alone is None else alone.tobytes()
 
 
 class Session(HasTraits):
     """One curvature, optionally its model, and the plan and unit that its instruments show.
+
+    A plan has one road: whoever moves a control calls `solve`, which remembers, and sets
+    `selection`, which all views follow.
 
     Instruments on the same curvature share one session unless given another. Its traits can be
     observed and linked like any widget's.
@@ -220,7 +221,7 @@ class Session(HasTraits):
         lock: held by callbacks of its instruments, never while a model runs.
     """
 
-    selection = Owed(cl.Selection, allow_none=True)
+    selection = Instance(cl.Selection, allow_none=True)
     selected_unit = UnitIndex()
     brushed = UnitIndices()
     measured = Tuple()
@@ -233,7 +234,7 @@ class Session(HasTraits):
     ) -> None:
         self.curvature, self.tokenizer = curvature, tokenizer
         self.prompts: tuple[str, ...] = ()
-        self.debtor: Callable[[], object] | None = None  # sets `selection` when that is read
+        self._solved: dict[Any, cl.Selection] = {}
         # one for all its instruments: with one each, two that follow each other could deadlock
         self.lock = threading.RLock()
         super().__init__()
@@ -249,14 +250,14 @@ class Session(HasTraits):
     @classmethod
     def of(cls, curvature: cl.Curvature) -> Session:
         """The session of this curvature, made on first use and kept as long as it is in use."""
-        key = curvature.fingerprint
+        key = _shown(curvature)
         _SESSIONS[key] = session = _SESSIONS.get(key) or cls(curvature)
         return session
 
     @classmethod
     def bind(
         cls,
-        curvature: cl.Curvature,
+        curvature: AnyCurvature,
         session: Session | None = None,
         model: PreTrainedModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
@@ -264,13 +265,13 @@ class Session(HasTraits):
         """The session that an instrument on this curvature joins.
 
         Args:
-            curvature: H [M, M].
+            curvature: H [M, M], or the path of its file.
             session: the session to share; None means the curvature's own.
             model, tokenizer: added to the session; None keeps what it has.
         """
-        require_type(curvature, cl.Curvature, "curvature")
+        curvature = opened(curvature)
         session = cls.of(curvature) if session is None else session
-        if session.curvature.fingerprint != curvature.fingerprint:
+        if _shown(session.curvature) != _shown(curvature):
             raise cl.MismatchError(
                 f"the session is on {session.curvature!r}, not on {curvature!r}. Pass a session of "
                 "this curvature, or omit session=."
@@ -280,6 +281,26 @@ class Session(HasTraits):
         elif tokenizer is not None:
             session.tokenizer = tokenizer
         return session
+
+    def solve(self, ratio: float, strength: float, guards: cl.Guards) -> cl.Selection:
+        """The greedy plan of a ratio at a lambda under guards; InfeasibleError where there is none.
+
+        Greedy is nested: one run up to MOST_RATIO has the plans of all ratios with the same cap, so
+        a dragged ratio is solved once.
+        """
+        cap = guards.cap_at(ratio)
+        fixed = replace(guards, layer_cap=cap if 0 < cap < 1 else None, layer_cap_factor=None)
+        upto = max(MOST_RATIO, ratio) if cap else 0.0  # a multiple of ratio 0 allows nothing
+        key = fixed, upto, strength
+        with self.lock:
+            run = self._solved.pop(key, None) or longest(self.curvature, fixed, upto, strength)
+            self._solved[key] = run  # the newest is the last
+            for old in list(self._solved)[:-MOST_KEPT]:
+                del self._solved[old]
+        try:
+            return run.prefix(ratio).with_made(guards=guards)
+        except cl.CocurveError:
+            return cl.solve_greedy(self.curvature, ratio, strength, guards)
 
     def attach(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
@@ -366,4 +387,4 @@ def count_right(names: Sequence[str], right: np.ndarray) -> dict[str, tuple[int,
     return {name: (correct[name], count) for name, count in asked.items()}
 
 
-_SESSIONS: WeakValueDictionary[str, Session] = WeakValueDictionary()  # by their H's fingerprint
+_SESSIONS: WeakValueDictionary[tuple[Any, ...], Session] = WeakValueDictionary()

@@ -23,8 +23,8 @@ _LEAST, _MOST = (64, 226), (408, 12)  # where the axes begin and end in it
 # A widget without its model is a box with text alone, or (from nbconvert) with a script; a living
 # one has elements.
 _NOTE = """<style>.jp-OutputArea:has(.cocurve, .jupyter-widgets > :not(script)) .cocurve-still {{ display: none }}</style>
-<div class="cocurve-still">{picture}<p><b>{name}</b>: run this cell to use it. If this note
-stays, scripts are blocked here: trust the notebook, or allow those of widgets.</p><p>Last state: {text}</p>{table}</div>"""  # noqa: E501
+<div class="cocurve-still">{picture}<p><b>{name}</b> needs a running kernel: run this cell again. If this note
+stays after that, scripts are blocked here: trust the notebook, or allow those of widgets.</p><p>Last state: {text}</p>{table}</div>"""  # noqa: E501
 
 Point = tuple[float, float, str]  # x, y, color
 

@@ -26,7 +26,7 @@ from helpers.lab import CHROMIUM, FLAGS, Lab, running_lab  # noqa: E402  (found 
 # notebook, picture, what to wait for in the page, theme
 PICTURES = [
     ("03_bridges", "bridges", ".cocurve canvas[data-draws]", "Light"),
-    ("04_predicted_and_measured", "fidelity", ".cocurve[data-plans]", "Light"),
+    ("04_predicted_and_measured", "fidelity", ".cocurve-fidelity .scatterlayer", "Light"),
     ("05_text_before_after", "text", ".cocurve", "Dark"),
 ]
 STRENGTHS = (0, 0.25, 0.5, 0.75, 1)  # of those measured on SmolLM2

@@ -2,16 +2,20 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { firstDivergence, forkBar, grown } from "../../../widgets/cocurve_widgets/front/generation.js";
+import { compared, forkBar, grown } from "../../../widgets/cocurve_widgets/front/generation.js";
 
 const tokens = (...ids) => ids.map((id) => [id, `t${id} `]);
 
-test("first divergence is by token id", () => {
-  assert.equal(firstDivergence(tokens(1, 2, 3), tokens(1, 2, 3)), null);
-  assert.equal(firstDivergence(tokens(1, 2, 3), tokens(1, 9, 3)), 1);
-  assert.equal(firstDivergence(tokens(4), tokens(5)), 0);
-  assert.equal(firstDivergence([[1, "a"]], [[2, "a"]]), 0); // equal text, other token
-  assert.equal(firstDivergence([], tokens(5)), null); // the other row is still to come
+test("words of all texts are shared, and the first that differs is marked in each", () => {
+  const found = compared(["a b c d", "a b x c", "a b y"]);
+  assert.deepEqual(found.map((some) => some.filter(({ first }) => first).map(({ word }) => word)),
+    [[" c"], [" x"], [" y"]]);
+  assert.deepEqual(found[0].map(({ shared }) => shared), [true, true, false, false]);
+  const marks = (texts, growing) => compared(texts, growing).map((some) => some.findIndex(({ first }) => first));
+  assert.deepEqual(marks(["a b", "a b"]), [-1, -1]);
+  assert.deepEqual(marks(["a b", "a"]), [1, -1]); // the other one has ended
+  assert.deepEqual(marks(["a bo", "a bot"], true), [-1, -1]); // a word that still grows
+  assert.deepEqual(marks(["", "x"]), [-1, 0]);
 });
 
 test("texts grow only by what follows on them", () => {

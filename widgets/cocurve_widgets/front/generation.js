@@ -1,17 +1,28 @@
-// Texts of the dense model and of plans A and B that grow together, and KL at every token of one.
+// Texts of the dense model, pruned and refitted, side by side, and KL at every token of one of them.
 // A token is [id, text] or, without text of its own (the end token), [id, "", name].
 import { levels, place, sheet, stop, svg, text } from "./svg.js";
 import { Cleaner, GONE, ask, assign, button, counted, frame, h, labeled, menu, numberInput, palette, percent,
   receiveFiles, show, ticks, tied, watch } from "./kit.js";
 
-const TITLES = { dense: "Dense", diagonal: "A", pruned: "B" };
+const COLUMNS = { refitted: { dense: "Dense", pruned: "Pruned", refitted: "Refitted" },
+  plans: { dense: "Dense", diagonal: "A", pruned: "B" } };
 
 // Without a page ------------------------------------------------------------------------------
 
-/** Index of the first token that differs in two lists of tokens, or null. */
-export function firstDivergence(left, right) {
-  const index = left.findIndex(([id], k) => k < right.length && id !== right[k][0]);
-  return index < 0 ? null : index;
+/**
+ * The words of some texts, each {word, shared, first}: `shared` are those that all texts hold, `first` is
+ * the first word that differs. The last word of a text that still grows may not be whole.
+ */
+export function compared(texts, growing = false) {
+  const words = texts.map((whole) => whole.match(/\s*\S+/g) ?? []);
+  const bare = words.map((some) => some.map((word) => word.trim()));
+  const all = bare.map((some) => new Set(some));
+  const whole = Math.min(...words.map((some) => some.length - (growing ? 1 : 0)));
+  let fork = 0;
+  while (fork < whole && bare.every((some) => some[fork] === bare[0][fork])) fork += 1;
+  if (growing && fork >= whole) fork = Infinity;
+  return words.map((some, side) => some.map((word, k) => ({ word, first: k === fork,
+    shared: all.every((set) => set.has(bare[side][k])) })));
 }
 
 /** The texts after a message {append, after, run}; null where it does not follow on them. */
@@ -113,6 +124,8 @@ function buildControls(model, cleaner, view) {
     slider(model, cleaner, "ratio", "share to remove (ratio)", 0.6, (x) => percent(x)),
     prompt,
     model.get("menu").length ? labeled("Choose a prompt", menuSelect(model, cleaner)) : "",
+    labeled("Columns", tied(model, cleaner, "columns", menu([["refitted", "dense, pruned, refitted"],
+      ["plans", "dense, plans A and B"]]))),
     h("div", { class: "cc-row" }, button("Generate", "write all texts", generate), halt),
     h("label", { class: "cc-row" }, tied(model, cleaner, "live", h("input", { type: "checkbox" })),
       "regenerate on change"),
@@ -127,66 +140,57 @@ function buildControls(model, cleaner, view) {
 
 // Texts ---------------------------------------------------------------------------------------
 
-/** A text with its head; what follows the first divergence is underlined. */
-function line(side) {
+/** A column: a head, what is right, and a text. */
+function column(title) {
   const [head, answer] = [h("h4", {}), h("p", {})];
-  const [same, apart] = [h("span", {}), h("u", {})];
-  const paper = h("div", { class: "cc-paper", tabindex: "0", role: "group", "aria-label": `${TITLES[side]} text`,
-    "aria-live": "polite", "data-lm-suppress-shortcuts": "true" }, same, apart);
-  return { root: h("section", { class: "cc-line" }, h("div", {}, head, answer), paper),
-    head, answer, same, apart, run: null, count: 0, fork: null };
-}
-
-const tokenNode = ([, piece, name]) =>
-  (name ? h("span", { class: "cc-muted", title: "a token without text" }, name) : piece);
-
-/** Bring a text up to a state; tokens already there are not written (and read out) again. */
-function paint(part, side, state, fork) {
-  const tokens = state.tokens[side] ?? [];
-  const late = fork !== part.fork && Math.min(fork ?? Infinity, part.fork ?? Infinity) < part.count;
-  if (part.run !== state.run || part.count > tokens.length || late) {
-    part.same.replaceChildren();
-    part.apart.replaceChildren();
-    part.count = 0;
-  }
-  tokens.slice(part.count).forEach((token, k) => {
-    (part.count + k < (fork ?? Infinity) ? part.same : part.apart).append(tokenNode(token));
-  });
-  Object.assign(part, { run: state.run, count: tokens.length, fork });
-  part.root.hidden = side === "diagonal" && !state.plans.diagonal;
-  part.answer.textContent = state.finished ? replyMark(state.right[side], state.answer) : "";
-  const stopped = state.finished && state.stopped ? " (stopped)" : "";
-  part.head.textContent = TITLES[side] + (state.plans[side] ? `: ${state.plans[side]}` : "") + stopped;
+  const paper = h("div", { class: "cc-paper", tabindex: "0", role: "group", "aria-label": `${title} text`,
+    "aria-live": "polite", "data-lm-suppress-shortcuts": "true" });
+  return { root: h("section", {}, head, answer, paper), head, answer, paper, title };
 }
 
 function buildTexts(model, cleaner, view) {
-  const parts = Object.fromEntries(Object.keys(TITLES).map((side) => [side, line(side)]));
   const notice = h("p", { role: "note", class: "cc-notice" });
   const asked = h("p", { class: "cc-muted cc-asked" });
-  const box = h("div", { style: "flex: 1 1 100%" }, notice, asked, ...Object.values(parts).map((part) => part.root));
+  const row = h("div", { class: "cc-columns" });
+  const box = h("div", { style: "flex: 1 1 100%" }, notice, asked, row);
   view.body.append(box);
+  let parts = {};
+  cleaner.follow(model, ["columns"], () => {
+    parts = Object.fromEntries(Object.entries(COLUMNS[model.get("columns")])
+      .map(([side, title]) => [side, column(title)]));
+    row.replaceChildren(...Object.values(parts).map((part) => part.root));
+  });
   let state = null;
   const draw = () => {
     box.hidden = !state;
     if (!state) return;
     asked.textContent = state.prompt;
     asked.hidden = state.prompt === model.get("prompt");
-    for (const [side, part] of Object.entries(parts)) {
-      const { dense, [side]: own = [] } = state.tokens;
-      const ended = state.finished && own.length !== dense.length ? Math.min(own.length, dense.length) : null;
-      paint(part, side, state, side === "dense" ? null : firstDivergence(dense, own) ?? ended);
-    }
+    const { tokens, plans, finished } = state;
+    const there = Object.entries(parts).filter(([side]) => tokens[side]);
+    const texts = there.map(([side]) => tokens[side].map(([, piece]) => piece).join(""));
+    compared(texts, !finished).forEach((words, k) => {
+      const [side, part] = there[k];
+      const end = tokens[side].at(-1)?.[2]; // a token without text
+      part.paper.replaceChildren(...words.map(({ word, shared, first }) =>
+        h(first ? "mark" : "span", { class: shared ? "cc-muted" : null }, word)),
+      end ? h("span", { class: "cc-muted", title: "a token without text" }, end) : "");
+      part.answer.textContent = finished ? replyMark(state.right[side], state.answer) : "";
+      const plan = plans[side] ? `: ${plans[side]}` : "";
+      part.head.textContent = part.title + plan + (finished && state.stopped ? " (stopped)" : "");
+    });
+    for (const [side, part] of Object.entries(parts)) part.root.hidden = !tokens[side];
   };
   cleaner.follow(model, ["shown"], () => {
     const shown = model.get("shown");
     if (shown.run) state = { ...shown, tokens: model.get("tokens"), finished: true };
     draw();
   });
-  cleaner.on(model, "change:prompt", draw);
+  for (const trait of ["prompt", "columns"]) cleaner.on(model, `change:${trait}`, draw);
   cleaner.follow(model, ["stale", "busy"], () => {
     const stale = model.get("stale");
     notice.hidden = !stale || (model.get("live") && model.get("busy"));
-    notice.textContent = `This is ${stale}. Press Generate for the current one.`;
+    notice.textContent = `This is text ${stale}. Press Generate for the present one.`;
     box.setAttribute("aria-busy", String(model.get("busy")));
   });
   let coming = null; // a run that has no token yet: until then the old texts stay
@@ -288,9 +292,9 @@ function buildRibbon(model, cleaner, view) {
   return { home, title };
 }
 
-const HELP = "A is the diagonal plan (λ 0) of the same ratio; underlined is what follows the first token " +
-  "that is not the dense model's. All texts come from one batch, in which units are switched off, at the " +
-  "dense model's speed. To measure speed, cut the model with cl.prune(model, selection).";
+const HELP = "Gray: words that all texts hold. Marked: the first word that differs. Refitted: the same units are " +
+  "removed, and what stays is scaled by the gains that H gives (cl.solve_gains). A is the diagonal plan (λ 0) of " +
+  "the same ratio. All texts come from one batch, in which units are switched off, at the dense model's speed.";
 
 function render({ model, el }) {
   const cleaner = new Cleaner();
@@ -304,7 +308,7 @@ function render({ model, el }) {
     json: () => request(".json", () => view.complain(GONE)),
     jsonHint: "save the plan; Selection.from_json reads it", canvases: () => [ribbon.home.firstChild],
     caption: () => [`${model.get("model_name") || "a model"}: ${ribbon.title.textContent}.`,
-      model.get("shown").plans && `Plan B: ${model.get("shown").plans.pruned}.`].filter(Boolean) });
+      model.get("shown").plans && `Plan: ${model.get("shown").plans.pruned}.`].filter(Boolean) });
   const request = receiveFiles(model, cleaner, "text_before_after");
   buildControls(model, cleaner, view);
   buildTexts(model, cleaner, view);
