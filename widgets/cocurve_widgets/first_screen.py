@@ -188,12 +188,8 @@ def gap_of(
     """
     split, predicted = cl.split_risk(model, plan, rows, progress=False), curvature.risk(plan.pruned)
     own = predicted * split.expansion * split.adding_up
-    return {
-        "text": measured / own,
-        "parabola": split.expansion,
-        "adding": split.adding_up,
-        "rows": len(rows),
-    }
+    found = {"text": measured / own, "parabola": split.expansion, "adding": split.adding_up}
+    return {name: float(f"{factor:.4g}") for name, factor in found.items()}
 
 
 def make(name: str, gaps: int) -> None:
@@ -234,7 +230,7 @@ def make(name: str, gaps: int) -> None:
     for plan in plans_along(curvature, ratios, (0.5, 0.0, 1.0)) if gaps else ():
         kl = float(Meter(model, text).measure([plan])[0][:, 0].mean())
         gap = gap_of(model, curvature, plan, text.rows(0, gaps), kl)
-        write["gaps"][plan_mark(plan.pruned)] = {k: float(f"{x:.4g}") for k, x in gap.items()}
+        write["gaps"][plan_mark(plan.pruned)] = gap
         print(plan, kl, gap, flush=True)
         write_atomically(folder / FILE, json.dumps(write, ensure_ascii=False).encode())
     write_atomically(folder / FILE, json.dumps(write, ensure_ascii=False).encode())

@@ -9,7 +9,7 @@ import { markOf } from "../../../widgets/cocurve_widgets/front/measured.js";
 import { arcsOf, pricesOf } from "../../../widgets/cocurve_widgets/front/price.js";
 import { wordsOf } from "../../../widgets/cocurve_widgets/front/sentence.js";
 import { unpack } from "../../../widgets/cocurve_widgets/front/solver.js";
-import { breaksAt, marksOf } from "../../../widgets/cocurve_widgets/front/thermometer.js";
+import { breaksAt, marksOf, timesText } from "../../../widgets/cocurve_widgets/front/thermometer.js";
 import { stateOf } from "../../../widgets/cocurve_widgets/front/unit_map.js";
 
 const PROBLEMS = JSON.parse(readFileSync(process.env.COCURVE_FIXTURES, "utf8"));
@@ -105,4 +105,11 @@ test("undo goes back through all changes, redo forward, and a new change ends re
   press({ key: "Z", shiftKey: true });
   assert.equal(state.ratio, 7);
   cleaner.run();
+});
+
+test("a prediction far from the measured value says how far", () => {
+  assert.equal(timesText({ risk: 0.04 }, 0.003), ", 13 times less");
+  assert.equal(timesText({ risk: 1 }, 2), ", 2 times more");
+  assert.equal(timesText({ risk: 1 }, 0.9), "");
+  assert.equal(timesText(null, 0.9), "");
 });

@@ -15,7 +15,7 @@ import { keptRatios, knownOf, mainText, measurementOf, share, strengthsAt } from
 import { numbersPanel, shownOf } from "./numbers.js";
 import { pathSearch } from "./path_search.js";
 import { arcsOf, pricesOf } from "./price.js";
-import { sentencePanel } from "./sentence.js";
+import { sentencePanel, wordsOf } from "./sentence.js";
 import { KINDS, inTheWay, nameOf, runner, unpack, viewOf } from "./solver.js";
 import { breaksAt, marksOf, thermometer } from "./thermometer.js";
 import { guidedTour } from "./tour.js";
@@ -74,7 +74,10 @@ export function renderLambda({ model, el }) {
     () => ({ ...controls(), _pin: model.get("_pin") }), write);
   const sentence = sentencePanel(model, first, { choose: (word) => tour.answer("word", word) });
   const tour = guidedTour({ put, read: () => ({ ...controls(), selected_unit: model.get("selected_unit"), _pin: model.get("_pin") }), write,
-    scene: () => scene, redraw: paint });
+    scene: () => scene, redraw: paint, surprise: () => first.sentences?.find(({ text }) => {
+      const { whole, pruned } = wordsOf(first, null, text, scene.mine?.order);
+      return pruned && pruned[0][0] !== whole[0][0];
+    })?.text });
   const card = h("div", { class: "cc-card", "aria-live": "polite" });
   const ledger = h("div", { class: "cc-card" });
   const swatch = (text, style) => h("span", {}, h("i", { class: "cc-swatch cc-unit", style }), text);
@@ -294,7 +297,7 @@ export function renderLambda({ model, el }) {
   const grid = unitGrid(problem);
   let fade = () => undefined; // draws the map again, as it is
   const fading = new Fading(() => fade());
-  let paints = 0;
+  let [paints, late] = [0, 0]; // late: a timer
   let scene = null; // what the panels show
 
   const inksOf = () => {
@@ -360,15 +363,21 @@ export function renderLambda({ model, el }) {
     ui.root.dataset.shown = mine ? mine.order.join(" ") : "";
     history.note();
   }
-  /** The sections below, those that are open; texts of the others are a moment late. */
-  function paintSections() {
+  /** The sections below: those that are open at once, the others when the hand rests. */
+  function paintSections(all = false) {
     const wide = Math.max(240, ui.body.clientWidth - 24);
-    hand.draw(scene);
-    numbers.draw(scene);
-    charts.draw(scene, Math.min(900, wide));
-    if (sections.gap.open) gap.draw({ plan: scene.mine, record: scene.shown, colors: scene.colors, width: Math.min(720, wide), ink: scene.inks[1] });
-    const missing = edge.draw(scene, Math.min(720, wide));
-    if (missing) model.send({ row: missing[0] });
+    const draw = (section, paint_) => (all || section.open) && paint_();
+    draw(sections.hand, () => hand.draw(scene));
+    draw(sections.numbers, () => numbers.draw(scene));
+    draw(sections.chart, () => charts.draw(scene, Math.min(900, wide)));
+    draw(sections.gap, () => gap.draw({ plan: scene.mine, record: scene.shown, colors: scene.colors, width: Math.min(720, wide),
+      ink: scene.inks[1] }));
+    draw(sections.edge, () => {
+      const missing = edge.draw(scene, Math.min(720, wide));
+      if (missing) model.send({ row: missing[0] });
+    });
+    clearTimeout(late);
+    if (!all) late = setTimeout(() => paintSections(true), 150);
   }
   /** The four rows of the unit under the pointer or the marked one, and all terms of the marked one. */
   function paintCard(focus) {
@@ -447,6 +456,7 @@ export function renderLambda({ model, el }) {
   }
   const aging = setInterval(() => view && scene && numbers.draw(scene), 10_000); // "just now" becomes "20 s ago"
   cleaner.add(() => clearInterval(aging));
+  cleaner.add(() => clearTimeout(late));
   cleaner.on(model, "change:_view", confirm);
   for (const name of ["flips", "flips_stale"]) cleaner.on(model, `change:${name}`, takeFlips);
   cleaner.on(model, "msg:custom", (content, buffers) => {

@@ -32,6 +32,13 @@ export function marksOf(first, known, on) {
   return found.sort((a, b) => a.risk - b.risk);
 }
 
+/** How far a prediction is below or above what was measured, where that is much. */
+export function timesText(record, predicted) {
+  const times = record && predicted > 0 ? record.risk / predicted : 1;
+  if (times > 1.5) return `, ${show(Number(times.toPrecision(2)))} times less`;
+  return times < 0.67 ? `, ${show(Number((1 / times).toPrecision(2)))} times more` : "";
+}
+
 /** The panel; draw(facts) shows it. guess(value) is called while the reader drags the mark. */
 export function thermometer({ guess }) {
   const [number, scale] = [h("div", { class: "cc-kl", role: "status" }), h("div", {})];
@@ -41,7 +48,7 @@ export function thermometer({ guess }) {
     const said = cover ? "?" : record ? brief(record.risk) : measuring ? "…" : "not measured";
     number.replaceChildren(h("b", { style: `color:${ink}` }, said), h("span", { title: record ? `${record.text}, ± ${show(record.error)}` : "" },
       " nats of ", term("KL"), record ? ", measured" : ""),
-    h("span", { class: "cc-muted" }, predicted === null || cover ? "" : `H predicted ${brief(predicted)}`));
+    h("span", { class: "cc-muted" }, predicted === null || cover ? "" : `H predicted ${brief(predicted)}${timesText(record, predicted)}`));
     const [left, right, base] = [6, width - 8, 26];
     const x = (value) => left + Math.min(1, value / most) * (right - left);
     const rows = [-1e3, -1e3];

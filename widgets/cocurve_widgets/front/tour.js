@@ -38,11 +38,12 @@ const GUIDE = [
 const SEEN = "cocurve-guided"; // in the browser's storage, once a reader has left the tour
 
 /**
- * The tour. does: put(values), read() and write(state) of what a tour may change, scene(), redraw().
+ * The tour. does: put(values), read() and write(state) of what a tour may change, scene(), redraw(), and surprise(), a
+ * sentence that the present plan ends otherwise than the whole model.
  * Returns {bar, start, asks, guessed, answer}: `asks` is what is asked for now, "" for nothing;
  * answer(what, value) is called by the picture.
  */
-export function guidedTour({ put, read, write, scene, redraw }) {
+export function guidedTour({ put, read, write, scene, redraw, surprise }) {
   let [at, open, guess, before] = [-1, false, null, null];
   const words = h("span", { role: "status" });
   const next = button("Show", "show what is so", () => (open ? reveal() : go(at + 1)));
@@ -56,6 +57,7 @@ export function guidedTour({ put, read, write, scene, redraw }) {
     const { set, ask } = GUIDE[at];
     guess = ask === "KL" ? 0.5 * scene().most : null;
     put({ _pin: {}, ...set({ sweep: sweepOf() }) });
+    if (ask === "word") put({ prompt: surprise() ?? "" });
     return showAll(`${at + 1}/${GUIDE.length} ${GUIDE[at].say}`);
   }
   function reveal() {

@@ -16,7 +16,7 @@ export function fourRows(card, { problem, order, controls, price, u }) {
   card.replaceChildren(h("b", {}, `${nameOf(problem, u)}, ${rank < 0 ? "removed" : "alive"}`), table(null, [
     ["alone (½ H_uu)", show(found.half)],
     [`pairs with removed cells (λ Σ H_uv)`, show(found.edges)],
-    ["price, per million parameters", rank < 0 ? "" : `${million(price.prices[u])}, ${rank + 1} of ${price.living.length}`]]));
+    ...(rank < 0 ? [] : [["price, per million parameters", `${million(price.prices[u])}, ${rank + 1} of ${price.living.length}`]])]));
 }
 
 /**
