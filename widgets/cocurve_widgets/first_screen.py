@@ -26,7 +26,7 @@ import cocurve_lab as cl
 from cocurve_lab.base.atomic import write_atomically
 from cocurve_lab.extensions.judging.generation import own_questions
 from cocurve_lab.extensions.judging.lockstep import next_token_probabilities
-from cocurve_lab.extensions.pretrained.kept import kept_curvature, kept_folder, kept_plans
+from cocurve_lab.extensions.pretrained.kept import kept_folder, read_curvature, read_plans
 from cocurve_lab.measuring.risk import Meter
 from cocurve_lab.models.identity import demo_folder
 
@@ -196,8 +196,9 @@ def make(name: str, gaps: int) -> None:
     """Measure what ships for "demo" or "smollm2", and write its file; `gaps`: rows of the gaps."""
     model, tokenizer = cl.load_model(name)
     found: dict[str, Any] = {}
+    ratios: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
     if name == "demo":
-        folder, ratios = demo_folder(), (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
+        folder = demo_folder()
         curvature = cl.Curvature.load(folder / "H_64_rows.npz")
         # the held-out text of the page, behind five draws of calibration text
         options = {"positions_per_sequence": "all"}
@@ -205,8 +206,8 @@ def make(name: str, gaps: int) -> None:
         found["marks"] = marks_of(model, curvature, text.rows(0, 16))
     else:
         folder, ratios = kept_folder(), (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
-        curvature = kept_curvature(name)
-        kept = kept_plans(curvature).plans
+        curvature = read_curvature(folder / "H.npz")
+        kept = read_plans(folder / "plans.json", curvature).plans
         random_ = [
             plan.kl["c4"].mean()
             for plan in kept

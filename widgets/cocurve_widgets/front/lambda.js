@@ -382,6 +382,7 @@ export function renderLambda({ model, el }) {
   /** The four rows of the unit under the pointer or the marked one, and all terms of the marked one. */
   function paintCard(focus) {
     const [u, marked, order] = [focus, model.get("selected_unit") ?? null, scene.mine?.order ?? []];
+    card.style.visibility = focus === null && !tour.bar.hidden ? "hidden" : ""; // its hint is not for now
     fourRows(card, { problem, order, controls: scene.now, price: tour.asks ? null : scene.price, u });
     if (!sections.unit.open) return;
     ledger.replaceChildren(h("p", { class: "cc-muted" }, "Click a cell, or go to it with the arrow keys."));
