@@ -24,8 +24,6 @@ from cocurve_lab.extensions.judging.agreement import random_plan
 
 STRENGTHS = (0.0, 0.25, 0.5, 1.0)
 RANDOM_PLANS = 10
-PROMPTS = ("59 + 19 =", "Which one is a metal, a dog or gold? It is", "Name: Kit. Food:")
-REPLY = 8  # tokens of an answer to them
 QUESTIONS = 20  # of each ability, asked of every plan on the page
 PAIRS = 40  # strongest edges |H_uv| whose pairs are measured for the page
 
@@ -127,8 +125,6 @@ def export_page(
         cl.demo_questions(QUESTIONS),
         plans=plans,
         pairs=PAIRS,
-        prompts=PROMPTS,
-        reply=REPLY,
         cache=options.work,
     )
     title = "Co-pruning curvature of the demo model"

@@ -39,6 +39,7 @@ from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
 from helpers.waiting import eventually
 
+SLIDER = "lambda, weight of the edges"
 PAGE = Path(__file__).resolve().parents[2] / "notebooks" / "explore_smollm2.html"
 SHAPES = {768: (32, 8, 16), 1920: (80, 8, 16), 1000: (40, 9, 16)}
 
@@ -89,7 +90,7 @@ FIRST_KL = """root => {
   }).observe(root, {attributes: true, childList: true, characterData: true, subtree: true});
 }"""
 # From a key or a move to the frame after the rows of another plan are there; frames in which a
-# measured cell or a text is empty.
+# measured cell is empty.
 KEPT = """root => {
   window.kept = {down: 0, times: [], empty: 0};
   let before = root.dataset.pruned;
@@ -101,8 +102,7 @@ KEPT = """root => {
     before = root.dataset.pruned;
     const rows = root.querySelectorAll('.cc-four tbody tr');
     const cells = [0, 2].flatMap(row => [...rows[row].querySelectorAll('td')].slice(1, 3));
-    const texts = [...cells, ...root.querySelectorAll('.cc-says')].map(cell => cell.textContent);
-    const whole = texts.every(text => /[^\\s–…]/.test(text));
+    const whole = cells.every(cell => /[^\\s–…]/.test(cell.textContent));
     kept.empty += whole ? 0 : 1;
     const { down } = kept;
     requestAnimationFrame(() => setTimeout(() => kept.times.push(performance.now() - down)));
@@ -136,6 +136,7 @@ def main() -> None:
             first_kl_in_browser(lab, repeats)
         if "kept" in options.parts:
             with lab.page(PAGE) as page:
+                page.get_by_role("button", name="Skip").click()
                 kept_values(page, "page", repeats)
             cell = "from cocurve_lab.extensions.pretrained.kept import kept_curvature\n"
             cell += "w = bench_widgets.LambdaExplorer(kept_curvature('smollm2'))\nw"
@@ -183,6 +184,8 @@ def in_browser(lab: Lab, name: str, size: int, repeats: int) -> None:
         )
         page.evaluate(PROBE, root.element_handle())
         slider = root.locator("input[type=range]").first
+        if name == "LambdaExplorer":
+            slider = root.get_by_label(SLIDER)
         slider.focus()
         before = visit.received
         for step in range(repeats):
@@ -280,10 +283,14 @@ def kept_values(page: Any, where: str, repeats: int) -> None:
     key = root.locator(".cc-key")
     eventually(key.text_content, lambda text: "being computed" not in text, 120)
     page.evaluate(KEPT, root.element_handle())
-    slider = root.locator("input[type=range]").first
+    slider = root.get_by_label(SLIDER)
     slider.focus()
+    before = str(root.get_attribute("data-pruned"))
+    page.keyboard.press("End")
+    eventually(lambda: root.get_attribute("data-pruned"), lambda now: now != before)
+    page.evaluate("() => { kept.times.length = 0; }")
     for step in range(repeats):
-        page.keyboard.press("ArrowLeft" if step % 20 < 10 else "ArrowRight")
+        page.keyboard.press("ArrowLeft" if step % 10 < 5 else "ArrowRight")
         page.wait_for_function(f"() => kept.times.length > {step}", timeout=10_000)
     times = page.evaluate("() => kept.times.splice(0)")
     box = slider.bounding_box()
@@ -306,7 +313,7 @@ def explorer_of(visit: Visit) -> tuple[Any, Any, Any]:
     root = visit.page.locator(".cocurve")
     visit.page.wait_for_selector("[data-paints]")
     visit.becomes("w.flips_stale", "False")
-    return visit.page, root, root.locator("input[type=range]").first
+    return visit.page, root, root.get_by_label(SLIDER)
 
 
 def map_in_browser(lab: Lab, size: int, repeats: int) -> None:

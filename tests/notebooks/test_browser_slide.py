@@ -57,6 +57,12 @@ def test_the_offline_page_draws_what_python_solves(lab: Lab) -> None:
     kept = {mark["plan"]: mark["risk"] for mark in data_of(PAGE)["lambda"]["_marks"]["measured"]}
     with lab.page(PAGE) as page:
         root, bridges, heat = page.locator(".cocurve").all()
+        tour = root.locator(".cc-tour")  # a first visit is guided
+        tour.get_by_text("Which one would you remove first?").wait_for()
+        root.locator("canvas").first.click()
+        tour.get_by_text("by price").wait_for()
+        root.get_by_role("button", name="Skip").click()
+        root.locator("summary", has_text="exact values").click()
         for strength, percent in ((0, 50), (1, 35), (0.3, 20)):
             before = picture(root)
             enter(root, "lambda, typed", strength)
@@ -64,8 +70,8 @@ def test_the_offline_page_draws_what_python_solves(lab: Lab) -> None:
             wanted = cl.solve_greedy(curvature, percent / 100, strength, guards)
             shows(root, wanted)
             eventually(lambda before=before: picture(root) != before)
-            played = f"plan: {len(wanted)} of {len(wanted)} units"
-            eventually(heat.inner_text, lambda text, played=played: played in text)
+            marked = f"plan: {len(wanted)} units removed"
+            eventually(heat.inner_text, lambda text, marked=marked: marked in text)
         said = eventually(lambda: measured(root), lambda text: "kept" in text)
         assert float(said.split(" ± ")[0]) == pytest.approx(
             kept[plan_mark(path.at(0.3).selection.pruned)], rel=0.01
@@ -80,6 +86,18 @@ def test_the_offline_page_draws_what_python_solves(lab: Lab) -> None:
         root.locator("canvas[role=img]").first.press("ArrowDown")
         name = curvature.units[0].name
         eventually(bridges.inner_text, lambda text: name in text)  # the other views follow
+
+        solved = str(root.get_attribute("data-shown"))
+        root.locator("canvas[role=img]").first.press("Enter")  # removed by hand
+        mine = eventually(lambda: root.get_attribute("data-shown"), lambda x: x != solved)
+        assert set(mine.split()) ^ set(solved.split()) == {"0"}
+        assert "not measured" in root.locator(".cc-kl").inner_text()  # no neighbor's value
+        page.keyboard.press("Control+z")
+        eventually(lambda: root.get_attribute("data-shown"), lambda x: x == solved)
+        page.keyboard.press("Control+Shift+z")
+        eventually(lambda: root.get_attribute("data-shown"), lambda x: x == mine)
+        root.get_by_role("button", name="Back to the solver").click()
+        eventually(lambda: root.get_attribute("data-shown"), lambda x: x == solved)
 
         link = eventually(lambda: page.evaluate("location.href"), lambda x: "selected_unit=" in x)
         page.goto("about:blank")
@@ -156,7 +174,16 @@ def test_in_jupyterlab_the_session_has_the_plan_on_the_page(lab: Lab) -> None:
         visit.theme("Dark")
         eventually(lambda: picture(root) != drawn)
 
+        canvas = root.locator("canvas[role=img]").first
+        canvas.press("ArrowDown")
+        canvas.press("Enter")  # removed by hand, and undone
+        by_hand = "len(set(explorer.pinned.pruned) ^ set(explorer.selection.pruned))"
+        visit.becomes(f"{by_hand} if explorer.pinned else 0", "1")
+        canvas.press("Control+z")
+        visit.becomes("explorer.pinned is None", "True")
+
         visit.restart_kernel()
+        root.locator("summary", has_text="exact values").click()
         enter(root, "lambda, typed", "0.3")
         root.locator(".cc-facts", has_text="does not answer").wait_for()
         visit.require_clean()

@@ -80,8 +80,6 @@ BAD = [  # a value that a control refuses
         (CurvatureMap, "window", value)
         for value in ([0, 0, 33], [16, 0, 8], [0, 0, 2], [0, 0, float("nan")], [0, 0])
     ],
-    *[(CurvatureMap, "step", value) for value in (1, -1)],
-    (CurvatureMap, "playing", True),  # there is no plan
     (CurvatureMap, "partner", 18),
     *[(FidelityScatter, "ratio", value) for value in (1.2, 0.0)],
     *[(FidelityScatter, "strengths", value) for value in ([], [-1.0])],
@@ -202,7 +200,7 @@ def test_files_hold_the_table_and_the_plan(
 
 EDGES = {"threshold": 0.2, "sign": "negative", "ego": True, "blocks": ["cross"]}
 EDGES |= {"saliency_quantile": 0.75, "table_of": "units"}
-CELLS = {"order": "plan", "window": [2.0, 3.0, 10.5], "step": 2, "only_plan": True}
+CELLS = {"order": "plan", "window": [2.0, 3.0, 10.5]}
 SCREENS = {BridgeExplorer: ("explorer", EDGES), CurvatureMap: ("picture", CELLS)}
 
 

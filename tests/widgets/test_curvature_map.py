@@ -1,4 +1,4 @@
-"""CurvatureMap: what is sent, orders, links, steps and tables."""
+"""CurvatureMap: what is sent, orders, links, the plan and tables."""
 
 from __future__ import annotations
 
@@ -101,34 +101,15 @@ def test_a_brush_selects_units_everywhere(curvature: cl.Curvature) -> None:
         session.brushed = [32]
 
 
-def test_steps_follow_the_sessions_plan(curvature: cl.Curvature) -> None:
+def test_the_sessions_plan_is_marked(curvature: cl.Curvature) -> None:
     session = Session(curvature)
     session.selection = plan = cl.solve_greedy(curvature, 0.4, 0.5)
-    picture = CurvatureMap(curvature, session=session, step=3)
-    assert picture.step == 3
-    assert picture.plan["order"] == list(plan.pruned)
-    assert picture.plan["gone"][-1] == pytest.approx(plan.realized_ratio)
-    picture.playing = True
-    session.selection = shorter = cl.solve_greedy(curvature, 0.1)
-    assert (picture.step, picture.playing) == (len(shorter), False)
+    picture = CurvatureMap(curvature, session=session)
+    assert (picture.plan["order"], picture.plan["strength"]) == (list(plan.pruned), 0.5)
     session.selection = cl.Selection.from_pruned(curvature.units, [4, 2])
-    with pytest.raises(TraitError):  # a mask has no order to play
-        picture.playing = True
+    assert picture.plan["ordered"] is False
     session.selection = None
-    assert (picture.plan, picture.step) == ({}, 0)
-
-
-def test_terms_are_of_this_h_whatever_made_the_plan(curvature: cl.Curvature) -> None:
-    other = random_curvature(curvature.units, seed=8)
-    picture = CurvatureMap(curvature, session=Session(curvature))
-    picture.session.selection = plan = cl.solve_greedy(other, 0.3)
-    before = [plan.pruned[:k] for k in range(len(plan))]
-    terms = [
-        (0.5 * curvature.matrix[u, u], sum(curvature.matrix[u, v] for v in gone))
-        for u, gone in zip(plan.pruned, before, strict=True)
-    ]
-    assert picture.plan["node"] == pytest.approx([node for node, _ in terms])
-    assert picture.plan["edge"] == pytest.approx([edge for _, edge in terms])
+    assert picture.plan == {}
 
 
 def test_tables(curvature: cl.Curvature) -> None:
@@ -140,11 +121,6 @@ def test_tables(curvature: cl.Curvature) -> None:
     steps = {row["unit"]: row["removed_at_step"] for row in rows}
     assert steps[names[plan.pruned[1]]] == 2
     assert [row["unit"] for row in rows if row["brushed"]] == [names[2]]
-
-    picture.table_of = "ledger"
-    rows = picture.table()
-    assert [row["unit"] for row in rows] == [names[u] for u in plan.pruned]
-    assert rows[-1]["risk"] == pytest.approx(plan.predicted_risk)
 
     picture.table_of, picture.order, picture.window = "pairs", "layer", [0, 8, 4]
     rows = picture.table()

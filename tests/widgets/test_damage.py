@@ -183,8 +183,7 @@ def test_kl_and_answers_outlive_the_kernel_in_a_folder_shared_with_the_studies(
 def test_clicks_make_plan_a_and_it_is_measured(explorer: LambdaExplorer) -> None:
     start = explorer.selection.pruned
     kept = next(u for u in range(len(CURVATURE.units)) if u not in start)
-    say(explorer, toggle=kept)
-    say(explorer, toggle=start[0])
+    say(explorer, hand=[*start[1:], kept], yours=True)
     assert set(explorer.pinned.pruned) == (set(start) | {kept}) - {start[0]}
     assert explorer.selection.pruned == start  # B stays the solver's plan
     pin = received(explorer, "pin")
@@ -195,8 +194,10 @@ def test_clicks_make_plan_a_and_it_is_measured(explorer: LambdaExplorer) -> None
     assert found.risk == pytest.approx(cl.pruning_risk(MODEL, explorer.pinned, TEXT))
     explorer.toggle(CURVATURE.units[kept].name)  # restored, by name
     assert set(explorer.pinned.pruned) == set(start) - {start[0]}
-    say(explorer, toggle=None)
+    explorer.clear()
     assert explorer.pinned.pruned == ()
+    say(explorer, hand=[4], yours=False)  # undone: it was pinned, not made
+    assert not received(explorer, "pin")["hand"]
     explorer.pin(cl.Selection.from_pruned(CURVATURE.units, [1, 2]))
     assert not received(explorer, "pin")["hand"]  # of code
     explorer.toggle(3)

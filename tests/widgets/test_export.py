@@ -13,6 +13,7 @@ from ipywidgets.widgets.widget import _instances
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.judging.generation import Question
+from cocurve_lab.extensions.judging.lockstep import next_token_probabilities
 from cocurve_lab.extensions.pretrained.kept import (
     kept_curvature,
     kept_interactions,
@@ -128,7 +129,6 @@ def test_the_page_of_the_real_model_shows_what_is_kept_of_the_plans_that_it_solv
         found = known[plan_mark(cl.solve_greedy(seen, ratio, strength).pruned)]
         assert found["risk"] == pytest.approx(plan.kl["c4"].mean())
         assert found["by_row"] == pytest.approx(plan.kl["c4"].tolist(), rel=1e-4)
-        assert found["replies"] == list(plan.replies)
         assert found["abilities"] == {name: list(pair) for name, pair in plan.right.items()}
     for scale, other in state["scales"].items():
         packed = base64.b64decode(other["lambda"]["_problem"]["matrix"]["$bytes"])
@@ -150,7 +150,7 @@ def export(path: Path, **more: object) -> Path:
 
 
 def test_a_page_of_any_model_shows_what_was_measured_and_a_second_run_measures_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = export(tmp_path / "page.html", cache=tmp_path / "kept")
     said = capsys.readouterr().out
@@ -167,9 +167,6 @@ def test_a_page_of_any_model_shows_what_was_measured_and_a_second_run_measures_n
         for name in ("easy", "hard"):
             count = int(answers.right[k][answers.of(name)].sum())
             assert found["abilities"][name] == [count, 2]
-        with cl.ablate(MODEL, plan):
-            replies = [cl.continue_text(MODEL, TOKENIZER, q.prompt, 12) for q in QUESTIONS[:3]]
-        assert found["replies"] == replies
     edges = [m["edge"] for m in known.values() if m["edge"]]
     matrix = np.abs(np.triu(CURVATURE.matrix, 1))
     strongest = np.sort(matrix[matrix > 0])[-12:]
@@ -180,15 +177,39 @@ def test_a_page_of_any_model_shows_what_was_measured_and_a_second_run_measures_n
         one, two, both = cl.measure_plans(MODEL, parts, TEXT, progress=False).mean
         assert edge["difference"] == pytest.approx(both - one - two, abs=1e-9)
     count = 1 + len(plans) + len({u for edge in edges for u in edge["units"]}) + len(edges)
-    assert said.startswith(f"{count} plans on 3 rows, 4 questions and 3 prompts")
+    assert said.startswith(f"{count} plans on 3 rows, and 4 questions to")
 
-    monkeypatch.setattr(cl, "continue_text", None)
     passes = []
     hook = MODEL.register_forward_pre_hook(lambda *_: passes.append(1))
     again = export(tmp_path / "again.html", cache=tmp_path / "kept")
     hook.remove()
     assert data_of(again)["lambda"]["_marks"] == data_of(page)["lambda"]["_marks"]
     assert len(passes) <= 2  # the one row and the question that tell the cost
+
+
+@pytest.mark.parametrize("page", [DEMO, REAL])
+def test_a_shipped_page_has_the_next_words_of_every_plan_at_its_stops(page: Path) -> None:
+    units = kept_curvature("smollm2").units if page == REAL else None
+    curvature, state = curvature_of(page, units), data_of(page)["lambda"]
+    guards = cl.opening_guards(curvature.units)
+    ratios = {
+        round(m["ratio"], 4) for m in state["_marks"]["measured"] if m["strength"] is not None
+    }
+    stops = [cl.solve_greedy(curvature, r, x, guards) for r in ratios for x in (0.0, 0.5, 1.0)]
+    assert len(state["_first"]["sentences"]) == 5
+    for sentence in state["_first"]["sentences"]:
+        whole = sentence["tokens"][sentence["plans"][""][0][0]]
+        assert whole.strip() == sentence["answer"]  # the whole model answers it
+        assert {plan_mark(plan.pruned) for plan in stops} <= sentence["plans"].keys()
+
+
+def test_the_next_words_of_the_demo_page_are_those_of_the_model() -> None:
+    model, tokenizer = cl.load_model("demo")
+    curvature, sentence = curvature_of(DEMO), data_of(DEMO)["lambda"]["_first"]["sentences"][0]
+    plan = cl.solve_greedy(curvature, 0.2, 1.0, cl.opening_guards(curvature.units))
+    shares = next_token_probabilities(model, tokenizer, [plan], sentence["text"], chat=False)[0]
+    kept = sentence["plans"][plan_mark(plan.pruned)]
+    assert [share for _, share in kept] == pytest.approx(np.sort(shares)[::-1][:5], rel=0.01)
 
 
 def test_a_model_without_text_is_refused(tmp_path: Path) -> None:

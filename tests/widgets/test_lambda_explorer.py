@@ -156,18 +156,17 @@ def test_code_makes_the_plan_on_the_screen(explorer: LambdaExplorer) -> None:
     assert scope["selection"].guards == explorer.selection.guards
 
 
-def test_measured_plans_are_sent_once_each_with_rows_and_replies(explorer: LambdaExplorer) -> None:
+def test_measured_plans_are_sent_once_each_with_their_rows(explorer: LambdaExplorer) -> None:
     plan, session = explorer.selection, explorer.session
-    session.prompts = ("What?",)
     for text in ("manual", "C4"):  # told last, so it shows
-        found = Measured(plan, 0.2, 0.1, text, rows=2, by_row=(0.1, 0.3), replies=("this",))
+        found = Measured(plan, 0.2, 0.1, text, rows=2, by_row=(0.1, 0.3))
         session.add_measured(found)
     session.add_measured(Measured(plan, 0.4, 0.1, "now", measured_at=5.0))
     marks = received(explorer, "marks")
     kept, now = marks["measured"]
-    assert (kept["text"], kept["by_row"], kept["replies"]) == ("C4", [0.1, 0.3], ["this"])
+    assert (kept["text"], kept["by_row"]) == ("C4", [0.1, 0.3])
     assert (now["text"], now["at"], now["risk"]) == ("now", 5.0, 0.4)
-    assert (marks["prompts"], now["strength"]) == (["What?"], explorer.interaction_strength)
+    assert now["strength"] == explorer.interaction_strength
 
 
 def test_the_gate_is_marked_where_it_is_decided_and_of_h() -> None:

@@ -1,8 +1,8 @@
 """By hand: a plan made by clicking units, and what an edge between two units really is.
 
-A click on the map of the lambda explorer marks a unit, removes or restores it in plan A, or adds it
-to a pair. A pair is measured three times: each unit alone, then both. Its edge is what the two cost
-together less what they cost alone; H holds a prediction of it.
+A click on the map of the lambda explorer removes a unit or restores it, which makes plan A yours,
+or adds it to a pair. A pair is measured three times: each unit alone, then both. Its edge is what
+the two cost together less what they cost alone; H holds a prediction of it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import cocurve_lab as cl
 
 from .traits import PlanOfUnits, require_unit
 
-MODES = ("mark", "remove", "pair")
+MODES = ("remove", "pair", "mark")
 
 
 class ByHand(HasTraits):
     """The part of the lambda explorer where units are clicked.
 
     Attributes:
-        mode: what a click on the map does: "mark" shows the unit's card; "remove" removes the unit
-            from plan A or restores it, which makes A "your plan"; "pair" adds it to `pair`.
+        mode: what a click on the map does: "remove" removes the unit or restores it, which makes
+            plan A "your plan"; "pair" adds it to `pair`; "mark" only marks it.
         pair: indices of at most two units, whose edge is shown and measured.
-        prompt: text whose next token is predicted by the dense model, A and B; empty for none.
+        prompt: sentence whose next word is predicted by the dense model, A and B; empty for none.
         pinned: plan A.
     """
 
-    mode = Enum(MODES, "mark").tag(sync=True)
+    mode = Enum(MODES, "remove").tag(sync=True)
     pair: List[int] = List(Int()).tag(sync=True)
     prompt = Unicode().tag(sync=True)
     pinned = PlanOfUnits()
@@ -60,8 +60,10 @@ class ByHand(HasTraits):
         """Make plan A your plan, and begin it without any removed unit."""
         self._take_by_hand([])
 
-    def _take_by_hand(self, pruned: list[int]) -> None:
-        self._own = self.pinned = self._removing(pruned)
+    def _take_by_hand(self, pruned: list[int], *, yours: bool = True) -> None:
+        plan = self._removing(pruned)
+        self._own = plan if yours else None
+        self.pinned = plan
 
     def _removing(self, pruned: list[int]) -> cl.Selection:
         return cl.Selection.from_pruned(self.curvature.units, pruned, self.curvature)

@@ -1,11 +1,11 @@
-"""CurvatureMap: H as a picture to order, zoom and brush, with the greedy order step by step."""
+"""CurvatureMap: H as a picture to order, zoom and brush, with the units of the plan marked."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, validate
+from traitlets import Bytes, Dict, Enum, Float, List, TraitError, validate
 
 import cocurve_lab as cl
 
@@ -20,14 +20,10 @@ SHOWN = 0.995  # share of the pairs inside the color scale; a few large ones wou
 STILL = 240  # cells across the picture in a saved notebook, at most
 NEAT = 1000  # up to so many units the leaves are put in the best order, in about 0.1 s
 FULL = 32_767  # int16 of the largest root
-NEED_PLAN = ("step", "playing")
 CONTROLS = (
     "order",
     "scale",
     "window",
-    "only_plan",
-    "step",
-    "playing",
     "selected_unit",
     "partner",
     "brushed",
@@ -39,8 +35,8 @@ class CurvatureMap(Explorer):
     """H as a picture: one cell per pair of units, colored by the sign and size of their edge.
 
     The rows and columns can be put in another order, and the picture zoomed. Units of the session's
-    plan are marked beside it, and its greedy order can be played step by step with its ledger. All
-    of it is estimated from H; nothing is measured. Its arguments are those of `Instrument`.
+    plan are marked beside it. All of it is estimated from H; nothing is measured. Its arguments are
+    those of `Instrument`.
 
     Controls (traits):
         order: of rows and columns. "layer": as the units are numbered. "saliency": largest H_uu
@@ -50,13 +46,10 @@ class CurvatureMap(Explorer):
             its fourth root). Of several pairs in one pixel the strongest is drawn.
         window: the part that is shown: first column, first row, and number of units across, [3].
             The default, [0, 0, M], is all of H.
-        only_plan: fade all cells but those of two removed units.
-        step: how many units of the plan are marked as removed, 0 to all; all for a new plan.
-        playing: whether the page counts `step` up to the end of the plan.
         selected_unit, partner: row and column of the chosen pair, as indices of units; None for
             none. `selected_unit` is shared with the session.
-        table_of: rows of `table()`, the table and the CSV: "units", the steps of the plan
-            ("ledger"), or the "pairs" inside the window.
+        table_of: rows of `table()`, the table and the CSV: "units", or the "pairs"
+            inside the window.
 
     Sent to the page (traits, not to be set):
         nodes: columns of M values: kind, layer, name, saliency [nats per token], cost [parameters].
@@ -66,8 +59,7 @@ class CurvatureMap(Explorer):
         peak: largest |rho_uv|. ends: the largest |rho_uv| and |H_uv| that colors tell apart.
         roots: sqrt(H_uu) of every unit, [M]; of a unit with H_uu = 0 that of the smallest above 0.
         clustered: the order by clustering; empty until it is first asked for.
-        plan: of the session's plan: order, its node and edge terms [nats per token], the share of
-            removable cost gone after each step, lambda, and whether it has an order.
+        plan: of the session's plan: order, lambda, and whether it has an order.
     """
 
     _esm = front("map.js", render="renderMap")
@@ -75,11 +67,8 @@ class CurvatureMap(Explorer):
     order = Enum(("layer", "saliency", "clustering", "plan"), "layer").tag(sync=True)
     scale = Enum(("correlation", "curvature"), "correlation").tag(sync=True)
     window: List[float] = List(Float(), minlen=3, maxlen=3).tag(sync=True)
-    only_plan = Bool(False).tag(sync=True)
-    step = Int(0).tag(sync=True)
-    playing = Bool(False).tag(sync=True)
     partner = UnitIndex().tag(sync=True)
-    table_of = Enum(("units", "ledger", "pairs"), "units").tag(sync=True)
+    table_of = Enum(("units", "pairs"), "units").tag(sync=True)
 
     nodes = Dict().tag(sync=True)
     pairs = Bytes().tag(sync=True)
@@ -90,15 +79,11 @@ class CurvatureMap(Explorer):
     plan = Dict().tag(sync=True)
 
     def _opening(self, controls: dict[str, Any]) -> dict[str, Any]:
-        given = {name: value for name, value in controls.items() if name not in NEED_PLAN}
-        return {"window": [0, 0, len(self.curvature.units)], **_payload(self.curvature), **given}
+        return {"window": [0, 0, len(self.curvature.units)], **_payload(self.curvature), **controls}
 
     def _opened(self, controls: dict[str, Any]) -> None:
         super()._opened(controls)
         self._take_plan()
-        for name in NEED_PLAN:
-            if name in controls:
-                setattr(self, name, controls[name])
         self._arrange()
         self.follow(self._take_plan, "selection")
         self.observe(self._tell, ("selected_unit", "partner"))
@@ -121,22 +106,6 @@ class CurvatureMap(Explorer):
             )
         return [float(column), float(row), float(span)]
 
-    @validate("step")
-    def _on_the_plan(self, proposal: Any) -> int:
-        last = len(self.plan.get("order", ()))
-        if not 0 <= proposal.value <= last:
-            raise TraitError(f"step is {proposal.value}. The plan has steps 0 to {last}.")
-        return int(proposal.value)
-
-    @validate("playing")
-    def _has_steps(self, proposal: Any) -> bool:
-        if proposal.value and not self.plan.get("ordered"):
-            what = "the plan has no removal order" if self.plan.get("order") else "there is no plan"
-            raise TraitError(
-                f"playing is True, but {what}. Set session.selection to a solved plan first."
-            )
-        return bool(proposal.value)
-
     # Order and plan -----------------------------------------------------------------------------
 
     @guarded
@@ -153,11 +122,15 @@ class CurvatureMap(Explorer):
     @guarded
     def _take_plan(self, change: Any = None) -> None:
         plan = self.session_plan()
-        with self.hold_sync():
-            # a step beyond a shorter plan must not exist at any time
-            self.step, self.playing = 0, False
-            self.plan = {} if plan is None else _steps(plan, self.curvature)
-            self.step = 0 if plan is None else len(plan)
+        self.plan = (
+            {}
+            if plan is None
+            else {
+                "order": list(plan.pruned),
+                "strength": plan.interaction_strength,
+                "ordered": plan.ordered,
+            }
+        )
         self._tell()
 
     @guarded
@@ -178,12 +151,9 @@ class CurvatureMap(Explorer):
     def table(self) -> list[dict[str, Any]]:
         """The rows of `table_of`. Saliency, H_uv and risks are in nats per token.
 
-        "units": one row per unit, in the order of the picture. "ledger": one row per step of the
-        plan. "pairs": each pair of two units inside the window once, strongest first by the present
-        scale, at most 10,000.
+        "units": one row per unit, in the order of the picture. "pairs": each pair of
+        two units inside the window once, strongest first by the present scale, at most 10,000.
         """
-        if self.table_of == "ledger":
-            return self._ledger_rows()
         return self._pair_rows() if self.table_of == "pairs" else self._unit_rows()
 
     def places(self) -> list[int]:
@@ -205,15 +175,6 @@ class CurvatureMap(Explorer):
         both = enumerate(zip(rows, own, strict=True), 1)
         return [{"place": place} | row | more for place, (row, more) in both]
 
-    def _ledger_rows(self) -> list[dict[str, Any]]:
-        steps = zip(*(self.plan.get(c, []) for c in ("order", "node", "edge", "gone")), strict=True)
-        rows, risk = [], 0.0
-        for k, (u, node, edge, gone) in enumerate(steps, 1):
-            risk += node + edge
-            row = {"step": k, "unit": self.nodes["name"][u], "node": node, "edge": edge}
-            rows.append(row | {"risk": risk, "ratio": gone})
-        return rows
-
     def _pair_rows(self) -> list[dict[str, Any]]:
         curvature, places = self.curvature, np.array(self.places())
         column, row, span = self.window
@@ -228,15 +189,12 @@ class CurvatureMap(Explorer):
 
     def code(self) -> str:
         """The Python that reproduces what is on the screen; it needs `curvature`."""
-        size, last = len(self.curvature.units), len(self.plan.get("order", []))
-        changed = self.changed(CONTROLS, window=[0, 0, size], playing=self.playing, step=last)
-        step = changed.pop("step", None)
+        changed = self.changed(CONTROLS, window=[0, 0, len(self.curvature.units)])
         given = "".join(f"    {name}={value!r},\n" for name, value in changed.items())
         return (
             "import cocurve_lab as cl\nfrom cocurve_widgets import CurvatureMap\n\n"
             f"picture = CurvatureMap(\n    curvature,\n{given})\n"
             + self.plan_line("picture")
-            + ("" if step is None else f"picture.step = {step}\n")
             + "picture\n"
         )
 
@@ -244,7 +202,7 @@ class CurvatureMap(Explorer):
         """The initial state of the front end, for a page without a kernel (`kernel` is False)."""
         if not self.clustered:
             self.clustered = cluster_order(self.curvature)
-        return self.public_traits() | {"kernel": False, "playing": False, "error": ""}
+        return self.public_traits() | {"kernel": False, "error": ""}
 
     def _still_picture(self) -> str:
         """The strengths of all pairs as a PNG, dark where strong; blocks of units where many."""
@@ -318,18 +276,3 @@ def _end(sizes: np.ndarray) -> float:
     if not sizes.size:
         return 1.0
     return float(np.quantile(sizes, SHOWN)) or float(sizes.max()) or 1.0
-
-
-def _steps(plan: cl.Selection, curvature: cl.Curvature) -> dict[str, Any]:
-    """The plan as the page plays it; its terms are of this H, whatever made it."""
-    priced = cl.Selection.from_pruned(curvature.units, plan.pruned, curvature)
-    assert priced.terms is not None
-    costs = plan.units.costs
-    return {
-        "order": list(plan.pruned),
-        "node": priced.terms.node.tolist(),
-        "edge": priced.terms.edge.tolist(),
-        "gone": (np.cumsum(costs[list(plan.pruned)]) / max(plan.units.total_cost, 1)).tolist(),
-        "strength": plan.interaction_strength,
-        "ordered": plan.ordered,
-    }

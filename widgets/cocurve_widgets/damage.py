@@ -109,7 +109,7 @@ class Damage:
         return MeasuredPlan.of_rows(plan, values, self.text, abilities=right, measured_at=when)
 
     def next_tokens(self, plans: Sequence[cl.Selection], most: int = 5) -> list[dict[str, Any]]:
-        """The likeliest tokens of the dense model after the prompt, and the first of each plan.
+        """The likeliest tokens after the prompt, of the dense model and of each plan.
 
         A row has the token as text, and its probability under the dense model and each plan; None
         where a plan is not measured yet. Empty before the first pass.
@@ -117,8 +117,8 @@ class Damage:
         found = [self._next.get((self.prompt, p.fingerprint)) for p in (self.dense, *plans)]
         if found[0] is None:
             return []
-        first = [int(values.argmax()) for values in found if values is not None]
-        ids = dict.fromkeys([*np.argsort(-found[0], kind="stable")[:most].tolist(), *first])
+        best = [np.argsort(-x, kind="stable")[:most].tolist() for x in found if x is not None]
+        ids = dict.fromkeys(k for likeliest in best for k in likeliest)
         decode = self.session.require_tokenizer().decode
         return [
             {"token": decode([i]), "shares": [None if v is None else float(v[i]) for v in found]}
@@ -276,7 +276,7 @@ class Damage:
         assert self._meter is not None
         plans, prompt = list(self._plans.values()), self.prompt  # the next move changes both
         tokenizer = self.session.require_tokenizer()
-        found = next_token_probabilities(self._meter.model, tokenizer, plans, prompt)
+        found = next_token_probabilities(self._meter.model, tokenizer, plans, prompt, chat=False)
         marks = [(prompt, plan.fingerprint) for plan in plans]
         self._next = dict(zip(marks, found, strict=True))
 
@@ -305,7 +305,6 @@ def plain_record(record: MeasuredPlan) -> dict[str, Any]:
         "rows": record.rows,
         "at": record.measured_at,
         "by_row": [float(f"{kl:.5g}") for kl in record.by_row],
-        "replies": list(record.replies),
         "edge": edge and {"units": units, "difference": edge[0], "error": edge[1]},
     }
 

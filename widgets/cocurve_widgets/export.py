@@ -47,11 +47,8 @@ script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
 </head>
 <body>
 <header><h1>{title}</h1>
-<p>Each cell of the map is a part of a language model: an attention head or a block of FFN
-channels. The solid ones are removed. Which of them go <em>together</em> matters: removing two can
-cost more than the sum of both, or less. The matrix H predicts both, part by part and pair by pair.
-λ is the weight of the pairs in the choice, from none to full. Drag it, and see what was
-measured.</p></header>
+<p>Remove parts of a language model, and see what it still says. Parts that cost little alone can
+cost much <em>together</em>: λ says how much that counts.</p></header>
 <p id="blocked">Scripts are blocked here. Open this file in a browser that allows them.</p>
 <main><div id="lambda"></div><div id="bridge"></div><div id="map"></div></main>
 <footer><small>{about}</small></footer>
@@ -97,8 +94,8 @@ def export_html(
         scales: measured interactions of the same model's larger parts, by name ("layers"); the page
             then has a switch between them and the units.
         model, tokenizer, held_out, questions: with a model and text, what the page shows is
-            measured first: plans along lambda at five ratios, the strongest pairs, right answers
-            and replies (`measure_for_page`). The cost is printed before.
+            measured first: plans along lambda at five ratios, the strongest pairs, and right
+            answers (`measure_for_page`). The cost is printed before.
         cache: folder of what was measured: a stopped export resumes. None keeps nothing.
 
     Returns:
@@ -172,7 +169,6 @@ def _at_scale(interactions: Interactions, session: Session) -> dict[str, Any]:
     alone = (cl.Selection.from_pruned(units, [k], curvature) for k in range(len(units)))
     parts = [frozenset(interactions.expand(plan).pruned) for plan in alone]
     found, part_of = Session(curvature), session.curvature.units.total_cost / units.total_cost
-    found.prompts = session.prompts
     for record in session.measured:
         plan, pruned = record.selection, frozenset(record.selection.pruned)
         inside = [k for k, part in enumerate(parts) if part <= pruned]

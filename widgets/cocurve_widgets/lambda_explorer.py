@@ -18,6 +18,7 @@ from cocurve_lab.solver.path import LambdaPath
 
 from .by_hand import ByHand
 from .damage import Damage, plain_record
+from .first_screen import as_sentence, kept_first_screen
 from .instrument import Explorer, front, guarded, plan_code
 from .packing import gray_image, nodes_of, pack_problem, unit_rows
 from .session import MOST_RATIO, AnyCurvature, CancelToken, Session
@@ -89,9 +90,10 @@ class LambdaExplorer(ByHand, Explorer):
     _view = Dict().tag(sync=True)
     _asked: List[Any] = List().tag(sync=True)  # the controls that the kernel has heard of
     _changes: List[Any] = List().tag(sync=True)  # per flip, the units that join or leave
-    _marks = Dict().tag(sync=True)  # the gate, measured plans, and the questions of their replies
+    _marks = Dict().tag(sync=True)  # the gate, and measured plans
     _pin = Dict().tag(sync=True)  # plan A for the page; empty for the diagonal plan
     _damage = Dict().tag(sync=True)  # what is known so far of the dense model, A and B
+    _first = Dict().tag(sync=True)  # sentences, marks of KL and gaps, as first_screen.py keeps them
 
     def __init__(
         self,
@@ -117,12 +119,15 @@ class LambdaExplorer(ByHand, Explorer):
         start: dict[str, Any] = {
             "protect_first": ends.protect_first,
             "protect_last": ends.protect_last,
+            "_first": kept_first_screen(curvature),
         }
         self.damage: Damage | None = None
         if held_out is not None:
             if session.tokenizer is not None:
                 begun = session.tokenizer.decode(held_out.input_ids[0][:24], **PLAIN_TEXT)
-                start["prompt"] = str(begun).strip()
+                asked = [as_sentence(question) for question in questions[:1]]
+                kept = [one["text"] for one in start["_first"].get("sentences", [])]
+                start["prompt"] = [*kept, *asked, str(begun).strip()][0]
             self.damage = Damage(
                 session, held_out, questions, self._show_damage, self.report, cache=cache
             )
@@ -395,7 +400,6 @@ class LambdaExplorer(ByHand, Explorer):
         self._marks = {
             "gate": self._gate_mark(),
             "measured": [plain_record(record) for record in (*kept.values(), *fresh)],
-            "prompts": list(self.session.prompts),
         }
         if self._solved:
             self.status = self._sentence()
@@ -416,11 +420,8 @@ class LambdaExplorer(ByHand, Explorer):
             self._go(1 if content["go"] > 0 else -1)
         elif "pin" in content:
             {"pin": self.pin, "swap": self.swap, "unpin": self.unpin}[content["pin"]]()
-        elif "toggle" in content:
-            if content["toggle"] is None:
-                self.clear()
-            else:
-                self.toggle(int(content["toggle"]))
+        elif "hand" in content:
+            self._take_by_hand([int(u) for u in content["hand"]], yours=bool(content["yours"]))
         else:
             super()._heard(widget, content, buffers)
 
@@ -444,7 +445,7 @@ class LambdaExplorer(ByHand, Explorer):
     def state(self) -> dict[str, Any]:
         """The initial state of the front end, for a page without a kernel."""
         shown = ("mode", "pair", "selected_unit", "brushed", "status", "error")
-        names = (*CONTROLS, *shown, "model_name", "matrix_name", "_marks", "_pin")
+        names = (*CONTROLS, *shown, "model_name", "matrix_name", "_marks", "_pin", "_first")
         problem = pack_problem(self.curvature, most_units=len(self.curvature.units))
         return {name: getattr(self, name) for name in names} | {
             "_problem": problem,

@@ -1,20 +1,16 @@
-"""What a page of any model shows as measured: plans along lambda, replies, and pairs of units."""
+"""What a page of any model shows as measured: plans along lambda, and pairs of units."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import cocurve_lab as cl
-from cocurve_lab.base.atomic import write_atomically
-from cocurve_lab.base.schema import read_json
 from cocurve_lab.extensions.judging.kept import answers_file, plans_file
 from cocurve_lab.extensions.writing import duration
 
@@ -26,14 +22,17 @@ if TYPE_CHECKING:
 STRENGTHS = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0)
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4)
 PAIRS = 12  # strongest edges whose units are measured alone and together
-REPLY = 12  # tokens
 
 
-def plans_along(curvature: cl.Curvature, ratios: Sequence[float] = RATIOS) -> list[cl.Selection]:
-    """Return the plans of STRENGTHS at the ratios under the opening guards that greedy can make."""
+def plans_along(
+    curvature: cl.Curvature,
+    ratios: Sequence[float] = RATIOS,
+    strengths: Sequence[float] = STRENGTHS,
+) -> list[cl.Selection]:
+    """Return the plans of some lambdas and ratios under the opening guards that greedy can make."""
     guards, found = cl.opening_guards(curvature.units), []
-    for ratio in ratios:
-        for strength in STRENGTHS:
+    for strength in strengths:
+        for ratio in ratios:
             with suppress(cl.InfeasibleError):
                 found.append(cl.solve_greedy(curvature, ratio, strength, guards))
     return found
@@ -46,20 +45,16 @@ def measure_for_page(
     *,
     plans: Sequence[cl.Selection] | None = None,
     pairs: int = PAIRS,
-    prompts: Sequence[str] | None = None,
-    reply: int = REPLY,
     cache: str | os.PathLike[str] | None = "kept",
 ) -> None:
     """Measure what a page shows, and add it to the session; the cost is printed first.
 
     Args:
-        session: with the model and, for questions and prompts, its tokenizer.
+        session: with the model and, for questions, its tokenizer.
         held_out: text for the KL, none of which H has seen.
         questions: with known answers, for the right answers by ability.
         plans: by default those of `plans_along`.
         pairs: number of strongest edges whose units are measured alone and together.
-        prompts: texts whose replies are shown; by default those of the first three questions.
-        reply: tokens of a reply.
         cache: folder of the tables; a second run measures nothing again. None keeps nothing.
     """
     from cocurve_lab.extensions.judging.answers import AnswerOptions, Asker
@@ -70,8 +65,6 @@ def measure_for_page(
     shown = list({plan.fingerprint: plan for plan in wanted}.values())
     measured = [*shown, *_pairs(curvature, pairs)]
     asker, place = None, answers_file(cache, model, questions)
-    if prompts is None:
-        prompts = [question.prompt for question in questions[:3]]
     if questions:
         options = AnswerOptions(checkpoint=place)
         asker = Asker(model, session.require_tokenizer(), questions, options)
@@ -81,24 +74,22 @@ def measure_for_page(
     begun = time.monotonic()
     if asker is not None:
         asker.ask([dense], [0])
-    answers = (time.monotonic() - begun) * len(shown) * (len(questions) + len(prompts))
+    answers = (time.monotonic() - begun) * len(shown) * len(questions)
     print(
-        f"{len(measured)} plans on {len(held_out)} rows, {len(questions)} questions and "
-        f"{len(prompts)} prompts to {len(shown)} of them: at most {duration(kl + answers)}, less "
+        f"{len(measured)} plans on {len(held_out)} rows, and {len(questions)} questions to "
+        f"{len(shown)} of them: at most {duration(kl + answers)}, less "
         f"what {'is kept' if cache is None else f'{cache} keeps'}.",
         flush=True,
     )
     kept = plans_file(cache, model, held_out)
     table = cl.measure_plans(model, measured, held_out, checkpoint=kept, calibrated_on=curvature)
-    session.prompts = tuple(prompts)
     by_units = dict(zip((frozenset(p.pruned) for p in measured), table.kl, strict=True))
     names = [] if asker is None else [question.capability for question in asker.questions]
     right = np.zeros((len(shown), 0)) if asker is None else asker.ask(shown, progress=True)[..., 0]
-    said = _replies(session, shown, prompts, reply, place and place.with_suffix(".json"))
     found = []
     for k, (plan, rows) in enumerate(zip(measured, table.kl, strict=True)):
         if k < len(shown):
-            facts: dict[str, Any] = {"abilities": count_right(names, right[k]), "replies": said[k]}
+            facts: dict[str, Any] = {"abilities": count_right(names, right[k])}
         else:
             facts = {"edge": edge_of(plan, by_units), "by_row": ()}
         found.append(MeasuredPlan.of_rows(plan, rows, table.source, **facts))
@@ -112,27 +103,3 @@ def _pairs(curvature: cl.Curvature, count: int) -> list[cl.Selection]:
     pairs = np.stack([us, vs], axis=1)[strongest]
     parts = [*np.unique(pairs)[:, None].tolist(), *pairs.tolist()]
     return [cl.Selection.from_pruned(curvature.units, part, curvature) for part in parts]
-
-
-def _replies(
-    session: Session,
-    plans: Sequence[cl.Selection],
-    prompts: Sequence[str],
-    reply: int,
-    file: Path | None,
-) -> list[tuple[str, ...]]:
-    """The first words of every plan after each prompt; in a file of the cache after each plan."""
-    kept: dict[str, str] = read_json(file) if file is not None and file.exists() else {}
-    said = []
-    for plan in plans:
-        keys = {prompt: f"{plan.fingerprint} {reply} {prompt}" for prompt in prompts}
-        lacking = [prompt for prompt, key in keys.items() if key not in kept]
-        if lacking:
-            model, tokenizer = session.require_model(), session.require_tokenizer()
-            with cl.ablate(model, plan):
-                for prompt in lacking:
-                    kept[keys[prompt]] = cl.continue_text(model, tokenizer, prompt, reply)
-            if file is not None:
-                write_atomically(file, json.dumps(kept).encode())
-        said.append(tuple(kept[keys[prompt]] for prompt in prompts))
-    return said

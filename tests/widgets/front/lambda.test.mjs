@@ -1,16 +1,10 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { aboutToFlip, flipsOf } from "../../../widgets/cocurve_widgets/front/lambda.js";
+import { flipsOf } from "../../../widgets/cocurve_widgets/front/lambda.js";
 
 const breaks = [0.1, 0.4, 0.8];
 const changes = [[3], [5, 6], [3, 9]];
-
-test("units of the flips on either side are about to flip", () => {
-  assert.deepEqual([...aboutToFlip(breaks, changes, 0.2)], [3, 5, 6]);
-  assert.deepEqual([...aboutToFlip(breaks, changes, 0.0)], [3]);
-  assert.deepEqual([...aboutToFlip(breaks, changes, 1)], [3, 9]);
-});
 
 test("a unit's own flips below and above", () => {
   assert.deepEqual(flipsOf(breaks, changes, 0.5, 3), { below: 0.1, above: 0.8 });

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 const parts = await import("../../../widgets/cocurve_widgets/front/map_parts.js");
-const { accountOf, cellAt, clipped, correlationOf, inside, pairsInside, pairsOf, placesOf, shadeCells, showing,
+const { cellAt, clipped, correlationOf, inside, pairsInside, pairsOf, placesOf, shadeCells, showing,
   unitsOf, zoomed } = parts;
 const { squareOf } = await import("../../../widgets/cocurve_widgets/front/kit.js");
 
@@ -79,12 +79,6 @@ test("points become cells and rectangles units", () => {
   const between = (window, one, other) => unitsOf(places, clipped(window, one), clipped(window, other));
   assert.deepEqual(between([0, 0, 5], [-9, -9], [9, 9]), [0, 1, 2, 3, 4]);
   assert.deepEqual(between([1, 1, 2], [0, 0], [5, 5]), [0, 2]);
-});
-
-test("the account adds up the terms of the steps so far", () => {
-  const plan = { order: [5, 2], node: [1, 2], edge: [0, -0.5], gone: [0.1, 0.25] };
-  assert.deepEqual(accountOf(plan, 2), { node: 3, edge: -0.5, risk: 2.5, gone: 0.25 });
-  assert.deepEqual(accountOf(plan, 0), { node: 0, edge: 0, risk: 0, gone: 0 });
 });
 
 test("pairs in view: each once, strongest first", () => {

@@ -2,8 +2,8 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
 
-import { apart, cellsOfPath, keptRatios, knownOf, lessOf, mainText, markOf, measuredSteps, measurementOf,
-  pairedOf, standIn, strengthsAt, verdict,
+import { cellsOfPath, keptRatios, knownOf, lessOf, mainText, markOf, measuredSteps, measurementOf,
+  pairedOf, strengthsAt, verdict,
 } from "../../../widgets/cocurve_widgets/front/measured.js";
 
 const of = (order, text, risk, more = {}) => ({ plan: markOf(order), text, risk, error: 0.01, rows: 6,
@@ -19,23 +19,6 @@ test("a set of units has the mark that Python gives it, in any order, and no oth
     assert.notEqual(markOf(order.slice(1)), mark);
   }
   assert.equal(markOf([]), "");
-});
-
-test("the distance of two plans counts the units in one of them only", () => {
-  assert.equal(apart(markOf([1, 2, 300]), markOf([300, 2, 1])), 0);
-  assert.equal(apart(markOf([1, 2, 300]), markOf([2, 9])), 3);
-  assert.equal(apart(markOf([]), markOf([7, 8])), 2);
-});
-
-test("a value belongs to a set of units: one exchanged unit makes another plan's value gray", () => {
-  const known = { measured: [of([1, 2, 3], "t", 0.5, { strength: 0.25 }), of([8, 9], "t", 0.1)] };
-  assert.deepEqual(standIn(known, [3, 1, 2], "t"), { record: known.measured[0], apart: 0 });
-  assert.deepEqual(standIn(known, [1, 2, 4], "t"), { record: known.measured[0], apart: 2 });
-  assert.equal(standIn(known, [1, 2, 4], "t", (m) => m.replies), null); // nothing has a text
-  assert.equal(standIn({}, [1], "t"), null);
-  // neither the whole model nor a plan without lambda stands in for another one
-  const others = [of([], "t", 0), of([1, 2], "t", 0.3, { strength: null })];
-  assert.equal(standIn({ measured: [...others, ...known.measured] }, [1, 2, 4], "t").apart, 2);
 });
 
 test("the newest measurement counts, on the text that is asked for", () => {

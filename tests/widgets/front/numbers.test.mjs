@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { markOf } from "../../../widgets/cocurve_widgets/front/measured.js";
+import { markOf, rowsText } from "../../../widgets/cocurve_widgets/front/measured.js";
 import { answersChange, answersOf, detailRows, measuredChange, shownOf,
 } from "../../../widgets/cocurve_widgets/front/numbers.js";
 
@@ -10,21 +10,20 @@ const of = (order, risk, more = {}) => ({ plan: markOf(order), text: "t", risk, 
 const plan = (order, known, live = {}) => ({ order, node: 0.1, edge: 0.02, removed: 10, realized: 0.2,
   shown: shownOf({ order }, known, live) });
 
-test("every row has a value once anything is measured, its own or the nearest one's", () => {
-  const known = { measured: [of([1, 2], 0.5, { abilities: {}, replies: [] }), of([1, 3], 0.7)] };
-  const { kl, answers, text } = shownOf({ order: [1, 2] }, known, {});
-  assert.deepEqual([kl.apart, kl.note], [0, "kept, 6 rows"]);
-  assert.deepEqual([answers.apart, answers.note], [2, "20 %, λ 0.25, 2 units off"]);
-  assert.equal(text.record.risk, 0.7);
-  assert.deepEqual(shownOf(null, known, {}), { kl: null, answers: null, text: null });
-  assert.equal(shownOf({ order: [1] }, {}, {}).kl, null);
+test("a row has what was measured of the plan itself, and of no neighbor", () => {
+  const known = { measured: [of([1, 2], 0.5, { abilities: {} }), of([1, 3], 0.7)] };
+  const { kl, answers } = shownOf({ order: [1, 2] }, known, {});
+  assert.equal(kl.risk, 0.5);
+  assert.equal(answers, null);
+  assert.deepEqual(shownOf({ order: [2, 3] }, known, {}), { kl: null, answers: null });
+  assert.deepEqual(shownOf(null, known, {}), { kl: null, answers: null });
 });
 
-test("what is measured now wins over what was kept, and says how far it is", () => {
+test("what is measured now wins over what was kept", () => {
   const live = { text: "now", rows: 16 };
   const known = { measured: [of([1], 0.5), of([1], 0.4, { text: "now", rows: 2, at: 100 })] };
-  const { kl } = shownOf({ order: [1] }, known, live, 103);
-  assert.deepEqual([kl.record.risk, kl.note], [0.4, "2 of 16 rows, just now"]);
+  const { kl } = shownOf({ order: [1] }, known, live);
+  assert.deepEqual([kl.risk, rowsText(kl, live, 103)], [0.4, "2 of 16 rows, just now"]);
 });
 
 test("A and B are compared only where both were measured, on one text", () => {
@@ -35,7 +34,7 @@ test("A and B are compared only where both were measured, on one text", () => {
   assert.equal(measuredChange(a, b, {}), "+0.200 ± 0.058");
   assert.equal(measuredChange(b, a, {}), "−0.200 ± 0.058");
   assert.equal(measuredChange(a, c, {}), "");
-  assert.equal(measuredChange(a, d, {}), ""); // a stand-in
+  assert.equal(measuredChange(a, d, {}), ""); // not measured
   const live = { paired: { plans: [markOf([1]), markOf([2])], difference: -0.31, error: 0.004 } };
   assert.equal(measuredChange(a, b, live), "−0.3100 ± 0.0040");
   assert.equal(answersChange(a, b), "0");

@@ -55,26 +55,19 @@ function entries(units, layers) {
     protect_first: whole(0, layers), protect_last: whole(0, layers),
     kinds: some(["attention", "ffn"], 1),
     selected_unit: orNone(unit), mode: oneOf("mark", "remove", "pair"),
-    pair: several(unit, (pair) => pair.length <= 2 && different(pair)), present: whole(0, 5),
-    guess: oneOf("", "1", "shown"), guesses: several(between(0, 1e6), (list) => list.length <= 3) };
+    pair: several(unit, (pair) => pair.length <= 2 && different(pair)) };
   const bridge = { threshold: between(0, 1), edges_of: oneOf("bridges", "all"),
     sign: oneOf("both", "positive", "negative"), blocks: some(["attention", "cross", "ffn"]), ego: bool,
     compared_ratio: orNone(between(0, 0.6)), brushed: several(unit),
     table_of: oneOf("edges", "units", "bridges") };
   const map = { order: oneOf("layer", "saliency", "clustering", "plan"),
-    scale: oneOf("correlation", "curvature"), window: windowOf(units), only_plan: bool,
-    step: orNone(whole(0, units)), partner: orNone(unit), table_of: oneOf("units", "ledger", "pairs") };
+    scale: oneOf("correlation", "curvature"), window: windowOf(units),
+    partner: orNone(unit), table_of: oneOf("units", "pairs") };
   const pin = Object.fromEntries(PINNED.map((trait) => [trait, plan[trait]]));
   pin.units = several(unit, different);
   return Object.entries({ plan, bridge, map, pin }).flatMap(([place, traits]) =>
     Object.entries(traits).map(([trait, read]) =>
       ({ name: ["map", "pin"].includes(place) ? `${place}.${trait}` : trait, place, trait, read })));
-}
-
-/** A trait as the address has it: a plan that is played to its end, as it opens, has no step. */
-function valueOf(model, name) {
-  const value = model.get(name) ?? null;
-  return name === "step" && value === (model.get("plan")?.order ?? []).length ? null : value;
 }
 
 const rounded = (value) => (typeof value !== "number" ? value
@@ -94,7 +87,6 @@ export function readAddress(hash, units, layers) {
   for (const guards of [found.plan, found.pin]) { // there is only one cap
     if ((guards.layer_cap ?? null) !== null) delete guards.layer_cap_factor;
   }
-  if (found.plan.guess === "1") found.plan = { interaction_strength: 0, ...found.plan }; // a lesson begins there
   return { ...found, pin: Object.keys(found.pin).length ? found.pin : null };
 }
 
@@ -102,11 +94,10 @@ export function readAddress(hash, units, layers) {
 export function writeAddress(models, opening, units, layers) {
   const { controls, order } = models.plan.get("_pin") ?? {};
   const pin = controls ?? { units: order };
-  const lesson = models.plan.get("guess") === "1" && { interaction_strength: 0 };
-  const first = { ...opening, plan: { ...opening.plan, ...lesson }, pin: opening.plan };
+  const first = { ...opening, pin: opening.plan };
   const pairs = [];
   for (const { name, place, trait } of entries(units, layers)) {
-    const value = place === "pin" ? pin[trait] : valueOf(models[place], trait);
+    const value = place === "pin" ? pin[trait] : models[place].get(trait) ?? null;
     if (value === undefined || written(value) === written(first[place][trait] ?? null)) continue;
     pairs.push([name, written(value)]);
   }
@@ -127,14 +118,13 @@ export function pinOf(problem, { units, ...controls }) {
 
 /**
  * Keep the address and the models {plan, bridge, map} equal from now on; first take over what the
- * address says. The instruments must be there, since the plan sets the step of the map. An address
- * of another scale opens the page again.
+ * address says. An address of another scale opens the page again.
  */
 export function keepAddress(models, problem, scale = "") {
   const size = [problem.size, problem.numLayers];
   const known = entries(...size).filter(({ place }) => place !== "pin");
   const opening = { plan: {}, bridge: {}, map: {} };
-  for (const { place, trait } of known) opening[place][trait] = valueOf(models[place], trait);
+  for (const { place, trait } of known) opening[place][trait] = models[place].get(trait) ?? null;
   let timer = 0;
 
   function take() {
@@ -144,12 +134,9 @@ export function keepAddress(models, problem, scale = "") {
     const pin = asked.pin && pinOf(problem, { ...opening.plan, ...asked.pin });
     assign(models.plan, { ...opening.plan, ...asked.plan, _pin: pin ?? {} });
     assign(models.bridge, { ...opening.bridge, ...asked.bridge });
-    const { step = null, ...map } = { ...opening.map, ...asked.map };
-    const most = (models.map.get("plan").order ?? []).length; // of the plan that was just set
-    assign(models.map, { ...map, playing: false, step: Math.min(step ?? most, most) });
+    assign(models.map, { ...opening.map, ...asked.map });
   }
   function write() {
-    if (models.plan.get("present")) return; // its steps are not what the reader set
     const text = [scale && `scale=${scale}`, writeAddress(models, opening, ...size)].filter(Boolean).join("&");
     if (text === location.hash.slice(1)) return;
     try {

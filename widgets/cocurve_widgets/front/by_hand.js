@@ -1,11 +1,10 @@
-// By hand: what a click on the map does, the edge of two clicked units, the next token of a prompt.
+// By hand: what a click on the map does, and the edge of two clicked units.
 
 import { button, h, labeled, menu } from "./kit.js";
 import { markOf, measurementOf } from "./measured.js";
 import { nameOf, rowOf } from "./solver.js";
 
-const MODES = [["mark", "shows its card"], ["remove", "removes or restores it (plan A)"],
-  ["pair", "adds it to a pair"]];
+const MODES = [["remove", "removes or restores it"], ["pair", "adds it to a pair"], ["mark", "marks it"]];
 
 /** Your plan as the page holds plan A: its units, and what H predicts; null without rows of H. */
 export function ownPlan(problem, order) {
@@ -62,33 +61,21 @@ export function edgeText({ predicted, measured, error }) {
     : "Together they cost less than alone: part of the harm is the same harm."}${wrong}`;
 }
 
-/** A token as text that can be seen: blanks and line ends have signs. */
-export const tokenText = (token) => `“${token.replaceAll("\n", "⏎").replace(/^ +$/, "␣")}”`;
-
-/**
- * The controls: `modes` of a click, and the `prompt`. does: put(values) sets traits, clear() empties
- * your plan. draw(scene) shows them.
- */
-export function handPanels(problem, { put, clear }) {
+/** The controls of a click; draw(scene) shows them. does: put(values) sets traits, own(order) makes a plan yours. */
+export function handPanels(problem, { put, own, back, undo, redo }) {
   const mode = menu(MODES, (value) => put({ mode: value }));
-  const empty = button("Start empty", "begin your plan without any removed unit", clear);
-  let own = null;
-  const budget = button("Same budget for B", "set the ratio to that of your plan",
-    () => put({ ratio: Math.min(0.6, Number(own.realized.toFixed(4))) }));
-  const tools = h("span", { class: "cc-row" }, empty, budget);
-  const modes = h("div", { class: "cc-row cc-hand" },
-    labeled("a click on a unit", mode), tools);
-  const box = h("input", { type: "text", "aria-label": "prompt",
-    onchange: () => put({ prompt: box.value }) });
-  const prompt = labeled("next token after this text", box);
+  let mine = null;
+  const budget = button("Same share for B", "set the share to that of your plan",
+    () => put({ ratio: Math.min(0.6, Number(mine.realized.toFixed(4))) }));
+  const solver = button("Back to the solver", "drop your plan", back);
+  const panel = h("div", { class: "cc-row cc-hand" }, labeled("a click on a cell", mode),
+    button("↶ Undo", "Ctrl+Z", undo), button("↷ Redo", "Ctrl+Shift+Z", redo),
+    button("Start empty", "your plan, without any removed unit", () => own([])), budget, solver);
 
-  function draw({ mode: chosen, a, live }) {
+  function draw({ mode: chosen, a }) {
     mode.value = chosen;
-    own = a;
-    tools.hidden = chosen !== "remove";
-    budget.disabled = !a?.hand;
-    prompt.hidden = !live.next;
-    if (document.activeElement !== box) box.value = live.next?.prompt ?? "";
+    mine = a;
+    for (const one of [budget, solver]) one.disabled = !a?.hand;
   }
-  return { modes, prompt, draw };
+  return { panel, draw };
 }

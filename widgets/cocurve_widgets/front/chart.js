@@ -1,10 +1,7 @@
-// The charts of the lambda explorer: KL over the plans of a ratio, the same of other ratios in small, and
-// the bars of an edge.
+// The charts of the lambda explorer: KL over the plans of a ratio, and the bars of an edge.
 
 import { brief, withError } from "./compare.js";
-import { turned } from "./guess.js";
 import { COLORS, logAxis, show } from "./kit.js";
-import { share } from "./measured.js";
 import { labelsBelow, levels, pointer, sheet, stop, svg, text } from "./svg.js";
 
 const MARK = 6; // px: no measured plan is smaller, however narrow its cell
@@ -18,17 +15,15 @@ const klAxis = (values, start, end) => logAxis(values.filter((value) => value > 
  * steps: measured plans [{from, to, strength, risk, error, predicted, here, name}], from and to in
  * [0, 1] along the slider; predicted: [{from, to, value}]; here: place of lambda; gate: place of its
  * mark, or null; left, right: pixels beside the slider's track. go(strength) chooses a step,
- * slide(place) any other place. A step that is `covered` shows a question mark; guesses:
- * [{step, value}] have handles, which guess(k, value) moves if `open`; range: values that the axis has
- * at least.
+ * slide(place) any other place.
  */
 export function lambdaChart({ steps, predicted, here, gate, gateText, colors, width, height,
-  left, right, label, empty, go, slide, guesses, guess, open, range }) {
+  left, right, label, empty, go, slide }) {
   const [top, base] = [16, height - 20];
   const x = (at) => left + at * (width - left - right);
   const bounds = (step) => [step.risk, step.risk + step.error, Math.max(step.risk / 3, step.risk - step.error)];
-  const { at: y, marks: values } = klAxis([...steps.filter((step) => !step.covered).flatMap(bounds),
-    ...predicted.map((p) => p.value), ...guesses.map((one) => one.value), ...range], base, top);
+  const { at: y, marks: values } = klAxis([...steps.flatMap(bounds),
+    ...predicted.map((p) => p.value)], base, top);
   let line = "";
   predicted.forEach(({ from, to, value }, k) => {
     const joined = k && Math.abs(predicted[k - 1].to - from) < 1e-9;
@@ -38,11 +33,6 @@ export function lambdaChart({ steps, predicted, here, gate, gateText, colors, wi
   const marks = steps.map((step) => {
     const wide = Math.max(MARK, x(step.to) - x(step.from));
     const middle = (x(step.from) + x(step.to)) / 2;
-    if (step.covered) {
-      return stop({ role: "button", "data-strength": step.strength, "aria-label": `lambda ${show(step.strength)}: covered` },
-        () => go(step.strength), svg("rect", { x: middle - 12, y: base - 26, width: 24, height: 24, fill: "transparent" }),
-        text(middle, base - 8, "?", { "text-anchor": "middle", "font-weight": 700, fill: colors.text }));
-    }
     const [high, low] = [step.risk + step.error, step.risk - step.error].map(y);
     return stop({ role: "button", "data-strength": step.strength, "data-here": step.here ? "1" : null,
       "aria-label": `lambda ${show(step.strength)}: ${step.words}` }, () => go(step.strength),
@@ -54,35 +44,7 @@ export function lambdaChart({ steps, predicted, here, gate, gateText, colors, wi
     svg("rect", { class: "cc-mark", x: middle - wide / 2, y: y(step.risk) - MARK / 2, width: wide, height: MARK,
       fill: step.here ? colors.accent : colors.text, stroke: colors.back }),
     step.name && text(middle, Math.max(11, high - 5), step.name, { "text-anchor": "middle",
-      "font-weight": 700, fill: colors.text }));
-  });
-  const valueAt = (pixel, one) => one * Math.exp((pixel - y(one)) / (y(one * Math.E) - y(one)));
-  const handles = guesses.map(({ step, value }, k) => {
-    const [middle, level] = [(x(step.from) + x(step.to)) / 2, y(value)];
-    return svg("g", { role: open ? "slider" : "img", tabindex: open ? 0 : null, style: open ? "cursor:ns-resize;touch-action:none" : "",
-      "aria-label": `your guess at lambda ${show(step.strength)}: ${brief(value)}`, "data-lm-suppress-shortcuts": "true",
-      ...(open && { "aria-orientation": "vertical", "aria-valuenow": value, "aria-valuemin": range[0], "aria-valuemax": range[1] }),
-      onclick: (event) => event.stopPropagation(),
-      onkeydown: (event) => {
-        const next = open ? turned(value, event.key) : null;
-        if (next === null) return;
-        event.preventDefault();
-        guess(k, next);
-      },
-      onpointerdown: (event) => {
-        if (!open) return;
-        event.preventDefault();
-        event.currentTarget.focus({ preventScroll: true });
-        const box = event.currentTarget.ownerSVGElement.getBoundingClientRect(); // drawn anew, in the same place
-        const move = (now) => guess(k, valueAt(level + (now.clientY - event.clientY) * (height / box.height), value));
-        addEventListener("pointermove", move);
-        for (const end of ["pointerup", "pointercancel"]) {
-          addEventListener(end, () => removeEventListener("pointermove", move), { once: true });
-        }
-      } },
-    svg("rect", { x: middle - 22, y: level - 14, width: 34, height: 28, fill: "transparent" }),
-    svg("path", { d: `M${middle} ${level}l-7 -6h-14v12h14z`, fill: colors.back, stroke: colors.accent, "stroke-width": 2 }),
-    text(middle, level - 11, `you ${brief(value)}`, { "text-anchor": "end", fill: colors.accent, "font-weight": 700 }));
+      "font-weight": 700, fill: step.here ? colors.accent : colors.text }));
   });
   const labels = [[x(0), "0"], ...steps.map((step) => [(x(step.from) + x(step.to)) / 2, show(Number(step.strength.toPrecision(2)))])
     .filter(([, name]) => name !== "0" && name !== "1"), [x(1), "1"]];
@@ -98,33 +60,8 @@ export function lambdaChart({ steps, predicted, here, gate, gateText, colors, wi
   gate !== null && svg("path", { class: "cc-gate", d: `M${x(gate)} ${base - 9}l5 9h-10z`, fill: colors.text },
     svg("title", {}, gateText)),
   svg("path", { d: `M${left} ${base}H${width - right}`, stroke: colors.muted }),
-  ...marks, ...labelsBelow(labels, height - 5), ...handles,
+  ...marks, ...labelsBelow(labels, height - 5),
   !steps.length && text((left + width - right) / 2, top + 14, empty, { "text-anchor": "middle" }));
-}
-
-/**
- * The measured plans of all ratios in small, on one axis: panels [{ratio, here, points}], a point
- * {strength, risk}; choose(ratio) is called by a click or Enter.
- */
-export function ratioCharts({ panels, colors, width, height, left, choose }) {
-  const [top, base] = [8, height - 24];
-  const wide = (width - left) / Math.max(1, panels.length);
-  const { at: y, marks: values } = klAxis(panels.flatMap(({ points }) => points.map((p) => p.risk)), base, top);
-  const marks = panels.map(({ ratio, here, points }, k) => {
-    const start = left + k * wide;
-    const x = (strength) => start + 8 + strength * (wide - 16);
-    const name = share(ratio);
-    return stop({ role: "radio", "aria-checked": String(Boolean(here)), "data-here": here ? "1" : null,
-      "aria-label": `ratio ${name}, ${points.length} measured` }, () => choose(ratio),
-    svg("title", {}, `measured KL at ${name}, λ from 0 to 1`),
-    svg("rect", { x: start + 1, y: 1, width: wide - 2, height: height - 2, rx: 3,
-      fill: "transparent", stroke: here ? colors.accent : colors.grid, "stroke-width": here ? 2 : 1 }),
-    ...points.map(({ strength, risk }) => svg("rect", { x: x(strength) - MARK / 2, y: y(risk) - MARK / 2,
-      width: MARK, height: MARK, rx: 1, fill: colors.text, stroke: colors.back })),
-    text(start + wide / 2, height - 5, name, { "text-anchor": "middle", fill: colors.text }));
-  });
-  return sheet(width, height, colors, { role: "radiogroup", "aria-label": "Measured ratios" },
-    ...levels([values[0], values.at(-1)], y, left, width, colors), ...marks);
 }
 
 /**

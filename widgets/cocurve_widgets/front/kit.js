@@ -1,7 +1,5 @@
 // Shared by all front ends: the palette, elements, theme, canvas, numbers, tables, files.
 
-import { TERMS, term } from "./glossary.js";
-
 // The only palette of the pages, after Okabe-Ito: color-blind readers can tell these apart in both
 // themes. One color has one meaning everywhere; all but the last two are in cocurve_lab/extensions/figures.py.
 export const COLORS = {
@@ -351,7 +349,7 @@ function tableElement({ columns, rows }) {
  * the page; tables: its kinds by value of the trait `table_of`; canvases() -> list to save as
  * one PNG, with caption() -> its lines of text, legend() -> [[color, text]] and redraw() where the
  * picture alone does not say what it shows; json() and gexf() offer the plan and the graph (both
- * optional); words: those of the glossary that stand beside the title.
+ * optional).
  */
 export function frame(model, el, cleaner, options) {
   const odd = oddMatrix(model);
@@ -373,10 +371,9 @@ export function frame(model, el, cleaner, options) {
       [title, ...(options.caption?.() ?? []).filter(Boolean)])),
     options.json && button("JSON", options.jsonHint ?? "save the plan", options.json),
     options.gexf && button("GEXF", "save the graph, for Gephi and similar programs", options.gexf));
-  const words = (options.words ?? Object.keys(TERMS)).map((word) => term(word));
   const root = h("div", { class: "cocurve", role: "region", "aria-label": title },
     h("h3", {}, title),
-    controls, body, error, status, h("p", { class: "cc-words" }, ...words), files);
+    controls, body, error, status, files);
   root.refreshTable = () => {
     if (kinds) kinds.value = model.get("table_of");
     if (!twin.open) return;

@@ -1,25 +1,26 @@
-// The lambda explorer: the layer x unit map of plan B against plan A, the chart of lambda, four rows.
+// The lambda explorer: a sentence, one number, and the layer x unit map of the plan; below them plan A
+// against plan B, the chart of lambda, pairs, guards and files.
 
 import { axisOf, linearAxis, neighbor, planAt } from "./axis.js";
 import { handPanels, ownPlan, pairWith, toggled } from "./by_hand.js";
 import { brief, difference } from "./compare.js";
-import { COLORS, Cleaner, GONE, SILENCE, assign, button, frame, h, named, offer, palette,
-  percent, picture, receiveFiles, show, showBeside, stemOf, tied, typed, unitCount, watch } from "./kit.js";
+import { Cleaner, GONE, SILENCE, assign, button, frame, h, named, offer, palette,
+  percent, picture, receiveFiles, show, stemOf, tied, typed, unitCount, watch } from "./kit.js";
 import { edgePanel } from "./edge.js";
+import { gapPanel } from "./gap.js";
+import { keepHistory } from "./history.js";
 import { chartPanel } from "./lambda_chart.js";
 import { CONTROLS, guardWords, labelOf, lambdaControls } from "./lambda_controls.js";
-import { keptRatios, knownOf, measurementOf, share } from "./measured.js";
+import { keptRatios, knownOf, mainText, measurementOf, share, strengthsAt } from "./measured.js";
 import { numbersPanel, shownOf } from "./numbers.js";
 import { pathSearch } from "./path_search.js";
+import { arcsOf, pricesOf } from "./price.js";
+import { sentencePanel, wordsOf } from "./sentence.js";
 import { KINDS, inTheWay, nameOf, runner, unpack, viewOf } from "./solver.js";
-import { drawCard } from "./unit_card.js";
+import { breaksAt, marksOf, thermometer } from "./thermometer.js";
+import { guidedTour } from "./tour.js";
+import { drawCard, fourRows } from "./unit_card.js";
 import { Fading, paintMap, unitGrid } from "./unit_map.js";
-
-/** Units that join or leave the plan at the flips just below and just above a lambda. */
-export function aboutToFlip(breaks, changes, strength) {
-  const here = planAt(breaks, strength);
-  return new Set([...(changes[here - 1] ?? []), ...(changes[here] ?? [])]);
-}
 
 /** The nearest lambda below and above at which a unit joins or leaves; null for none. */
 export function flipsOf(breaks, changes, strength, u) {
@@ -41,19 +42,21 @@ export function renderLambda({ model, el }) {
   let held = false; // while the hand is on the slider, the axis must not move under it
 
   const request = receiveFiles(model, cleaner, "plan");
-  const drawn = (label) => picture(named(model, label));
-  const map = drawn("Map of units by layer: which are pruned, kept, or about to flip");
+  const map = picture(named(model, "Map of units by layer: which are alive, and which are gone"));
   const charts = chartPanel(problem, run, { put, slide });
+  const first = model.get("_first") ?? {};
+  const number = thermometer({ guess: (value) => tour.answer("KL", value) });
   const ui = frame(model, el, cleaner, {
     title: "Pruning plan by lambda",
     name: "plan",
     table: tableOf,
-    canvases: () => [map, ...charts.pictures()],
+    canvases: () => [map, ...number.pictures(), ...charts.pictures()],
     // in a notebook the kernel sends the file, which Selection.from_json reads
     json: () => (alone() ? ownJson() : request(".json", ownJson)),
     caption: () => [captionOf(), charts.finding.textContent],
-    legend: () => [[palette(ui.root).text, "removed; outlined: kept; +: only in B, −: only in A"],
-      [COLORS.b, `B: ${planB()?.name ?? "no plan"}`], [COLORS.a, `A: ${planA()?.name ?? "no plan"}`]],
+    legend: () => [["#C77C11", "alive: the stronger, the higher its price; hatched: gone. Layers from left to right"],
+      [inksOf().b, `B: ${planB()?.name ?? "no plan"}; a frame: B alone removes it`],
+      [inksOf().a, `A: ${planA()?.name ?? "no plan"}; a frame: A alone removes it`]],
     redraw: () => paint(),
   });
 
@@ -67,18 +70,21 @@ export function renderLambda({ model, el }) {
     arrows: () => !axis.linear });
   ui.controls.remove();
 
-  const card = h("div", { class: "cc-card", popover: "manual", "aria-live": "polite" });
-  const swatch = (text, style, sign = "") => h("span", {}, h("i", { class: "cc-swatch cc-unit", style }, sign), text);
-  const dark = "var(--cc-text)";
-  const solid = `background:${dark};color:var(--cc-back)`;
-  const [only, others] = [swatch("", solid, "+"), swatch("", "", "−")];
-  const pairMark = swatch("pair", "border:2px solid var(--cc-accent);border-radius:50%");
-  const brushMark = swatch("brushed", "border:2px dashed var(--cc-accent)");
-  const legend = h("div", { class: "cc-legend" },
-    problem.kinds.includes(0) ? swatch("attention, removed", solid) : "",
-    swatch("FFN, removed", `background:linear-gradient(135deg, ${dark} 44%, var(--cc-back) 44% 56%, ${dark} 56%)`),
-    only, others, swatch("kept", ""), pairMark, brushMark,
-    swatch("changes next", "background:linear-gradient(225deg, var(--cc-text) 35%, transparent 35%)"));
+  const history = keepHistory(cleaner, model.get("kernel") === false ? document : ui.root,
+    () => ({ ...controls(), _pin: model.get("_pin") }), write);
+  const sentence = sentencePanel(model, first, { choose: (word) => tour.answer("word", word) });
+  const tour = guidedTour({ put, read: () => ({ ...controls(), selected_unit: model.get("selected_unit"), _pin: model.get("_pin") }), write,
+    scene: () => scene, redraw: paint, surprise: () => first.sentences?.find(({ text }) => {
+      const { whole, pruned } = wordsOf(first, null, text, scene.mine?.order);
+      return pruned && pruned[0][0] !== whole[0][0];
+    })?.text });
+  const card = h("div", { class: "cc-card", "aria-live": "polite" });
+  const ledger = h("div", { class: "cc-card" });
+  const swatch = (text, style) => h("span", {}, h("i", { class: "cc-swatch cc-unit", style }), text);
+  const [only, others] = [swatch("", ""), swatch("", "")];
+  const legend = h("div", { class: "cc-legend" }, swatch("alive, by price", "background:linear-gradient(90deg, #C77C1138, #C77C11)"),
+    swatch("gone", "background:repeating-linear-gradient(135deg, var(--cc-muted) 0 1px, transparent 1px 4px)"),
+    h("span", {}, h("i", { class: "cc-swatch cc-unit", style: "border:2px solid var(--cc-text)" }, "•"), "goes next"), only, others);
   const title = (text) => h("h4", {}, text);
   const act = (text, hint, pin) => button(text, hint, () => repin(pin));
   const buttons = {
@@ -86,50 +92,65 @@ export function renderLambda({ model, el }) {
     swap: act("Swap", "show plan A, and compare with the current one", "swap"),
     unpin: act("Unpin", "compare with the diagonal plan (lambda 0) again", "unpin"),
   };
-  const hand = handPanels(problem, { put, clear: () => editPlan(null) });
+  const hand = handPanels(problem, { put, own, back: () => repin("unpin"), undo: history.undo, redo: history.redo });
   const edge = edgePanel(problem, put);
   const numbers = numbersPanel();
+  const gap = gapPanel(first);
   const live = tied(model, cleaner, "live", h("input", { type: "checkbox" }));
   const choice = h("label", { title: "KL and right answers of A and B are measured as soon as the hand rests" },
     live, " measure automatically");
   const facts = h("div", { class: "cc-facts" });
-  const guardsNow = h("span", {});
-  const more = h("details", { class: "cc-more" }, h("summary", {}, "More", guardsNow),
-    h("div", { class: "cc-folded" },
-      h("div", {}, title("Guards"), bar.guards, title("Plan A against plan B"),
-        h("div", { class: "cc-row cc-versus" }, ...Object.values(buttons), choice), numbers.details),
-      h("div", {}, title("By hand"), hand.modes, hand.prompt),
-      ui.root.querySelector(".cc-files")));
-  const mapColumn = h("div", {}, bar.share, title("Units by layer"), map, legend, edge.panel, card);
-  const chartColumn = h("div", {}, bar.strength, charts.title, charts.chart, charts.finding, charts.others,
-    numbers.rows, facts);
+  const guardsNow = h("p", { class: "cc-muted" });
+  const section = (name, ...children) => h("details", { ontoggle: () => paint() }, h("summary", {}, name), ...children);
+  const sections = { gap: section("Predicted against measured", gap.panel), chart: section("Every λ", charts.panel),
+    numbers: section("A and B in numbers", h("div", { class: "cc-row cc-versus" }, ...Object.values(buttons), choice), numbers.rows, numbers.details, ui.status),
+    edge: section("Two cells together", edge.panel), unit: section("One cell, term by term", ledger),
+    hand: section("By hand, guards, exact values", hand.panel, bar.exact, title("Guards"), guardsNow, bar.guards),
+    files: section("Files", ui.root.querySelector(".cc-files")) };
+  const numberHome = h("div", { class: "cc-thermometer" }, ...number.parts);
+  const mapHome = h("div", {}, map, legend);
+  const side = h("div", { class: "cc-side" }, sentence.panel, numberHome, facts, card);
+  const mapColumn = h("div", { class: "cc-map" }, mapHome, h("div", { class: "cc-sliders" }, bar.share, bar.strength));
+  ui.root.classList.add("cc-lambda");
+  ui.root.querySelector("h3").after(h("div", { class: "cc-top" }, tour.start, tour.bar));
   ui.body.classList.add("cc-screen");
-  ui.body.append(chartColumn, mapColumn, more);
+  ui.body.append(side, mapColumn, h("div", { class: "cc-sections" }, ...Object.values(sections)));
 
-  function slide(place) {
-    put({ interaction_strength: axis.strength(place) });
+  /** The lambdas that the slider goes to: those that were measured, where nothing measures now. */
+  const stops = () => (model.get("_damage").text && !alone() ? []
+    : strengthsAt({ measured: (model.get("_marks").measured ?? []).filter((m) => m.at === null) }, model.get("ratio")));
+  function slide(at, free = false) {
+    const apart = (strength) => Math.abs(axis.place(strength) - at);
+    const near = free ? [] : stops();
+    put({ interaction_strength: near.length ? near.reduce((best, one) => (apart(one) < apart(best) ? one : best)) : axis.strength(at) });
   }
   function go(step) {
+    const [near, here] = [stops(), model.get("interaction_strength")];
+    if (near.length) {
+      const there = step > 0 ? near.find((one) => one > here + 1e-9) : near.findLast((one) => one < here - 1e-9);
+      if (there !== undefined) put({ interaction_strength: there });
+      return;
+    }
     if (flip.stale && !alone()) {
       model.send({ go: step });
       return;
     }
-    const found = neighbor(flip.breaks, model.get("interaction_strength"), step);
+    const found = neighbor(flip.breaks, here, step);
     if (found !== null) put({ interaction_strength: found });
   }
 
-  const controls = () => Object.fromEntries(CONTROLS.map((name) => [name, model.get(name)]));
+  function controls() {
+    return Object.fromEntries(CONTROLS.map((name) => [name, model.get(name)]));
+  }
   function showControls() {
     const now = controls();
     chooseAxis();
     choice.hidden = alone() || !model.get("_damage").text;
-    guardsNow.textContent = `: ${guardWords(now)}`;
+    guardsNow.textContent = guardWords(now);
     bar.show(now, { place: axis.place(now.interaction_strength),
-      words: flip.stale || model.get("guess") === "1" ? ""
-        : `, plan ${planAt(flip.breaks, now.interaction_strength) + 1} of ${flip.breaks.length + 1}`,
+      words: flip.stale ? "" : `, plan ${planAt(flip.breaks, now.interaction_strength) + 1} of ${flip.breaks.length + 1}`,
       most: view?.reachable ?? 1 });
   }
-
   // A against B --------------------------------------------------------------------------------
 
   /** Plan A: the pinned one, or the diagonal plan of the present ratio and guards; null for none. */
@@ -166,18 +187,25 @@ export function renderLambda({ model, el }) {
     put(what === "swap" && a?.controls ? a.controls : {});
   }
 
-  /** Remove or restore a unit in plan A, which is then the reader's; null begins it anew. */
-  function editPlan(u) {
-    if (!alone()) return void model.send({ toggle: u });
-    const from = model.get("_pin").order ?? planB()?.order ?? [];
-    const plan = ownPlan(problem, u === null ? [] : toggled(from, u));
-    if (plan) put({ _pin: plan });
+  /** Make plan A the reader's. */
+  function own(order, yours = true) {
+    if (yours) history.settle();
+    if (!alone()) return void model.send({ hand: order, yours });
+    const plan = ownPlan(problem, order);
+    if (plan) put({ _pin: { ...plan, hand: yours } });
+  }
+  /** Show a state of before: controls and plan A. */
+  function write({ _pin, ...before }) {
+    if (alone()) return put({ ...before, _pin });
+    put(before);
+    return _pin.order ? own(_pin.order, _pin.hand) : model.send({ pin: "unpin" });
   }
   /** What a click on a unit does beside marking it. */
   function clicked(u) {
-    if (u === null || u === undefined) return;
-    if (model.get("mode") === "remove") editPlan(u);
-    if (model.get("mode") === "pair") put({ pair: pairWith(model.get("pair"), u) });
+    if (u === null || u === undefined || tour.answer("cell", u)) return;
+    const mode = model.get("mode");
+    if (mode === "remove") own(toggled((model.get("_pin").hand ? model.get("_pin") : planB())?.order ?? [], u));
+    if (mode === "pair") put({ pair: pairWith(model.get("pair"), u) });
   }
 
   /** The axis of the plans; while their path is computed or the hand is on it, it stays as it was. */
@@ -269,74 +297,99 @@ export function renderLambda({ model, el }) {
   const grid = unitGrid(problem);
   let fade = () => undefined; // draws the map again, as it is
   const fading = new Fading(() => fade());
-  let paints = 0;
+  let [paints, late] = [0, 0]; // late: a timer
+  let scene = null; // what the panels show
 
-  /** What the panels show. */
+  const inksOf = () => {
+    const colors = palette(ui.root);
+    return { a: colors.text, b: colors.accent };
+  };
   function sceneOf() {
     const live = model.get("_damage");
-    const [guess, guesses, mode, pair] = ["guess", "guesses", "mode", "pair"].map((name) => model.get(name));
-    return { a: planA(), b: planB(), now: controls(), marks: model.get("_marks"), known: known(), live, flip, axis,
-      first: view.a, solvable: solvable(), by: model.get("matrix_name") ?? "H", guess, guesses, mode,
-      pair, colors: palette(ui.root), layers: problem.layers,
+    const [mode, pair] = ["mode", "pair"].map((name) => model.get(name));
+    const [a, b, now, all, colors] = [planA(), planB(), controls(), known(), palette(ui.root)];
+    const mine = a?.hand ? a : b; // the plan on the map
+    const text = live.text || mainText(all);
+    const marks = marksOf(first, all, text);
+    return { a, b, mine, now, marks: model.get("_marks"), known: all, live, flip, axis, problem,
+      first: view.a, solvable: solvable(), by: model.get("matrix_name") ?? "H", mode,
+      pair, colors, layers: problem.layers, inks: [colors.text, colors.accent],
+      price: pricesOf(problem, now, mine?.order ?? []), shown: mine?.shown.kl ?? null,
+      scale: marks, broken: breaksAt(all, text), most: mostOf(all, marks, text),
+      change: a && b ? difference(a.order, b.order).joined.length + difference(a.order, b.order).left.length : 0,
       measuring: Boolean(model.get("live")) && live.text && !alone() };
   }
+  /** The end of the scale of KL: that of the marks and of what was measured along lambda. */
+  const mostOf = (all, marks, text) => 1.05 * Math.max(1e-3, ...marks.map((mark) => mark.risk),
+    ...(all.measured ?? []).filter((m) => m.text === text && m.strength !== null && m.strength <= 1).map((m) => m.risk));
 
   function paint() {
     showControls();
     if (!view) return;
-    const scene = sceneOf();
-    const { a, b, now, colors, pair } = scene;
+    scene = sceneOf();
+    const { a, b, mine, colors, pair, price, inks } = scene;
     const brushed = model.get("brushed");
-    grid.place(mapColumn.clientWidth || 500);
-    const gone = new Map(b ? b.order.map((u, k) => [u, k]) : []);
-    const turning = flip.stale ? new Set() : aboutToFlip(flip.breaks, flip.changes, now.interaction_strength);
-    const inA = a && new Set(a.order);
-    const [own, other] = a?.hand ? ["A", "B"] : ["B", "A"]; // what the reader made is solid
-    [[only, own], [others, other]].forEach(([entry, name]) => {
-      entry.lastChild.textContent = `only in ${name}${a?.hand && name === "A" ? ", yours" : ""}`;
+    const asks = tour.asks;
+    grid.place(mapHome.clientWidth || 500, 0.85, 540, 28);
+    const other = mine === a ? b : a;
+    const ink = mine === a ? inks : [...inks].reverse();
+    [[only, mine, 0], [others, other, 1]].forEach(([entry, plan, k]) => {
+      entry.hidden = !a || !b || !scene.change;
+      entry.firstChild.style.border = `2px solid ${ink[k]}`;
+      entry.lastChild.textContent = `only ${plan?.name} removes it`;
     });
-    fade = () => paintMap(map, grid, { problem, colors, inA: a?.hand ? new Set(gone.keys()) : inA,
-      inB: a?.hand ? inA : gone, turning, fading, brushed, marked: [model.get("selected_unit"), hovered], pair });
+    const marked = [model.get("selected_unit"), hovered];
+    const focus = hovered ?? (document.activeElement === map ? model.get("selected_unit") : null) ?? null;
+    fade = () => paintMap(map, grid, { problem, colors, mine: new Set(mine?.order), other: other && new Set(other.order),
+      inks: ink, tints: asks === "cell" ? null : price?.tints, next: asks === "cell" ? null : price?.next ?? null,
+      arcs: asks ? [] : arcsOf(problem, focus), fading, brushed, marked, pair });
     fade();
-    charts.draw(scene, chartColumn.clientWidth || 600);
+    const wide = numberHome.clientWidth || 500;
+    scene.words = sentence.draw({ plan: mine, live: scene.live, name: mine?.hand ? "your plan" : `${share(scene.now.ratio)} removed`,
+      inks: { whole: colors.muted, plan: ink[0] }, cover: ["word", "ratio"].includes(asks), measuring: scene.measuring });
+    number.draw({ record: scene.shown, predicted: mine ? mine.node + mine.edge : null, marks: scene.scale, most: scene.most, ink: ink[0],
+      colors, width: Math.max(240, wide), guessed: tour.guessed, cover: ["KL", "ratio"].includes(asks), measuring: scene.measuring });
     facts.replaceChildren(note ? h("p", { role: "alert" }, `⚠ ${note}`) : "");
     buttons.pin.disabled = !b;
     buttons.swap.disabled = !a?.controls || !b;
     buttons.unpin.disabled = !model.get("_pin").order;
-    [only, others].forEach((entry) => { entry.hidden = !a || !b; });
-    brushMark.hidden = !brushed.length;
-    pairMark.hidden = !pair.length;
-    paintNumbers(scene);
-    paintCard(gone);
+    paintSections();
+    paintCard(focus);
     map.classList.toggle("cc-stale", !view.feasible || Boolean(view.stale));
     ui.root.refreshTable();
     ui.root.dataset.stale = String(Boolean(view.stale));
     ui.root.dataset.paints = String(++paints);
     ui.root.dataset.pruned = view.feasible ? view.order.join(" ") : "";
-    const change = a && b ? difference(a.order, b.order) : { joined: [], left: [] };
-    ui.root.dataset.joined = change.joined.join(" ");
-    ui.root.dataset.left = change.left.join(" ");
+    ui.root.dataset.shown = mine ? mine.order.join(" ") : "";
+    history.note();
   }
-  function paintNumbers(scene = sceneOf()) {
-    numbers.draw(scene);
-    hand.draw(scene);
-    const missing = edge.draw(scene, Math.max(240, mapColumn.clientWidth));
-    if (missing) model.send({ row: missing[0] });
+  /** The sections below: those that are open at once, the others when the hand rests. */
+  function paintSections(all = false) {
+    const wide = Math.max(240, ui.body.clientWidth - 24);
+    const draw = (section, paint_) => (all || section.open) && paint_();
+    draw(sections.hand, () => hand.draw(scene));
+    draw(sections.numbers, () => numbers.draw(scene));
+    draw(sections.chart, () => charts.draw(scene, Math.min(900, wide)));
+    draw(sections.gap, () => gap.draw({ plan: scene.mine, record: scene.shown, colors: scene.colors, width: Math.min(720, wide),
+      ink: scene.inks[1] }));
+    draw(sections.edge, () => {
+      const missing = edge.draw(scene, Math.min(720, wide));
+      if (missing) model.send({ row: missing[0] });
+    });
+    clearTimeout(late);
+    if (!all) late = setTimeout(() => paintSections(true), 150);
   }
-  /** The card of the unit under the pointer, or of the marked one while the map has the focus. */
-  function paintCard(gone) {
-    const u = hovered ?? (document.activeElement === map ? model.get("selected_unit") ?? null : null);
-    if (u === null) {
-      if (card.matches(":popover-open")) card.hidePopover();
-      return;
-    }
-    const strength = model.get("interaction_strength");
-    const turns = !flip.stale && flipsOf(flip.breaks, flip.changes, strength, u);
-    const complete = drawCard(card, { problem, order: view.order, strength, u, gone, turns });
-    if (!complete) model.send({ row: u });
-    const [x, y, w, t] = grid.box(u);
-    const home = map.getBoundingClientRect();
-    showBeside(card, home.left + x - 10, home.left + x + w + 10, home.top + y + t / 2 - 40);
+  /** The four rows of the unit under the pointer or the marked one, and all terms of the marked one. */
+  function paintCard(focus) {
+    const [u, marked, order] = [focus, model.get("selected_unit") ?? null, scene.mine?.order ?? []];
+    card.style.visibility = focus === null && !tour.bar.hidden ? "hidden" : ""; // its hint is not for now
+    fourRows(card, { problem, order, controls: scene.now, price: tour.asks ? null : scene.price, u });
+    if (!sections.unit.open) return;
+    ledger.replaceChildren(h("p", { class: "cc-muted" }, "Click a cell, or go to it with the arrow keys."));
+    if (marked === null) return;
+    const strength = scene.now.interaction_strength;
+    const turns = !flip.stale && flipsOf(flip.breaks, flip.changes, strength, marked);
+    if (!drawCard(ledger, { problem, order, strength, u: marked, gone: new Map(order.map((v, k) => [v, k])), turns })) model.send({ row: marked });
   }
   function tableOf() {
     const steps = new Map(view && view.feasible ? view.order.map((u, k) => [u, k]) : []);
@@ -399,11 +452,12 @@ export function renderLambda({ model, el }) {
   // Following the model ------------------------------------------------------------------------
 
   for (const name of CONTROLS) cleaner.on(model, `change:${name}`, refresh);
-  for (const name of ["selected_unit", "brushed", "_marks", "_pin", "mode", "pair", "_damage", "live", "guess", "guesses"]) {
+  for (const name of ["selected_unit", "brushed", "_marks", "_pin", "mode", "pair", "_damage", "live", "prompt"]) {
     cleaner.on(model, `change:${name}`, paint);
   }
-  const aging = setInterval(() => view && paintNumbers(), 10_000); // "just now" becomes "20 s ago"
+  const aging = setInterval(() => view && scene && numbers.draw(scene), 10_000); // "just now" becomes "20 s ago"
   cleaner.add(() => clearInterval(aging));
+  cleaner.add(() => clearTimeout(late));
   cleaner.on(model, "change:_view", confirm);
   for (const name of ["flips", "flips_stale"]) cleaner.on(model, `change:${name}`, takeFlips);
   cleaner.on(model, "msg:custom", (content, buffers) => {
@@ -416,5 +470,6 @@ export function renderLambda({ model, el }) {
   if (!alone()) flip = kernelPath();
   refresh();
   confirm();
+  if (model.get("kernel") === false) setTimeout(tour.first); // once the page has taken over its address
   return cleaner.run;
 }

@@ -1,5 +1,6 @@
 // The controls of the lambda explorer: lambda, the ratio, and the guards, which are folded.
 
+import { term } from "./glossary.js";
 import { assign, counted, h, labeled, menu, percent, show, tied, typedNumber } from "./kit.js";
 import { MOST } from "./solver.js";
 
@@ -25,16 +26,17 @@ export const guardWords = (now) => [now.layer_cap != null && `layer cap ${now.la
   now.kinds.length === 1 && `${now.kinds[0]} only`].filter(Boolean).join(", ") || "no guards";
 
 /**
- * Make the controls. does: slide(place) sets lambda by its place on the axis, hold(whether) tells that
- * the hand is on its slider, go(step) goes to another plan, arrows() tells whether arrow keys do, and
- * ratios() gives those the ratio snaps to; with Shift it moves freely. Returns the elements, and
+ * Make the controls. does: slide(place, free) sets lambda by its place on the axis, hold(whether) tells
+ * that the hand is on its slider, go(step) goes to another plan, arrows() tells whether arrow keys do,
+ * and ratios() gives those the ratio snaps to; with Shift both move freely. Returns the elements, and
  * show(now, facts).
  */
 export function lambdaControls(model, cleaner, problem, does) {
   const put = (values) => assign(model, values);
   const tie = (trait, control, how) => tied(model, cleaner, trait, control, how);
   const lambda = range({ max: STEPS, step: 1, "aria-label": "lambda, weight of the edges",
-    oninput: () => does.slide(lambda.value / STEPS), onkeydown: turn,
+    oninput: () => does.slide(lambda.value / STEPS, free), onkeydown: turn, onpointermove: heed,
+    title: "goes to the plans that were measured; hold Shift to move freely",
     onpointerdown: () => does.hold(true), onpointerup: () => does.hold(false),
     onpointercancel: () => does.hold(false) });
   const lambdaBox = tie("interaction_strength", number({ min: 0, max: 1, step: "any", "aria-label": "lambda, typed" }),
@@ -57,11 +59,12 @@ export function lambdaControls(model, cleaner, problem, does) {
   const kinds = menu([["attention,ffn", "joint"], ["attention", "attention only"], ["ffn", "FFN only"]],
     undefined, { "aria-label": "kinds of units" });
 
-  const reach = h("span", {});
-  const slider = (name, words, box, input) => h("div", { class: `cc-slider ${name}` },
-    input, h("div", { class: "cc-row" }, h("span", {}, ...words), box)); // the slider is the first stop of Tab
-  const strength = slider("cc-along", ["λ, weight of the edges: 0 none, 1 in full; plans are equally wide"], lambdaBox, lambda);
-  const share_ = slider("", ["share to remove (ratio)", reach], h("span", {}, ratioBox, " %"), ratio);
+  const [reach, value, weight] = [h("span", {}), h("b", {}), h("b", {})];
+  const slider = (name, input, ...words) => h("div", { class: `cc-slider ${name}` },
+    input, h("div", { class: "cc-row" }, ...words)); // the slider is the first stop of Tab
+  const strength = slider("cc-along", lambda, h("span", {}, term("lambda", "λ"), ", weight of pairs"), weight);
+  const share_ = slider("", ratio, h("span", {}, term("ratio", "share"), " removed", reach), value);
+  const exact = h("div", { class: "cc-controls" }, labeled("share to remove, %", ratioBox), labeled("λ", lambdaBox));
   const guards = h("div", { class: "cc-controls" },
     labeled("layer cap", h("span", { class: "cc-row" }, capMode, capBox),
       "the largest share of a layer's cost that may be removed"),
@@ -116,10 +119,12 @@ export function lambdaControls(model, cleaner, problem, does) {
   /** Show the sliders; `place` of lambda on its axis, and `words` about it for screen readers. */
   function showAll(now, { place, words, most }) {
     reach.textContent = most < MOST ? `, at most ${percent(most)} under the guards` : "";
+    weight.textContent = show(Number(now.interaction_strength.toPrecision(2)));
+    value.textContent = percent(now.ratio, Number.isInteger(Math.round(1000 * now.ratio) / 10) ? 0 : 1);
     lambda.value = Math.round(place * STEPS);
     lambda.setAttribute("aria-valuetext", `lambda ${show(now.interaction_strength)}${words}`);
     ratio.value = now.ratio;
     ratio.setAttribute("aria-valuetext", percent(now.ratio));
   }
-  return { strength, share: share_, guards, lambda, ratio, show: showAll };
+  return { strength, share: share_, exact, guards, lambda, ratio, show: showAll };
 }

@@ -1,10 +1,10 @@
-// The map of H: one cell per pair of units, to order, zoom and brush; the greedy order step by step.
+// The map of H: one cell per pair of units, to order, zoom and brush, with the units of the plan marked.
 
 import { COLORS, Cleaner, GONE, assign, button, fateText, fillBrushed, frame, h, labeled, menu, named,
-  palette, patch, percent, picture, receiveFiles, redrawing, show, squareOf, stretch, table, tied,
+  palette, patch, picture, receiveFiles, redrawing, show, squareOf, stretch, table, tied,
   typed, unitCount } from "./kit.js";
-import { POWERS, accountOf, cellAt, clipped, colored, correlationOf, halved, inside, pairsInside, pauseOf,
-  placesOf, shadeCells, shadesOf, showing, unitsOf, zoomed } from "./map_parts.js";
+import { POWERS, cellAt, clipped, colored, correlationOf, halved, inside, pairsInside, placesOf,
+  shadeCells, shadesOf, showing, unitsOf, zoomed } from "./map_parts.js";
 import { boxOf, paintHeat, placeAt, pointAt } from "./map_picture.js";
 
 const MAP_ROWS = 500; // of the table on the page; the file has all
@@ -23,10 +23,9 @@ export function renderMap({ model, el }) {
   const size = names.length;
   const [roots, peak, ends] = ["roots", "peak", "ends"].map((trait) => model.get(trait));
   const square = squareOf(typed(model.get("pairs"), Int16Array), size, Int16Array);
-  const less = matchMedia("(prefers-reduced-motion: reduce)");
   const put = (values) => assign(model, values);
   let places = [];
-  let [scene, spot, timer] = [null, null, 0];
+  let [scene, spot] = [null, null];
 
   const rho = (u, v) => (saliency[u] > 0 && saliency[v] > 0
     ? correlationOf(square, size, peak, u, v) : 0);
@@ -35,8 +34,6 @@ export function renderMap({ model, el }) {
   const plan = () => model.get("plan");
   const planned = () => plan().order ?? []; // there may be no plan
   const length = () => planned().length;
-  const removed = () => planned().slice(0, model.get("step"));
-  const atEnd = () => model.get("step") >= length();
   const chosen = () => [model.get("partner"), model.get("selected_unit")]; // column and row
   const chosenPlaces = () => chosen().map((u) => places.indexOf(u)); // -1 for none
   const showAll = () => put({ window: [0, 0, size] });
@@ -45,7 +42,7 @@ export function renderMap({ model, el }) {
   const map = picture(""); // drawMap words its label
   Object.assign(map.style, { cursor: "crosshair", touchAction: "none" });
   const options = { title: "Map of H", name: "map", table: tableOf, mostRows: MAP_ROWS,
-    tables: { units: "units", ledger: "steps of the plan", pairs: "pairs in view" },
+    tables: { units: "units", pairs: "pairs in view" },
     canvases: () => [map], redraw: drawMap, legend: legendOf,
     caption: () => [`${titleText()} of ${model.get("model_name") || "a model"}`, planWords()] };
   const request = receiveFiles(model, cleaner, "map");
@@ -59,21 +56,9 @@ export function renderMap({ model, el }) {
   const order = choice("order", { layer: "layer", saliency: "saliency, largest first",
     clustering: "clustering, tied units together", plan: "plan, removed first" });
   const scale = choice("scale", { correlation: "correlation ρ_uv", curvature: "curvature H_uv" });
-  const drag = menu([["brush", "brush units"], ["zoom", "zoom in"], ["move", "move"]]);
-  const play = button("Play", "", () =>
-    put({ ...(atEnd() ? { step: 0 } : {}), playing: !model.get("playing") }));
-  const step = h("input", { type: "range", min: 0, step: 1, "aria-label": "step of the plan",
-    oninput: () => put({ step: Number(step.value), playing: false }) });
-  const steps = [button("◀ step", "one step back", () => walk(-1)),
-    button("step ▶", "one step on", () => walk(1))];
-  const stepText = h("span", { style: "min-width:9em" });
   controls.append(labeled("order of rows and columns", order), labeled("color", scale),
-    labeled("drag to", drag),
     h("span", { class: "cc-row" }, button("−", "zoom out", () => zoom(1 / 1.6)),
-      button("+", "zoom in", () => zoom(1.6)), button("All of H", "zoom out fully", showAll)),
-    h("label", { class: "cc-row", title: "fade every cell but those of two removed units" },
-      tied(model, cleaner, "only_plan", h("input", { type: "checkbox" })), "only pairs of the plan"),
-    h("span", { class: "cc-row", style: "flex-wrap:wrap" }, play, steps[0], step, steps[1], stepText));
+      button("+", "zoom in", () => zoom(1.6)), button("All of H", "zoom out fully", showAll)));
 
   // Pictures and cards ----------------------------------------------------------------------------
 
@@ -82,23 +67,22 @@ export function renderMap({ model, el }) {
   const band = h("div", { hidden: true, class: "cc-band" });
   const over = h("div", { style: "position:absolute;pointer-events:none" }, ...lines, band); // the cells
   const pairCard = h("div", { "aria-live": "polite", style: "flex:1 1 310px;min-height:170px" });
-  const planCard = h("div", { style: "flex:1 1 310px" });
   const brushCard = h("div", { class: "cc-row", style: "flex-wrap:wrap" });
   const side = h("div", { class: "cc-card cc-cards", style: "flex:1 1 340px;max-width:700px" },
-    pairCard, planCard);
+    pairCard);
   const [title, words] = [h("h4", {}), h("div", { class: "cc-muted" })];
   const legend = h("div", { class: "cc-legend", style: "margin-top:6px;max-width:60em" });
   const pictureSide = h("div", { style: "flex:none;max-width:100%" }, title, words,
     h("div", { style: "position:relative" }, map, over), legend,
     h("p", { class: "cc-muted", style: "max-width:48em" },
       "Click a cell, or focus the picture and use the arrow keys. Plus and minus zoom, 0 shows ",
-      "all, Shift and an arrow move, Space brushes the pair, P plays, Escape clears. The wheel ",
-      "zooms once the picture has the focus. Dashed lines: the unit removed last."));
+      "all, Shift and an arrow or a drag move, Space brushes the pair, Escape clears. The wheel ",
+      "zooms once the picture has the focus."));
   body.append(pictureSide, side,
     h("div", { class: "cc-row", style: "flex:1 1 100%;flex-wrap:wrap" },
       button("Brush what is shown", "mark the units of all rows and columns in view",
         () => brushBetween([0, 0], [size, size])),
-      button("Brush the plan", "mark the removed units", () => brush(removed())),
+      button("Brush the plan", "mark the removed units", () => brush(planned())),
       button("Clear brush", "remove all marks", () => brush([])), brushCard));
 
   // Shades are made once per order and scale, pixels when a window first needs their level: with
@@ -146,15 +130,13 @@ export function renderMap({ model, el }) {
     const box = boxOf(width);
     pictureSide.style.width = `${width}px`;
     stretch(over, [box.left, box.top], [box.left + box.side, box.top + box.side]);
-    const [now, scaled] = [model.get("step"), model.get("scale")];
-    const playing = plan().ordered && now && (!atEnd() || model.get("playing"));
+    const scaled = model.get("scale");
     scene = { box, window: model.get("window"), cellsAt, places, nodes, colors,
-      order: model.get("order"), power: POWERS[scaled], end: ends[scaled], removed: new Set(removed()),
-      brushed: new Set(model.get("brushed")), chosen: chosen(), onlyPlan: model.get("only_plan"),
-      last: playing ? planned()[now - 1] : null };
+      order: model.get("order"), power: POWERS[scaled], end: ends[scaled], removed: new Set(planned()),
+      brushed: new Set(model.get("brushed")), chosen: chosen() };
     paintHeat(map, scene);
     title.textContent = titleText();
-    words.textContent = stepWords();
+    words.textContent = planWords();
     legend.replaceChildren(...legendOf().map(([color, text]) => h("span", {}, patch(color), text)));
     const [v, u] = chosen();
     map.setAttribute("aria-label", named(model, `H of ${unitCount(size)}, ordered by ` +
@@ -179,18 +161,9 @@ export function renderMap({ model, el }) {
       [colors.accent, "brushed (outer strip)"], [COLORS.positive, "positive: worse together"],
       [COLORS.negative, "negative: losses partly cancel"]];
   }
-  function stepWords() {
-    if (!length()) return "no plan yet";
-    const { gone, risk } = accountOf(plan(), model.get("step"));
-    return `plan: ${model.get("step")} of ${unitCount(length())} removed, ` +
-      `${percent(gone, 2)} of the cost, predicted risk ${show(risk)}`;
-  }
-
-  /** Of a saved picture, where no card tells which plan it is. */
   function planWords() {
-    const strength = length() ? plan().strength : null;
-    return `${stepWords()}${strength === null ? "" : `, lambda ${show(strength)}`}` +
-      `${model.get("only_plan") ? "; cells of kept units are faded" : ""}`;
+    const { strength } = plan();
+    return length() ? `plan: ${unitCount(length())} removed${strength === null ? "" : `, lambda ${show(strength)}`}` : "no plan yet";
   }
 
   function drawPair() {
@@ -208,26 +181,6 @@ export function renderMap({ model, el }) {
     else fill(pairCard, `${names[u]} and ${names[v]}`, both, units);
   }
 
-  function drawPlan() {
-    planCard.setAttribute("aria-live", model.get("playing") ? "off" : "polite");
-    if (!length()) {
-      fill(planCard, "No plan yet",
-        "Choose one in another instrument, or set session.selection, to see it here.");
-      return;
-    }
-    const [{ node, edge: edges, ordered }, done] = [plan(), model.get("step")];
-    const sums = accountOf(plan(), done);
-    const heading = !done ? `Nothing removed, ${unitCount(length())} to go`
-      : ordered ? `Step ${done} of ${length()}: ${names[removed().at(-1)]}`
-        : `${unitCount(done)} removed`;
-    const own = done && ordered ? [["½ H_uu", show(node[done - 1])],
-      ["Σ H_uv with units removed before", show(edges[done - 1])]] : [];
-    fill(planCard, heading,
-      table(null, [...own, ["predicted risk so far, nats per token", show(sums.risk)],
-        ["its node part", show(sums.node)], ["its edge part", show(sums.edge)],
-        ["removed share of the cost", percent(sums.gone, 2)]]));
-  }
-
   function drawBrush() {
     const unitButton = (u) => button(names[u], "select this unit",
       () => put({ selected_unit: u, partner: u }));
@@ -236,13 +189,6 @@ export function renderMap({ model, el }) {
 
   function tableOf(most) {
     const what = model.get("table_of");
-    if (what === "ledger") {
-      const { node, edge: edges, gone } = plan();
-      let risk = 0;
-      return { columns: ["step", "unit", "node", "edge", "risk", "ratio"],
-        rows: planned().slice(0, most).map((u, k) => [k + 1, names[u], node[k], edges[k],
-          (risk += node[k] + edges[k]), gone[k]]) };
-    }
     if (what === "pairs") {
       const strength = model.get("scale") === "correlation" ? rho : edge;
       return { columns: ["first", "second", "curvature", "correlation"],
@@ -254,32 +200,6 @@ export function renderMap({ model, el }) {
       rows: places.slice(0, most).map((u, place) => [place + 1,
         ...["name", "layer", "kind", "saliency", "cost"].map((column) => nodes[column][u]),
         planned().indexOf(u) + 1 || "", brushed.has(u) ? "True" : "False"]) };
-  }
-
-  // Steps -----------------------------------------------------------------------------------------
-
-  function walk(by) {
-    put({ step: Math.min(length(), Math.max(0, model.get("step") + by)), playing: false });
-  }
-  function showControls() {
-    const total = length();
-    const steady = !plan().ordered;
-    step.max = total;
-    step.value = model.get("step");
-    step.disabled = steps[0].disabled = steps[1].disabled = steady;
-    play.disabled = steady || less.matches;
-    play.title = less.matches ? "your system asks for less motion: use the step buttons"
-      : "remove the units of the plan one by one";
-    play.textContent = model.get("playing") ? "Pause" : "Play";
-    stepText.textContent = total ? `${model.get("step")} of ${unitCount(total)}` : "no plan yet";
-  }
-  /** Count on while playing. Each step sets the clock anew, so two views do not count twice. */
-  function clock() {
-    clearTimeout(timer);
-    if (!model.get("playing")) return;
-    const next = () => root.isConnected && put({ step: model.get("step") + 1 });
-    if (less.matches || atEnd()) put({ playing: false });
-    else timer = setTimeout(next, pauseOf(length()));
   }
 
   // Events ----------------------------------------------------------------------------------------
@@ -333,8 +253,8 @@ export function renderMap({ model, el }) {
     (event.shiftKey ? move(by.map((one) => (one * model.get("window")[2]) / 4)) : walkCells(by));
   const KEYS = { ArrowLeft: arrow(-1, 0), ArrowRight: arrow(1, 0), ArrowUp: arrow(0, -1),
     ArrowDown: arrow(0, 1), "+": () => zoom(1.6), "=": () => zoom(1.6), "-": () => zoom(1 / 1.6),
-    0: showAll, " ": brushPair, p: () => play.click(), P: () => play.click(),
-    Escape: () => put({ selected_unit: null, partner: null, brushed: [], playing: false }) };
+    0: showAll, " ": brushPair,
+    Escape: () => put({ selected_unit: null, partner: null, brushed: [] }) };
   map.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key]) return;
     KEYS[event.key](event);
@@ -348,7 +268,7 @@ export function renderMap({ model, el }) {
     zoom(2 ** (-event.deltaY / 400), clipped(model.get("window"), pointOf(event)));
   }, { passive: false });
 
-  // A press: `move` acts while it is held, the others where it ends; without a way it is a click.
+  // A press: with Shift it moves while it is held, else it brushes where it ends; without a way it is a click.
   let held = null;
   const letGo = () => {
     held = null;
@@ -358,18 +278,18 @@ export function renderMap({ model, el }) {
     const shown = model.get("window");
     if (!scene || !cellAt(shown, pointOf(event))) return;
     map.setPointerCapture(event.pointerId);
-    held = { from: pointOf(event), shown, far: false, what: event.shiftKey ? "move" : drag.value };
+    held = { from: pointOf(event), shown, far: false, moves: event.shiftKey };
   });
   map.addEventListener("pointermove", (event) => {
     if (!held) {
       hover(event);
       return;
     }
-    const { from, shown, what } = held;
+    const { from, shown, moves } = held;
     const to = pointOf(event, shown);
     held.far ||= Math.hypot(to[0] - from[0], to[1] - from[1]) * (scene.box.side / shown[2]) > 4;
     if (!held.far) return;
-    if (what === "move") {
+    if (moves) {
       move([from[0] - to[0], from[1] - to[1]], shown);
       return;
     }
@@ -379,39 +299,20 @@ export function renderMap({ model, el }) {
   });
   map.addEventListener("pointerup", (event) => {
     if (!held) return;
-    const { from, shown, far, what } = held;
+    const { from, shown, far, moves } = held;
     const to = pointOf(event, shown);
     letGo();
     if (!far) choose(cellAt(shown, to));
-    else if (what === "brush") brushBetween(from, to, shown);
-    else if (what === "zoom") {
-      const span = Math.max(Math.abs(to[0] - from[0]), Math.abs(to[1] - from[1]));
-      const first = from.map((at, axis) => (at + to[axis] - span) / 2);
-      put({ window: inside([...first, span], size) });
-    }
+    else if (!moves) brushBetween(from, to, shown);
   });
   map.addEventListener("pointercancel", letGo);
   map.addEventListener("pointerleave", () => hover(null));
 
   // Following the traits --------------------------------------------------------------------------
 
-  less.addEventListener("change", showControls);
-  cleaner.add(() => {
-    less.removeEventListener("change", showControls);
-    clearTimeout(timer);
-  });
-  showControls();
-  clock();
   redrawing(model, cleaner, ui, { turned: ["map"],
-    parts: { map: drawMap, pair: drawPair, plan: drawPlan, brush: drawBrush },
-    follows: { order: ["map"], scale: ["map"], window: ["map"], only_plan: ["map"],
-      clustered: ["map"], plan: ["map", "plan", "pair"], step: ["map", "plan"], playing: ["plan"],
-      brushed: ["map", "brush"], selected_unit: ["map", "pair"], partner: ["map", "pair"],
-      table_of: [] },
-    first: (trait) => {
-      showControls();
-      // a model announces each trait as it is set: wait until all that belong together are there
-      if (["step", "playing", "plan"].includes(trait)) queueMicrotask(clock);
-    } });
+    parts: { map: drawMap, pair: drawPair, brush: drawBrush },
+    follows: { order: ["map"], scale: ["map"], window: ["map"], clustered: ["map"], plan: ["map", "pair"],
+      brushed: ["map", "brush"], selected_unit: ["map", "pair"], partner: ["map", "pair"], table_of: [] } });
   return cleaner.run;
 }

@@ -1,4 +1,4 @@
-// The parts of the map of H that need no page: cells and their colors, orders, windows, the ledger.
+// The parts of the map of H that need no page: cells and their colors, orders, windows.
 
 import { eachPair } from "./kit.js";
 
@@ -148,18 +148,6 @@ export function runsOf(values) {
     else runs.push({ value, start: k, end: k + 1 });
   });
   return runs;
-}
-
-/** The account of a plan after `step` steps: the sums of its terms, and the share of the cost gone. */
-export function accountOf(plan, step) {
-  const sum = (values) => values.slice(0, step).reduce((total, value) => total + value, 0);
-  const [node, edge] = [sum(plan.node), sum(plan.edge)];
-  return { node, edge, risk: node + edge, gone: step ? plan.gone[step - 1] : 0 };
-}
-
-/** Milliseconds between two steps: a plan plays in about 15 seconds. */
-export function pauseOf(steps) {
-  return Math.min(600, Math.max(50, 15_000 / Math.max(1, steps)));
 }
 
 /** Pairs of two units in the rows and columns of a window, strongest first: at most `most`, [u, v]. */

@@ -38,8 +38,7 @@ const flipped = (axis, [x, y, wide, tall]) => (axis ? [y, x, tall, wide] : [x, y
  * scene: box and window; cellsAt, from a level to the canvas of all pairs, each with half the cells
  * of the one before; places and order; end, the largest size that colors tell apart, and power, to
  * which a size is taken; nodes, with kind, layer and name of the units; removed and brushed, sets of
- * units; last, the unit of this step, or null; chosen, [column, row] as units or nulls; onlyPlan;
- * colors of the theme.
+ * units; chosen, [column, row] as units or nulls; colors of the theme.
  */
 export function paintHeat(canvas, scene) {
   const { box: { left, top, side, names }, colors, window: [column, row, wide] } = scene;
@@ -69,20 +68,13 @@ export function paintHeat(canvas, scene) {
   paintScale(g, scene, width);
 }
 
-/** Over the cells: what the plan leaves, the borders of layers, and the chosen row and column. */
+/** Over the cells: the borders of layers, and the chosen row and column. */
 function paintOver(g, scene, cell) {
-  const { box: { side }, colors, places, nodes, removed } = scene;
+  const { box: { side }, colors, places, nodes } = scene;
   const band = (axis, start, end) => {
     const [from, to] = [start, end].map((place) => placeAt(scene, place, axis));
     return flipped(axis, [from, 0, to - from, side]);
   };
-  if (scene.onlyPlan) {
-    g.fillStyle = colors.back;
-    g.globalAlpha = 0.78;
-    for (const run of runsOf(places.map((u) => removed.has(u)))) {
-      if (!run.value) for (const axis of [0, 1]) g.fillRect(...band(axis, run.start, run.end));
-    }
-  }
   if (scene.order === "layer") {
     g.strokeStyle = colors.muted;
     g.globalAlpha = 0.35;
@@ -98,9 +90,6 @@ function paintOver(g, scene, cell) {
   const outline = (unit, axis) => {
     if (unit !== null) g.strokeRect(...band(axis, places.indexOf(unit), places.indexOf(unit) + 1));
   };
-  g.setLineDash([5, 3]);
-  for (const axis of [0, 1]) outline(scene.last, axis);
-  g.setLineDash([]);
   scene.chosen.forEach(outline);
 }
 

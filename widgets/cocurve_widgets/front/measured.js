@@ -14,22 +14,6 @@ export function markOf(order) {
 /** A ratio in words: "20 %", "12.5 %". */
 export const share = (ratio) => percent(ratio, Number.isInteger(Math.round(1000 * ratio) / 10) ? 0 : 1);
 
-const bits = new Map(); // mark -> its bytes
-function bytesOf(mark) {
-  if (!bits.has(mark)) bits.set(mark, Uint8Array.from(atob(mark), (c) => c.charCodeAt(0)));
-  return bits.get(mark);
-}
-
-/** The number of units that are in one of two sets only, by their marks. */
-export function apart(one, other) {
-  const [a, b] = [bytesOf(one), bytesOf(other)];
-  let found = 0;
-  for (let k = 0; k < Math.max(a.length, b.length); k++) {
-    for (let both = (a[k] ?? 0) ^ (b[k] ?? 0); both; both &= both - 1) found += 1;
-  }
-  return found;
-}
-
 /** Everything measured: what the session keeps, then what is being measured now, which wins. */
 export function knownOf(marks, live) {
   return { ...marks, measured: [...(marks.measured ?? []), ...(live.measured ?? [])] };
@@ -156,22 +140,4 @@ export function pairedOf(live, a, b) {
   const plans = live.paired?.plans;
   return plans && a && b && plans[0] === markOf(a.order) && plans[1] === markOf(b.order)
     ? live.paired : null;
-}
-
-/**
- * What stands in a row for a plan: {record, apart}; `has` says whether a record has what the row
- * shows. Its own record where there is one, else the nearest of the plans of some lambda, with the
- * number of units in one of the two only; null where nothing is measured.
- */
-export function standIn(known, order, text, has = () => true) {
-  const [mark, fit] = [markOf(order), (known.measured ?? []).filter(has)];
-  const own = measurementOf({ measured: fit }, order, text);
-  if (own) return { record: own, apart: 0 };
-  let best = null;
-  for (const record of fit) {
-    if (!onAxis(record) || record.plan === "") continue;
-    const units = apart(mark, record.plan);
-    if (!best || units < best.apart) best = { record, apart: units };
-  }
-  return best;
 }

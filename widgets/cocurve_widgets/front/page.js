@@ -8,28 +8,16 @@ import { link, localModel, revive } from "./local.js";
 import { renderMap } from "./map.js";
 import { pairsOf } from "./map_parts.js";
 import { planFiles } from "./plan_file.js";
-import { presenting } from "./present.js";
 import { unpack } from "./solver.js";
 
-/** A plan as the map plays it: its steps and their terms of H, nats per token. */
-export function stepsOf(problem, order, strength) {
-  const { matrix, size, half, costs, total } = problem;
-  let cost = 0;
-  return { order, strength, ordered: true, node: order.map((u) => half[u]),
-    edge: order.map((u, k) => order.slice(0, k).reduce((sum, v) => sum + matrix[u * size + v], 0)),
-    gone: order.map((u) => (cost += costs[u]) / total) };
-}
-
-/** The map's model: its pairs are those of H, and it plays the plan of the other instruments. */
+/** The map's model: its pairs are those of H, and it marks the plan of the other instruments. */
 function mapModel(state, problem, plan) {
   const map = localModel({ ...state,
     pairs: pairsOf(problem.matrix, problem.size, state.roots, state.peak) });
   plan.on("change:plans", () => {
     const order = plan.get("plans").present ?? [];
     if (String(order) === String(map.get("plan").order)) return;
-    map.set("playing", false);
-    map.set("plan", stepsOf(problem, order, plan.get("interaction_strength")));
-    map.set("step", order.length);
+    map.set("plan", { order, strength: plan.get("interaction_strength"), ordered: true });
     map.save_changes();
   });
   return map;
@@ -40,7 +28,7 @@ function open() {
   const asked = new URLSearchParams(location.hash.slice(1)).get("scale");
   const scale = Object.hasOwn(all.scales ?? {}, asked ?? "") ? asked : "";
   const states = scale ? all.scales[scale] : all;
-  const plan = localModel({ present: 0, guess: "", guesses: [], _damage: {}, ...states.lambda });
+  const plan = localModel({ prompt: "", _damage: {}, ...states.lambda });
   const bridges = localModel(states.bridge);
   const problem = unpack(states.lambda._problem);
   const map = mapModel(states.map, problem, plan);
@@ -56,10 +44,9 @@ function open() {
       location.hash = name && `scale=${name}`;
     });
     choice.value = scale;
-    root.querySelector(".cc-hand").parentNode.prepend(labeled("what is removed", choice));
+    root.querySelector(".cc-hand").before(labeled("what is removed", choice));
   }
   if (!scale) planFiles(plan, problem, root); // a layer is no unit of a plan
-  presenting(plan, root);
   keepAddress({ plan, bridge: bridges, map }, problem, scale);
   for (const one of document.querySelectorAll(".cocurve")) one.classList.add("cc-page");
 }

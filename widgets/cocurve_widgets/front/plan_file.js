@@ -59,11 +59,12 @@ export function takeText(problem, order, { model, ratio, strength }) {
 export function planFiles(plan, problem, root) {
   const taken = h("textarea", { readonly: true, rows: 6, "aria-label": "Python and command of this plan", hidden: true });
   const take = button("Take this plan", "copy Python and a command that prune a model by it", () => {
-    const order = plan.get("plans")?.present;
+    const pin = plan.get("_pin"); // the plan on the map: yours, or the solver's
+    const order = pin.hand ? pin.order : plan.get("plans")?.present;
     if (!order) return;
     taken.hidden = false;
     taken.value = takeText(problem, order, { model: plan.get("model_name")?.split(" (")[0] || "MODEL",
-      ratio: plan.get("ratio"), strength: plan.get("interaction_strength") });
+      ratio: pin.hand ? Number(pin.ratio.toFixed(6)) : plan.get("ratio"), strength: pin.hand ? "None" : plan.get("interaction_strength") });
     taken.select();
     const old = () => document.execCommand("copy"); // where the page may not write to the clipboard by itself
     if (navigator.clipboard) navigator.clipboard.writeText(taken.value).catch(old);
@@ -73,10 +74,10 @@ export function planFiles(plan, problem, root) {
     if (!file) return;
     const { pin, fault } = planOf(problem, await file.text());
     assign(plan, pin ? { error: "", _pin: pin } : { error: `${file.name} is refused: ${fault}. Plan A stays as it was.` });
-    root.querySelector(pin ? ".cc-four" : ".cc-error").scrollIntoView({ block: "nearest" });
+    root.querySelector(pin ? "canvas" : ".cc-error").scrollIntoView({ block: "nearest" });
   }
   const pick = h("input", { type: "file", accept: ".json", onchange: () => read(pick.files[0]).then(() => { pick.value = ""; }) });
-  root.querySelector(".cc-hand").parentNode.append(h("div", { class: "cc-plan" }, h("div", { class: "cc-row cc-versus" },
+  root.querySelector(".cc-files").after(h("div", { class: "cc-plan" }, h("div", { class: "cc-row cc-versus" },
     labeled("plan A from a file, or drop one on the page", pick), take), taken));
   document.addEventListener("dragover", (event) => event.preventDefault());
   document.addEventListener("drop", (event) => {

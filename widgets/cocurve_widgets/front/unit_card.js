@@ -4,6 +4,21 @@ import { term } from "./glossary.js";
 import { counted, h, show, table } from "./kit.js";
 import { ledger, nameOf } from "./solver.js";
 
+/** Four rows of a unit at a fixed place: what it costs alone, with its edges, and its price now. */
+export function fourRows(card, { problem, order, controls, price, u }) {
+  const found = u === null ? null : ledger(problem, order, controls.interaction_strength, u);
+  if (!found || !price) {
+    card.replaceChildren(h("p", { class: "cc-muted" }, "Point at a cell for its price, click to remove it; Ctrl+Z undoes."));
+    return;
+  }
+  const rank = price.living.indexOf(u);
+  const million = (value) => show(Number((1e6 * value).toPrecision(3)));
+  card.replaceChildren(h("b", {}, `${nameOf(problem, u)}, ${rank < 0 ? "removed" : "alive"}`), table(null, [
+    ["alone (½ H_uu)", show(found.half)],
+    [`pairs with removed cells (λ Σ H_uv)`, show(found.edges)],
+    ...(rank < 0 ? [] : [["price, per million parameters", `${million(price.prices[u])}, ${rank + 1} of ${price.living.length}`]])]));
+}
+
 /**
  * Fill the card. Returns whether everything was there: on a large model a row of H comes from the
  * kernel first.

@@ -1,20 +1,20 @@
 // Units in a grid, layer across, attention above FFN; and the map of the lambda explorer, every unit a cell.
 
-import { fit, ticks } from "./kit.js";
+import { COLORS, fit, ticks } from "./kit.js";
 
 const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
-/** Where the units stand: place(width) first, then box(u), unitAt(x, y) and step(u, key). */
+/** Where the units stand: place(width, its share, height and height of a row at most) first, then box(u), unitAt(x, y) and step(u, key). */
 export function unitGrid({ kinds, layers, places, numLayers }) {
   const most = (kind) => Math.max(0, ...places.filter((_, u) => kinds[u] === kind).map((p) => p + 1));
   const [attention, ffn] = [most(0), most(1)];
   const grid = { attention, ffn, numLayers, size: kinds.length, geometry: null };
 
-  grid.place = (width) => {
+  grid.place = (width, share = 0.72, tallest = 430, row = 22) => {
     const [left, top, gap] = [64, 4, attention && ffn ? 8 : 0];
     const cell = Math.max(3, Math.min(110, (width - left - 6) / numLayers));
     const rows = Math.max(1, attention + ffn);
-    const tall = Math.max(5, Math.min(22, Math.max(250, Math.min(430, 0.72 * width)) / rows));
+    const tall = Math.max(5, Math.min(row, Math.max(250, Math.min(tallest, share * width)) / rows));
     grid.geometry = { left, top, gap, cell, tall, height: top + (attention + ffn) * tall + gap + 22,
       width: left + cell * numLayers + 6 };
   };
@@ -77,74 +77,104 @@ export function drawGridAxes(pen, colors, { attention, ffn, numLayers, geometry 
 }
 
 const FADE = 250; // ms
+const TINT = "#C77C11"; // of a living cell: the stronger, the higher its price
 
-/** What a cell shows: removed by both plans, by B alone, by A alone, or kept. */
-export function stateOf(u, inA, inB) {
-  if (inB.has(u)) return inA && !inA.has(u) ? "joined" : "removed";
-  return inA?.has(u) ? "left" : "kept";
+/** What a cell shows of two plans: gone in both, in `mine` alone, in the other alone, or alive. */
+export function stateOf(u, mine, other) {
+  if (mine.has(u)) return other && !other.has(u) ? "mine" : "gone";
+  return other?.has(u) ? "other" : "alive";
 }
 
-/** The colors of cells over time: a change fades in, unless the reader prefers no motion. */
+/** How far each cell is from alive (0) to gone (1): a change takes a moment, unless the reader prefers no motion. */
 export class Fading {
   constructor(redraw) {
     this.redraw = redraw;
-    this.cells = new Map(); // unit -> [color before, color now, when it changed]
+    this.cells = new Map(); // unit -> [whether it is gone, when that changed]
   }
-  /** The layers to paint at a time: [[color, alpha], ...]. */
-  at(u, color, now) {
+  at(u, gone, now) {
     const cell = this.cells.get(u);
-    if (!cell || cell[1] !== color) {
+    if (!cell || cell[0] !== gone) {
       const still = !cell || matchMedia("(prefers-reduced-motion: reduce)").matches;
-      this.cells.set(u, [cell?.[1] ?? color, color, still ? -FADE : now]);
+      this.cells.set(u, [gone, still ? -FADE : now]);
     }
-    const [before, after, since] = this.cells.get(u);
-    const share = Math.min(1, (now - since) / FADE);
+    const share = Math.min(1, (now - this.cells.get(u)[1]) / FADE);
     if (share < 1 && !this.queued) {
       this.queued = requestAnimationFrame(() => {
         this.queued = 0;
         this.redraw();
       });
     }
-    return share < 1 ? [[before, 1], [after, share]] : [[after, 1]];
+    return gone ? share : 1 - share;
   }
 }
 
+/** A pattern of diagonal lines in a color. */
+function hatch(pen, color) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 6;
+  const line = tile.getContext("2d");
+  Object.assign(line, { strokeStyle: color, lineWidth: 1.4 });
+  line.stroke(new Path2D("M-1 7L7 -1M-1 1L1 -1M5 7L7 5"));
+  return pen.createPattern(tile, "repeat");
+}
+
 /**
- * Draw the map without need of color: removed units are solid, those of FFN with a stripe, kept ones
- * an outline; + is only in the plan `inB`, − only in the other. A corner marks those about to change,
- * a dashed frame the brushed ones, a solid one the marked ones, a ring the `pair`.
+ * Draw the map: a filled cell is alive, the stronger its tint the higher its price; a hatched one is
+ * gone. A frame in the color of a plan marks what it alone removes. `next` goes next, `arcs` are the
+ * edges of a unit: [[u, v, size in [0, 1], sign]]. A dashed frame marks the brushed units, a solid
+ * one the `marked`, a ring the `pair`. inks: the colors of both plans.
  */
-export function paintMap(canvas, grid, { problem, colors, inA, inB, turning, marked, pair, brushed, fading }) {
+export function paintMap(canvas, grid, { problem, colors, mine, other, inks, tints, next, arcs, marked, pair,
+  brushed, fading }) {
   const pen = fit(canvas, grid.geometry.width, grid.geometry.height);
   const now = performance.now();
-  const framed = new Set(brushed);
+  const lines = { gone: hatch(pen, colors.muted), mine: hatch(pen, inks[0]) };
+  const frame = (u, color, inset, width, dash = []) => {
+    const [x, y, w, t] = grid.box(u);
+    pen.setLineDash(dash);
+    Object.assign(pen, { strokeStyle: color, lineWidth: width });
+    pen.strokeRect(x + inset, y + inset, w - 2 * inset, t - 2 * inset);
+  };
   for (let u = 0; u < problem.size; u++) {
     const [x, y, w, t] = grid.box(u);
-    const state = stateOf(u, inA, inB);
-    const solid = state === "removed" || state === "joined";
-    const ink = solid ? colors.back : colors.text;
-    for (const [color, alpha] of fading.at(u, solid ? colors.text : colors.back, now)) {
-      pen.globalAlpha = alpha;
-      pen.fillStyle = color;
-      pen.fillRect(x + 0.5, y + 0.5, w - 1, t - 1);
+    const state = stateOf(u, mine, other);
+    const gone = fading.at(u, state === "gone" || state === "mine", now);
+    const box = [x + 0.5, y + 0.5, w - 1, t - 1];
+    if (gone < 1) {
+      pen.globalAlpha = (1 - gone) * (tints ? 0.25 + 0.75 * tints[u] : 0.5);
+      pen.fillStyle = TINT;
+      pen.fillRect(...box);
+    }
+    if (gone > 0) {
+      pen.globalAlpha = gone;
+      pen.fillStyle = lines[state] ?? lines.gone;
+      pen.fillRect(...box);
     }
     pen.globalAlpha = 1;
-    Object.assign(pen, { strokeStyle: colors.muted, lineWidth: 1 });
-    if (!solid) pen.strokeRect(Math.round(x) + 0.5, Math.round(y) + 0.5, Math.round(w - 1), Math.round(t - 1));
-    const [cx, cy, arm] = [x + w / 2, y + t / 2, Math.min(w, t) * 0.3];
-    const corner = Math.min(w, t) * 0.45;
-    const minus = `M${cx - arm} ${cy}h${2 * arm}`;
-    const stripe = `M${x + 1} ${y + t - 1}L${x + w - 1} ${y + 1}`;
-    const frame = (d, dots) => [lineOf(d, colors.back, 4, dots), lineOf(d, colors.accent, 2, dots)];
-    const dash = marked.includes(u) ? null : "3 2";
-    paintPaths(pen, [
-      state === "joined" && lineOf(`${minus}M${cx} ${cy - arm}v${2 * arm}`, ink, 2),
-      state === "left" && lineOf(minus, ink, 2),
-      state === "removed" && problem.kinds[u] && lineOf(stripe, ink, 1.2),
-      turning.has(u) && { d: `M${x + w - 1.5} ${y + 1.5}h${-corner}l${corner} ${corner}z`, fill: ink },
-      ...(pair.includes(u) ? frame(circle(cx, cy, Math.max(3, Math.min(w, t) / 2 - 1))) : []),
-      ...(framed.has(u) || !dash ? frame(rectangle(x + 1, y + 1, w - 2, t - 2), dash) : []),
-    ].filter(Boolean));
+    if (state === "mine" || state === "other") frame(u, inks[state === "mine" ? 0 : 1], 1.5, 2);
+    else if (gone > 0) frame(u, colors.grid, 0.5, 1);
   }
+  const middle = (u) => grid.box(u).slice(0, 2).map((at, k) => at + grid.box(u)[k + 2] / 2);
+  if (next !== null) {
+    frame(next, colors.back, 1.5, 5);
+    frame(next, colors.text, 1.5, 2.5);
+    paintPaths(pen, [{ d: circle(...middle(next), 3), fill: colors.text }]);
+  }
+  for (const [u, v, size, sign] of arcs) {
+    const [[x, y], [p, q]] = [u, v].map(middle);
+    const bend = Math.min(40, 0.25 * Math.hypot(p - x, q - y));
+    for (const [color, width] of [[colors.back, 4], [COLORS[sign < 0 ? "negative" : "positive"], 1 + 2.5 * size]]) {
+      pen.setLineDash(sign < 0 ? [5, 3] : []);
+      Object.assign(pen, { strokeStyle: color, lineWidth: width });
+      pen.stroke(new Path2D(`M${x} ${y}Q${(x + p) / 2 + (q > y ? bend : -bend)} ${(y + q) / 2 - bend} ${p} ${q}`));
+    }
+  }
+  for (const u of brushed) frame(u, colors.accent, 1, 2, [3, 2]);
+  for (const u of marked) if (u !== null && u !== undefined) frame(u, colors.text, 1, 2);
+  for (const u of pair) {
+    const [, , w, t] = grid.box(u);
+    paintPaths(pen, [lineOf(circle(...middle(u), Math.max(3, Math.min(w, t) / 2 - 1)), colors.text, 2.5)]);
+  }
+  pen.setLineDash([]);
   drawGridAxes(pen, colors, grid);
 }
