@@ -26,7 +26,7 @@ import cocurve_lab as cl
 from cocurve_lab.base.atomic import write_atomically
 from cocurve_lab.extensions.judging.generation import own_questions
 from cocurve_lab.extensions.judging.lockstep import next_token_probabilities
-from cocurve_lab.extensions.pretrained.kept import kept_folder, read_curvature, read_plans
+from cocurve_lab.extensions.pretrained.kept import kept_folder, read_plans
 from cocurve_lab.measuring.risk import Meter
 from cocurve_lab.models.identity import demo_folder
 
@@ -206,7 +206,7 @@ def make(name: str, gaps: int) -> None:
         found["marks"] = marks_of(model, curvature, text.rows(0, 16))
     else:
         folder, ratios = kept_folder(), (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
-        curvature = read_curvature(folder / "H.npz")
+        curvature = cl.Curvature.load(folder / "H.npz")
         kept = read_plans(folder / "plans.json", curvature).plans
         random_ = [
             plan.kl["c4"].mean()
