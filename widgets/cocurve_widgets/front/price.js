@@ -10,8 +10,7 @@ import { rowOf, rulesFor } from "./solver.js";
 export function pricesOf(problem, controls, order) {
   const { size, half, costs, layers } = problem;
   const sums = new Float64Array(size);
-  const room = rulesFor(problem, controls).room;
-  const admissible = rulesFor(problem, controls).admissible;
+  const { room, admissible } = rulesFor(problem, controls);
   for (const v of order) {
     const row = rowOf(problem, v);
     if (!row) return null;
