@@ -46,13 +46,6 @@ FIT, JUDGED = 32, 12  # rows of a text
 APART = 9  # rows between two judges of a text whose documents are longer than a row
 # rows of the slice of C4: H read 0 to 23, judges of plans.json 26 to 31, search and choice 32 to 95
 C4_FIT, C4_JUDGED = (96, 96 + FIT), (176, 176 + APART * JUDGED)
-SOURCES = {
-    "c4": "C4",
-    "wikitext": "WikiText-2 test",
-    "stories": "TinyStories",
-    "manual": "Python's manual",
-}
-Made = Callable[[], Any]  # makes a smaller model
 
 
 def texts(folder: Path, work: Path, tokenizer: Any) -> dict[str, cl.CalibrationSet]:
@@ -73,10 +66,10 @@ def texts(folder: Path, work: Path, tokenizer: Any) -> dict[str, cl.CalibrationS
     return {
         "fit": cl.CalibrationSet(torch.cat(mix), source="C4 and WikiText-2 valid"),
         # few rows of one document: an error over rows takes them as independent
-        "c4": cl.CalibrationSet(c4.rows(*C4_JUDGED).input_ids[::APART]),
+        "c4": cl.CalibrationSet(c4.rows(*C4_JUDGED).input_ids[::APART], source="C4"),
         "wikitext": paragraphs("wikitext2_test.txt", JUDGED),
         "stories": paragraphs("tinystories.txt", JUDGED),
-        "manual": cl.CalibrationSet(manual.input_ids[::APART]),
+        "manual": cl.CalibrationSet(manual.input_ids[::APART], source="Python's manual"),
     }
 
 
@@ -89,26 +82,28 @@ def kept(file: Path, measure: Callable[[], Any]) -> Any:
 
 def risks(meter: Meter, smaller: Any) -> list[list[float]]:
     """KL and loss of a model on each row of the judges."""
-    threads, student = torch.get_num_threads(), describe(smaller)
+    threads = torch.get_num_threads()
     with measuring(meter.model, threads), measuring(smaller, threads):
         return [
-            meter.engine.measure_student(row, student)[:2].tolist()
+            meter.engine.measure_student(row, describe(smaller))[:2].tolist()
             for row in range(len(meter.text))
         ]
 
 
 def answers(tokenizer: Any, smaller: Any) -> dict[str, list[int]]:
     """[right, asked] of a model by ability."""
-    whole = cl.Selection.from_pruned(cl.enumerate_units(smaller), [])
     asked = cl.answer_accuracy(
         smaller,
         tokenizer,
-        [whole],
+        [cl.Selection.from_pruned(cl.enumerate_units(smaller), [])],
         own_questions(NAME, 100),
         options=AnswerOptions(max_new_tokens=24),
     )
-    masks = {ability: asked.of(ability) for ability in asked.capabilities}
-    return {k: [int(asked.right[0][mask].sum()), int(mask.sum())] for k, mask in masks.items()}
+    (right,) = asked.right
+    return {
+        ability: [int(right[asked.of(ability)].sum()), int(asked.of(ability).sum())]
+        for ability in asked.capabilities
+    }
 
 
 def main() -> None:
@@ -117,7 +112,6 @@ def main() -> None:
     parser.add_argument("--ratios", nargs="+", type=float, default=(0.1, 0.2, 0.3))
     parser.add_argument("--names", nargs="+", default=NAMES)
     parser.add_argument("--work", type=Path, default=Path("build/refits"), help="keeps each step")
-    parser.add_argument("--out", type=Path, default=kept_folder() / "refitted.json")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     model, tokenizer = cl.load_model(NAME)
@@ -133,15 +127,17 @@ def main() -> None:
         keep_teacher=True,
     )
 
-    def measured(name: str, plan: KeptPlan, way: str, made: Made) -> dict[str, Any]:
+    def measured(plan: KeptPlan, way: str, made: Callable[[], Any]) -> dict[str, Any]:
         file = options.work / f"{plan.selection.fingerprint[:12]}, {way}.json"
         found = np.array(kept(file, lambda: risks(meter, made())))
         right = kept(file.with_suffix(".answers"), lambda: answers(tokenizer, made()))
         by_text = dict(zip(rows, np.split(found, len(rows)), strict=True))
-        told = ", ".join(f"{text} {kl[:, 0].mean():.3f}" for text, kl in by_text.items())
-        print(f"{plan.selection.requested_ratio:.0%}, {name}, {way}: {told}; {right}", flush=True)
+        told = {text: f"{kl[:, 0].mean():.3f}" for text, kl in by_text.items()}
+        print(
+            f"{plan.selection.requested_ratio:.0%}, {plan.name}, {way}: {told}; {right}", flush=True
+        )
         return {
-            "name": f"{name} | {way}",
+            "name": f"{plan.name} | {way}",
             "requested_ratio": plan.selection.requested_ratio,
             "interaction_strength": plan.selection.interaction_strength,
             "pruned": sorted(plan.selection.pruned),
@@ -154,17 +150,20 @@ def main() -> None:
     written = []
     for plan in read_plans(kept_folder() / "plans.json", curvature).plans:
         if plan.name in options.names and plan.selection.requested_ratio in options.ratios:
-            ways: dict[str, Made] = {
-                "as cut": partial(cl.prune, model, plan.selection),
-                "refitted": partial(cl.repair, model, plan.selection, fitted),
-            }
-            for way, made in ways.items():
-                written.append(measured(plan.name, plan, way, cache(made)))  # a refit takes minutes
+            cut = partial(cl.prune, model, plan.selection)
+            refitted = cache(partial(cl.repair, model, plan.selection, fitted))  # it takes minutes
+            written += [measured(plan, "as cut", cut), measured(plan, "refitted", refitted)]
     about = {
-        text: {"source": SOURCES[text], "fingerprint": judge.fingerprint, "rows": len(judge)}
+        text: {"source": judge.source, "fingerprint": judge.fingerprint, "rows": len(judge)}
         for text, judge in rows.items()
     }
-    write_plans(options.out, curvature.provenance["model_fingerprint"], about, [], written)
+    write_plans(
+        kept_folder() / "refitted.json",
+        curvature.provenance["model_fingerprint"],
+        about,
+        [],
+        written,
+    )
 
 
 if __name__ == "__main__":
