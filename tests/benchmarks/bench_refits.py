@@ -132,10 +132,7 @@ def main() -> None:
         found = np.array(kept(file, lambda: risks(meter, made())))
         right = kept(file.with_suffix(".answers"), lambda: answers(tokenizer, made()))
         by_text = dict(zip(rows, np.split(found, len(rows)), strict=True))
-        told = {text: f"{kl[:, 0].mean():.3f}" for text, kl in by_text.items()}
-        print(
-            f"{plan.selection.requested_ratio:.0%}, {plan.name}, {way}: {told}; {right}", flush=True
-        )
+        print(plan.name, plan.selection.requested_ratio, way, found.mean(axis=0), right, flush=True)
         return {
             "name": f"{plan.name} | {way}",
             "requested_ratio": plan.selection.requested_ratio,
