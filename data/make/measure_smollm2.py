@@ -71,9 +71,11 @@ RANDOM = 10
 # draws guided by H, then by marginals at the plan
 GUIDES = (SearchOptions(), SearchOptions(seed=1, swaps=8, random_share=0.2))
 BLOCKWISE = ("finercut", "blockpruner")  # removals measured anew: half an hour each
-AGAIN = (
+AGAIN = (  # judged on further rows, too
     "H, lambda 0",
     "H, lambda 1",
+    "H, lambda 0, own guards",
+    "H, lambda 1, own guards",
     "searched",
     "SlimLLM",
     "ShortGPT",
@@ -428,7 +430,7 @@ def measure(options: argparse.Namespace) -> None:
     texts_of, plans = kept["texts"] or about, whole + new
     for text, judge in further.items():
         six = [plan for plan in plans if len(plan["kl"].get(text, ())) == len(judge)]
-        again = [plan for plan in six if plan["name"].startswith(AGAIN)]
+        again = [plan for plan in six if plan["name"] in AGAIN]
         meter = Meter(model, judge, checkpoint=options.work / f"kl_{text}_more", replay=True)
         sets = [cl.Selection.from_pruned(curvature.units, plan["pruned"]) for plan in again]
         for plan, values in zip(again, meter.measure(sets, progress="lines"), strict=True):
