@@ -1,4 +1,4 @@
-"""Open files for reading: regular files only, without waiting, and up to a size.
+"""Open files for reading: regular files only, without waiting, and up to a size; where ours lie.
 
 A path may lead to anything. Opening a FIFO waits for ever for a writer, and a device has no end.
 """
@@ -57,3 +57,10 @@ def require_regular_files(folder: Path) -> None:
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.exists() and not path.is_dir():  # a link may lead nowhere
             require_regular(path, MOST_JSON if path.suffix == ".json" else 1 << 62)
+
+
+def demo_folder() -> Path:
+    """Return the folder of the embedded model: in an installed wheel, else beside the package."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "data" / "demo"
+    return installed if installed.exists() else package.parent / "data" / "demo"

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..base.errors import FileFormatError, InputError
-from ..base.files import read_regular
+from ..base.files import demo_folder, read_regular
 from ..base.origin import ALLOWED, EXACT, LOADED, NARROW, Verdict, require_same_source
 from ..base.schema import read_json
 from ..base.storage import fingerprint, unseal_json
@@ -41,13 +41,6 @@ TERMS = ("LICEN[CS]E*", "COPYING*", "NOTICE*", "USE_POLICY*")  # what has to go 
 _LOADER_KEYS = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 
 _KNOWN: WeakKeyDictionary[torch.nn.Module, tuple[Any, dict[str, Any]]] = WeakKeyDictionary()
-
-
-def demo_folder() -> Path:
-    """Return the folder of the embedded model: in an installed wheel, else beside the package."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "data" / "demo"
-    return installed if installed.exists() else package.parent / "data" / "demo"
 
 
 def is_demo(model_id: str | os.PathLike[str]) -> bool:

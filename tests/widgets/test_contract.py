@@ -297,8 +297,8 @@ def test_a_plot_has_its_points_in_order_and_its_ends_in_words() -> None:
 def test_a_table_is_short_and_escaped() -> None:
     rows = [{"unit": f"<{k}>", "risk": k / 3} for k in range(ROWS + 1)]
     text = table_html(rows)
-    assert text.count("<tr>") == ROWS + 1
-    assert "<td>&lt;1&gt;</td><td>0.3333</td>" in text
+    assert text.count("<tr") == ROWS + 1
+    assert re.findall("<td>(.*?)</td>", text)[2:4] == ["&lt;1&gt;", "0.3333"]
     assert table_html([]) == ""
 
 

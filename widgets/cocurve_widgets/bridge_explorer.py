@@ -98,6 +98,7 @@ class BridgeExplorer(Explorer):
         self._ends, self._rho = _strongest_edges(self.curvature)
         self._solved: tuple[Any, dict[str, Any]] | None = None
         self._seconds = 0.0
+        self._source = f"Estimated from {named_matrix(self.curvature)}, not measured"
         return _payload(self.curvature, self._ends, self._rho) | controls
 
     def _opened(self, controls: dict[str, Any]) -> None:
@@ -200,12 +201,9 @@ class BridgeExplorer(Explorer):
             )
         self.status = (
             f"Shown: {shown:,} of {where}, {counted(len(self.bridges['indices']), 'unit')} listed. "
-            f"{self._source()}; bridges and plans at ratio {self.plans['ratio']:.3g} under "
+            f"{self._source}; bridges and plans at ratio {self.plans['ratio']:.3g} under "
             f"{self._guards} took {1e3 * self._seconds:.0f} ms."
         )
-
-    def _source(self) -> str:
-        return f"Estimated from {named_matrix(self.curvature)}, not measured"
 
     # What is shown ------------------------------------------------------------------------------
 
@@ -287,7 +285,7 @@ class BridgeExplorer(Explorer):
 
     def state(self) -> dict[str, Any]:
         """The initial state of the front end, for a page without a kernel (`kernel` is False)."""
-        return self.public_traits() | {"kernel": False, "status": f"{self._source()}.", "error": ""}
+        return self.public_traits() | {"kernel": False, "status": f"{self._source}.", "error": ""}
 
 
 def fate(unit: int, removed: list[int] | None, ordered: bool = True) -> str:

@@ -99,7 +99,8 @@ class Damage:
         The KL is the mean over the rows so far (nats per token), its standard error NaN for one
         row; right answers are of the questions asked so far. None where no row is measured.
         """
-        values, right, kept = self._by_row(plan), self._answers(plan), self._kept(plan)
+        values, kept = self._by_row(plan), self._kept(plan)
+        right = count_right(self._names, _known(self._asker, plan, len(self._names)))
         values = values[~np.isnan(values)]
         if kept is not None and (kept.rows or 0) >= len(values):
             return kept if right in ({}, kept.abilities) else replace(kept, abilities=right)
@@ -160,9 +161,6 @@ class Damage:
         if not len(plan):
             return np.zeros(len(self.held_out))  # it changes nothing
         return _known(self._meter, plan, len(self.held_out))
-
-    def _answers(self, plan: cl.Selection) -> dict[str, tuple[int, int]]:
-        return count_right(self._names, _known(self._asker, plan, len(self._names)))
 
     def _kept(self, plan: cl.Selection) -> MeasuredPlan | None:
         """The session's record of a plan on this text."""

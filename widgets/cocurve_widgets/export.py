@@ -139,8 +139,8 @@ def refresh_html(path: str | os.PathLike[str]) -> Path:
 
 
 def _write(path: Path, title: str, about: str, data: str) -> Path:
-    parts = {"title": title, "about": about, "data": data}
-    text = _PAGE.format(**parts, css=front(*STYLES), script=front("page.js"))
+    css, script = front(*STYLES), front("page.js")
+    text = _PAGE.format(title=title, about=about, data=data, css=css, script=script)
     write_atomically(path, text.encode())
     return path
 

@@ -124,8 +124,17 @@ class Picture(FigureWidget):
                     _fill(trace, self._rows[trace.name])
 
 
-_BAR = {"title": {"text": "removed", "side": "top"}, "tickformat": ".0%", "thickness": 10}
-_BAR |= {"orientation": "h", "len": 0.5, "x": 0.0, "xanchor": "left", "y": 1.0, "yanchor": "bottom"}
+_BAR = {
+    "title": {"text": "removed", "side": "top"},
+    "tickformat": ".0%",
+    "thickness": 10,
+    "orientation": "h",
+    "len": 0.5,
+    "x": 0.0,
+    "xanchor": "left",
+    "y": 1.0,
+    "yanchor": "bottom",
+}
 
 
 def _marks(name: str, method: str, symbol: str, size: int) -> Scatter:

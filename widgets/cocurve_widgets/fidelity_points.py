@@ -81,13 +81,8 @@ _BOOKS: WeakKeyDictionary[Session, Book] = WeakKeyDictionary()
 # Rows -------------------------------------------------------------------------------------------
 
 
-def scores_of(curvature: cl.Curvature, pruned: Sequence[int]) -> dict[str, Any]:
-    """The `predictions` under this curvature, whatever made the plan, by their keys of a row."""
-    return {f"{name}_risk": value for name, value in predictions(curvature, pruned).items()}
-
-
 def _row(kind: str, method: str, name: str, record: MeasuredPlan, scores: dict[str, Any]) -> Row:
-    """A row of `FidelityScatter.points`; `scores` as from `scores_of`."""
+    """A row of `FidelityScatter.points`; `scores` are predictions by their keys of a row."""
     plan = record.selection
     return {
         "kind": kind,
@@ -108,7 +103,10 @@ def _row(kind: str, method: str, name: str, record: MeasuredPlan, scores: dict[s
 def plan_row(curvature: cl.Curvature, book: Book, record: MeasuredPlan) -> Row:
     """The row of a measured plan."""
     plan = record.selection
-    return _row("plan", *book.name(plan), record, scores_of(curvature, plan.pruned))
+    # under this curvature, whatever made the plan
+    found = predictions(curvature, plan.pruned)
+    scores = {f"{name}_risk": value for name, value in found.items()}
+    return _row("plan", *book.name(plan), record, scores)
 
 
 def single_rows(curvature: cl.Curvature) -> Rows:

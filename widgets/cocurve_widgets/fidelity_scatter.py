@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
+from pandas import DataFrame
 from traitlets import Enum, Float, Int, List, Unicode, validate
 
 import cocurve_lab as cl
@@ -28,7 +29,6 @@ from .still import plot_html, table_html
 from .traits import Some
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PAUSE = 0.2  # seconds between redraws at least
@@ -121,7 +121,7 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         self._drawing, self._drawn_at = Mailbox(), 0.0
         self.measurer = Measurer(self.session, self._changed, self.report)
         self._actions = {
-            "Measure this plan": lambda: self.measure(self.require_plan(), wait=False),
+            "Measure this plan": lambda: self.measure(self.session.require_plan(), wait=False),
             "Lambda sweep": lambda: self.measure_lambda_sweep(wait=False),
             "Ratio sweep": lambda: self.measure_ratio_sweep(wait=False),
             "Same-budget pool": lambda: self.measure_pool(wait=False),
@@ -174,8 +174,6 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         diagonal_risk and single_units_risk, NaN where unknown. Risks in nats per token. Includes
         points that log axes cannot show.
         """
-        from pandas import DataFrame
-
         return DataFrame(self.table())
 
     def _plans(self) -> Plans:
@@ -212,9 +210,7 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         and the Spearman of two scores without edges: "spearman_diagonal" of ½ Σ H_uu and
         "spearman_single_units" of the sum of the measured KLs of the units alone (NaN if unknown).
         """
-        return self._statistics(self._plans())
-
-    def _statistics(self, plans: Plans) -> dict[str, dict[str, Any]]:
+        plans = self._plans()
         groups = {fidelity_points.ALL_PLANS: [row for _, row in plans]}
         for name, members in self.book.pools.items():
             groups[name] = rows_of(plans, members)
@@ -328,12 +324,10 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
 
         Arguments default to the attributes; returns and raises as `measure`.
         """
-        strength = self._strength(interaction_strength)
+        given = interaction_strength
+        strength = self.interaction_strength if given is None else given
         plans = [self._solve(x, strength) for x in (self.ratios if ratios is None else ratios)]
         return self._measure_set(f"ratio sweep, lambda {strength:.4g}", plans, wait)
-
-    def _strength(self, given: float | None) -> float:
-        return self.interaction_strength if given is None else given
 
     def _solve(self, ratio: float, strength: float) -> tuple[str, cl.Selection]:
         guards = cl.opening_guards(self.curvature.units)
@@ -353,7 +347,8 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         self._require_measurable([])  # before 26 sets are made
         ratio = self.ratio if ratio is None else ratio
         seed = self.seed if seed is None else seed
-        strength = self._strength(interaction_strength)
+        given = interaction_strength
+        strength = self.interaction_strength if given is None else given
         plans = same_budget_pool(self.curvature, ratio, seed, interaction_strength=strength)
         name = f"same-budget pool, ratio {ratio:.4g}, lambda {strength:.4g}, seed {seed}"
         return self._measure_set(name, plans, wait)
@@ -377,7 +372,7 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         Returns:
             The split over the rows done: all of them, or fewer after Cancel.
         """
-        plan = self.require_plan() if plan is None else plan
+        plan = self.session.require_plan() if plan is None else plan
         held_out = self._require_measurable([plan])
         parts = self._splits.setdefault((plan.fingerprint, text_name(held_out)), [])
         self.measurer.split(plan, held_out, parts)
@@ -395,14 +390,6 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
     def cancel(self) -> None:
         """Stop measuring; measured plans are kept, and so are those in the model now."""
         self.measurer.cancel()
-
-    def require_plan(self) -> cl.Selection:
-        """The session's plan; InputError if none is chosen."""
-        if self.session.selection is None:
-            raise cl.InputError(
-                "no plan is chosen yet. Set session.selection, click a point, or run a sweep."
-            )
-        return self.session.selection
 
     # Choosing -----------------------------------------------------------------------------------
 
@@ -544,9 +531,7 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
 
     def _agreement_html(self, plans: Plans) -> str:
         """The statistics as a table, and a table of the points."""
-        from pandas import DataFrame
-
-        found = DataFrame(self._statistics(plans)).T[list(SCORES)].rename(columns=SCORES)
+        found = DataFrame(self.statistics()).T[list(SCORES)].rename(columns=SCORES)
         scores = found.to_html(border=0, na_rep="-", float_format=lambda x: typeset(brief(x)))
         points = table_html([row for _, row in plans])
         return f"{_STYLE}<h4>Agreement</h4>{scores}{points}"

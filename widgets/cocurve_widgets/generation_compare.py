@@ -193,6 +193,9 @@ class GenerationCompare(Drawn):
         curvature = session.curvature
         self._questions = _menu_questions(session.require_model(), prompts)
         self._choosing = not controls.keys() & {"prompt", "choice"}
+        self._kind = (
+            f"generate {id(self)}"  # two instruments of a session must not cancel each other
+        )
         self._token = CancelToken()
         self._newest: Run | None = None
         self._shown: Run | None = None
@@ -254,11 +257,9 @@ class GenerationCompare(Drawn):
         self._following = False
         self._plan_changed()
 
+    @guarded
     def _hear_selection(self, change: Any) -> None:
-        try:
-            self.selection = change.new
-        except cl.CocurveError as error:
-            self.report(error)
+        self.selection = change.new
 
     @observe("ratio", "interaction_strength")
     @guarded
@@ -326,10 +327,8 @@ class GenerationCompare(Drawn):
     @observe("forced_text", "custom_text")
     @guarded
     def _forced_text_changed(self, change: Any) -> None:
-        custom = self.forced_text == "custom"
-        if self._shown is None and not custom:
-            return
-        if change.name == "forced_text" or custom:
+        chosen = self._shown is not None and change.name == "forced_text"
+        if chosen or self.forced_text == "custom":
             self.error = ""
             self.session.worker.submit(
                 f"ribbon {id(self)}", lambda _: self._measure_ribbon(), self.report
@@ -366,21 +365,15 @@ class GenerationCompare(Drawn):
         try:
             run, self._token = self._begin(), CancelToken()
             self._write(run, self._token)
-        except Exception as error:
+        except BaseException as error:
             self._failed(error)
-            raise
-        except KeyboardInterrupt:
-            self.busy = False
             raise
         return self.dense_text, self.pruned_text
 
+    @guarded
     def start(self) -> None:
         """Write both texts on the session's thread; a newer request replaces this one."""
-        try:
-            run = self._begin()
-        except Exception as error:
-            self._failed(error)
-            return
+        run = self._begin()
         self._token = self.session.worker.submit(
             self._kind, lambda token: self._write(run, token), self._failed
         )
@@ -399,10 +392,6 @@ class GenerationCompare(Drawn):
             self.session.worker.cancel(self._kind)
         super().close()
 
-    @property
-    def _kind(self) -> str:
-        return f"generate {id(self)}"  # two instruments of a session must not cancel each other
-
     def _begin(self) -> Run:
         with self.lock:
             self.error = ""
@@ -412,9 +401,7 @@ class GenerationCompare(Drawn):
 
     def _asked_run(self) -> Run:
         """The run that the controls ask for."""
-        plan, tokenizer = self.selection, self._tokenizer
-        if plan is None:
-            raise cl.InputError("there is no plan to compare with. Set selection.")
+        plan, tokenizer = self._require_plan(), self._tokenizer
         ids = encode_prompt(self.session.require_model(), tokenizer, self.prompt, self._asked)
         dense = cl.Selection.from_pruned(plan.units, [])
         sides = {"dense": dense, "pruned": plan, "refitted": self._refitted(plan)}
@@ -425,15 +412,16 @@ class GenerationCompare(Drawn):
         number = 1 if self._newest is None else self._newest.number + 1
         return Run(number, self.prompt, ids, plans, texts, self._sampling, self._asked)
 
+    def _require_plan(self) -> cl.Selection:
+        if self.selection is None:
+            raise cl.InputError("there is no plan to compare with. Set selection.")
+        return self.selection
+
     def _diagonal(self, plan: cl.Selection) -> cl.Selection | None:
         """Plan A: lambda 0 at the ratio and guards of a plan; None where it is no other plan."""
-        if plan.interaction_strength is None:
-            return None
-        try:
-            found = self.session.solve(plan.requested_ratio, 0.0, plan.guards)
-        except cl.InfeasibleError:
-            return None
-        return None if _same_plan(found, plan) else found
+        found = self.session.diagonal(plan.requested_ratio, plan.guards)
+        other = found is not None and not _same_plan(found, plan)
+        return found if other and plan.interaction_strength is not None else None
 
     def _refitted(self, plan: cl.Selection) -> cl.Selection | None:
         """The plan with gains for what stays (eq. comp); None where H gives none."""
@@ -458,13 +446,12 @@ class GenerationCompare(Drawn):
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         return self.session.require_tokenizer()
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: BaseException) -> None:
         self.busy = False
-        if isinstance(error, Cancelled):
-            return
-        if self.status in (WAITING, WRITING):
-            self.status = "no new text"
-        self.report(error)
+        if isinstance(error, Exception) and not isinstance(error, Cancelled):
+            if self.status in (WAITING, WRITING):
+                self.status = "no new text"
+            self.report(error)
 
     def _write(self, run: Run, token: CancelToken) -> None:
         try:
@@ -548,9 +535,7 @@ class GenerationCompare(Drawn):
     def _measure_ribbon(self) -> None:
         """Measure KL at every token of the chosen text, under the plan of the shown texts."""
         run, kind = self._shown, self.forced_text
-        plan = self.selection if run is None else run.selection
-        if plan is None:
-            raise cl.InputError("there is no plan to measure. Set selection.")
+        plan = self._require_plan() if run is None else run.selection
         prompt: list[int] = []
         ids: list[int] = []
         if kind == "custom":
@@ -625,8 +610,7 @@ def _menu_questions(
 ) -> list[Question]:
     """The prompts given; if none, those of the embedded model where `model` is it."""
     if prompts is not None:
-        own = (p if isinstance(p, Question) else Question("your prompts", p) for p in prompts)
-        return list(own)
+        return [p if isinstance(p, Question) else Question("your prompts", p) for p in prompts]
     source = model.config.name_or_path
     return own_questions(source) if source else []
 

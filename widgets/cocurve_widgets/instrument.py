@@ -199,10 +199,6 @@ class Instrument(Still, DOMWidget):
 
     # Code and files -----------------------------------------------------------------------------
 
-    def code(self) -> str:
-        """The Python code that reproduces what is on the screen."""
-        raise NotImplementedError
-
     def table(self) -> list[dict[str, Any]]:
         """The data of the picture, one dict per row."""
         raise NotImplementedError
@@ -221,9 +217,7 @@ class Instrument(Still, DOMWidget):
         if suffix == ".csv":
             return as_csv(self.table()).encode()
         if suffix == ".json":
-            if self.session.selection is None:
-                raise cl.InputError("there is no plan yet. Choose one, then save again.")
-            return self.session.selection.to_json().encode()
+            return self.session.require_plan().to_json().encode()
         if suffix == ".gexf":
             import networkx
 

@@ -133,7 +133,12 @@ class LambdaExplorer(ByHand, Explorer):
             )
         problem = pack_problem(curvature)
         super().__init__(curvature, session=session, _problem=problem, **(start | controls))
-        self.gate = cl.redundancy_gate(curvature) if curvature.matrix_name == "H" else None
+        other = f"the gate speaks of H, not of {self.matrix_name}"
+        gate = cl.redundancy_gate(curvature) if curvature.matrix_name == "H" else None
+        self._gate = {
+            "strength": gate.verdict if gate else None,
+            "reason": gate.reason if gate else other,
+        }
         self._mark()
         self.observe(self._changed, CONTROLS)
         self.observe(self._show_pin, "pinned")
@@ -225,31 +230,26 @@ class LambdaExplorer(ByHand, Explorer):
         self._damage = self.damage.shown(self._plan_a(), self.selection, self._pair_plans())
 
     def _plan_a(self) -> cl.Selection | None:
-        return self._diagonal() if self.pinned is None else self.pinned
-
-    def _diagonal(self) -> cl.Selection | None:
-        """The plan of lambda 0 at the present ratio; None where there is none."""
-        try:
-            return self.session.solve(self.ratio, 0.0, self.guards)
-        except cl.InfeasibleError:
-            return None
+        if self.pinned is None:
+            return self.session.diagonal(self.ratio, self.guards)
+        return self.pinned
 
     @guarded
     def _show_pin(self, _: Any = None) -> None:
         plan = self.pinned
-        if plan is None:
-            self._pin = {}
-            self._watch()
-            return
-        controls = self._controls_of(plan)
+        controls = None if plan is None else self._controls_of(plan)
         made = dict(zip(CONTROLS, controls, strict=True)) if controls else None
-        self._pin = {
-            **(self._order_and_parts(plan) or {}),
-            "strength": plan.interaction_strength,
-            "ratio": plan.requested_ratio,
-            "controls": made,
-            "hand": plan is self._own,
-        }
+        self._pin = (
+            {}
+            if plan is None
+            else {
+                **(self._order_and_parts(plan) or {}),
+                "strength": plan.interaction_strength,
+                "ratio": plan.requested_ratio,
+                "controls": made,
+                "hand": plan is self._own,
+            }
+        )
         self._watch()
 
     def path(self) -> LambdaPath:
@@ -312,7 +312,8 @@ class LambdaExplorer(ByHand, Explorer):
     def _ends(self) -> dict[str, Any]:
         """What the page shows of ratio and guards alone; it stays where lambda moves."""
         reachable = reachable_ratio(self.curvature.units, self.guards, self.ratio)
-        return {"a": self._order_and_parts(self._diagonal()), "reachable": reachable}
+        diagonal = self.session.diagonal(self.ratio, self.guards)
+        return {"a": self._order_and_parts(diagonal), "reachable": reachable}
 
     def _order_and_parts(self, plan: cl.Selection | None) -> dict[str, Any] | None:
         """A plan as the page has it: its order, and the parts of its prediction."""
@@ -398,17 +399,11 @@ class LambdaExplorer(ByHand, Explorer):
         # a plan that was kept on several texts is shown on the last of them
         kept = {r.selection.fingerprint: r for r in records if r.measured_at is None}
         self._marks = {
-            "gate": self._gate_mark(),
+            "gate": self._gate,
             "measured": [plain_record(record) for record in (*kept.values(), *fresh)],
         }
         if self._solved:
             self.status = self._sentence()
-
-    def _gate_mark(self) -> dict[str, Any]:
-        """What the gate recommends; nothing for a matrix that it does not speak of."""
-        if self.gate is None:
-            return {"strength": None, "reason": f"the gate speaks of H, not of {self.matrix_name}"}
-        return {"strength": self.gate.verdict, "reason": self.gate.reason}
 
     @guarded
     def _heard(self, widget: Any, content: Any, buffers: Any) -> None:

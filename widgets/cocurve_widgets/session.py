@@ -302,6 +302,13 @@ class Session(HasTraits):
         except cl.CocurveError:
             return cl.solve_greedy(self.curvature, ratio, strength, guards)
 
+    def diagonal(self, ratio: float, guards: cl.Guards) -> cl.Selection | None:
+        """The plan of lambda 0; None where there is none."""
+        try:
+            return self.solve(ratio, 0.0, guards)
+        except cl.InfeasibleError:
+            return None
+
     def attach(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
     ) -> None:
@@ -325,6 +332,12 @@ class Session(HasTraits):
         if self.tokenizer is None:
             raise cl.InputError("the session has no tokenizer. Pass tokenizer= with the model.")
         return self.tokenizer
+
+    def require_plan(self) -> cl.Selection:
+        """The plan; InputError if none is chosen."""
+        if self.selection is None:
+            raise cl.InputError("no plan is chosen yet. Set session.selection, or choose one.")
+        return self.selection
 
     @contextmanager
     def exclusive(self, token: CancelToken | None = None) -> Iterator[PreTrainedModel]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -86,19 +86,12 @@ class Still:
 
 def table_html(rows: Sequence[dict[str, Any]]) -> str:
     """The first rows of a table as HTML, behind a heading that opens it; empty for none."""
-    if not rows:
-        return ""
-
-    def line(cells: Iterable[Any], kind: str) -> str:
-        texts = (typeset(brief(c, 4)) if isinstance(c, float) else str(c) for c in cells)
-        return f"<tr>{''.join(f'<{kind}>{html.escape(text)}</{kind}>' for text in texts)}</tr>"
+    from pandas import DataFrame  # here: it takes long to import
 
     some = f", {ROWS} of {len(rows):,} rows" if len(rows) > ROWS else ""
-    body = "".join(line(row.values(), "td") for row in rows[:ROWS])
-    return (
-        f"<details><summary>Table{some}</summary><table><thead>{line(rows[0], 'th')}</thead>"
-        f"<tbody>{body}</tbody></table></details>"
-    )
+    found = DataFrame(rows[:ROWS])
+    table = found.to_html(border=0, index=False, float_format=lambda x: typeset(brief(x, 4)))
+    return f"<details><summary>Table{some}</summary>{table}</details>" if rows else ""
 
 
 def plot_html(

@@ -8,10 +8,13 @@ slider.png is an animated PNG. Needs what `make test` needs, and a browser at /u
 
 from __future__ import annotations
 
+import io
+import itertools
 import struct
 import sys
 import tempfile
 import zlib
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -72,29 +75,24 @@ def animated(frames: list[bytes], milliseconds: int) -> bytes:
     header = parts[0]["IHDR"]
     written = [b"\x89PNG\r\n\x1a\n", chunk("IHDR", header)]
     written.append(chunk("acTL", struct.pack(">II", len(frames), 0)))
-    number = 0
+    timing = header[:8] + bytes(8) + struct.pack(">HHBB", milliseconds, 1000, 0, 0)
+    numbers = (struct.pack(">I", number) for number in itertools.count())
     for frame in parts:
-        timing = struct.pack(">HHBB", milliseconds, 1000, 0, 0)
-        control = struct.pack(">I", number) + header[:8] + bytes(8) + timing
-        written.append(chunk("fcTL", control))
-        number += 1
+        written.append(chunk("fcTL", next(numbers) + timing))
         if frame is parts[0]:
             written.append(chunk("IDAT", frame["IDAT"]))
         else:
-            written.append(chunk("fdAT", struct.pack(">I", number) + frame["IDAT"]))
-            number += 1
+            written.append(chunk("fdAT", next(numbers) + frame["IDAT"]))
     return b"".join([*written, chunk("IEND", b"")])
 
 
 def chunks(png: bytes) -> dict[str, bytes]:
     """The data of each kind of chunk, joined."""
-    found: dict[str, bytes] = {}
-    place = 8
-    while place < len(png):
-        size, kind = struct.unpack(">I4s", png[place : place + 8])
-        name = kind.decode()
-        found[name] = found.get(name, b"") + png[place + 8 : place + 8 + size]
-        place += size + 12
+    found: dict[str, bytes] = defaultdict(bytes)
+    stream = io.BytesIO(png[8:])
+    while head := stream.read(8):
+        size, kind = struct.unpack(">I4s", head)
+        found[kind.decode()] += stream.read(size + 4)[:size]  # without the checksum
     return found
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from ...base.atomic import write_atomically
 from ...base.errors import FileFormatError, InputError, MismatchError
+from ...base.files import demo_folder
 from ...base.schema import (
     COUNT,
     OBJECT,
@@ -89,8 +90,6 @@ _PLAN: Schema = {
 
 def kept_folder() -> Path:
     """Return the folder of what ships with SmolLM2."""
-    from ...models.identity import demo_folder  # it needs torch, and kept files do not
-
     return demo_folder().parent / NAME
 
 
