@@ -185,9 +185,9 @@ def abilities(plans: Plans) -> Iterable[Table]:
 
 
 def refitted(_: Plans) -> Iterable[Table]:
-    """Plans as cut, refitted and trained, on texts of the mix and outside it."""
+    """Plans as cut and refitted, on texts of the mix and outside it."""
     table = kept_refits()
-    yield "KL as cut, refitted and trained", list(table), table.astype(str).values.tolist()
+    yield "KL as cut and refitted", list(table), table.astype(str).values.tolist()
     yield "After the refit", ["what is level"], [[line] for line in level_after_refit()]
 
 

@@ -1,4 +1,4 @@
-"""What a refit and training bring to plans of SmolLM2, from the measurements that ship.
+"""What a refit brings to plans of SmolLM2, from the measurements that ship.
 
 `tests/benchmarks/bench_refits.py` made them: every plan is refitted on the same rows, and judged on
 twelve rows of each of four texts that no refit, search or H has seen. Two texts are of the kinds
@@ -19,7 +19,7 @@ TEXTS = {"c4": "C4", "wikitext": "WikiText", "stories": "stories", "manual": "th
 
 
 def kept_refits() -> DataFrame:
-    """Read the measurements of plans of SmolLM2 as cut, refitted and trained.
+    """Read the measurements of plans of SmolLM2 as cut and refitted.
 
     Returns:
         A row per plan and way, with the KL on each text, mean and standard error over rows in nats
@@ -28,7 +28,7 @@ def kept_refits() -> DataFrame:
     from pandas import DataFrame
 
     rows = []
-    for (ratio, name, way), plan in _plans().items():
+    for (ratio, name, way), plan in sorted(_plans().items(), key=lambda each: each[0][0]):
         row: dict[str, object] = {"removed": f"{ratio:.0%}", "plan": name, "way": way}
         for text, title in TEXTS.items():
             row[title] = plus_minus(*mean_and_error(plan.kl[text]))
