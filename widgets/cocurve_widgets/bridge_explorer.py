@@ -109,7 +109,9 @@ class BridgeExplorer(Explorer):
             if "edges_of" not in controls and listed:
                 self.edges_of = "bridges"
             near = self._touches(listed) if self.edges_of == "bridges" else slice(None)
-            self.threshold = _opening_threshold(self._rho[near])
+            rho = self._rho[near]
+            # the |rho| that FEW edges reach, rounded down to 0.001; 0 with fewer edges
+            self.threshold = math.floor(1e3 * abs(rho[FEW - 1])) / 1e3 if len(rho) >= FEW else 0.0
         self.follow(self._compare_plans, "selection")
         self.observe(self._find_bridges, ("saliency_quantile", "connectivity_quantile"))
         self.observe(self._compare_plans, "compared_ratio")
@@ -307,11 +309,6 @@ def _strongest_edges(curvature: cl.Curvature) -> tuple[np.ndarray, np.ndarray]:
     ends = np.array([row[:2] for row in rows], np.uint32).reshape(-1, 2)
     # rounded to what is sent: else threshold and count could differ between page and kernel
     return ends, np.array([row[2] for row in rows], np.float32).astype(np.float64)
-
-
-def _opening_threshold(rho: np.ndarray) -> float:
-    """The |rho| that FEW edges reach, rounded down to 0.001; 0 with fewer edges."""
-    return math.floor(1e3 * abs(rho[FEW - 1])) / 1e3 if len(rho) >= FEW else 0.0
 
 
 def _flow(curvature: cl.Curvature, units: list[int]) -> dict[str, list[list[float]]]:

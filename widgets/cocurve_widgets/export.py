@@ -139,8 +139,9 @@ def refresh_html(path: str | os.PathLike[str]) -> Path:
 
 
 def _write(path: Path, title: str, about: str, data: str) -> Path:
-    css, script = front(*STYLES), front("page.js")
-    text = _PAGE.format(title=title, about=about, data=data, css=css, script=script)
+    text = _PAGE.format(
+        title=title, about=about, data=data, css=front(*STYLES), script=front("page.js")
+    )
     write_atomically(path, text.encode())
     return path
 

@@ -324,8 +324,9 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
 
         Arguments default to the attributes; returns and raises as `measure`.
         """
-        given = interaction_strength
-        strength = self.interaction_strength if given is None else given
+        strength = (
+            self.interaction_strength if interaction_strength is None else interaction_strength
+        )
         plans = [self._solve(x, strength) for x in (self.ratios if ratios is None else ratios)]
         return self._measure_set(f"ratio sweep, lambda {strength:.4g}", plans, wait)
 
@@ -347,8 +348,9 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         self._require_measurable([])  # before 26 sets are made
         ratio = self.ratio if ratio is None else ratio
         seed = self.seed if seed is None else seed
-        given = interaction_strength
-        strength = self.interaction_strength if given is None else given
+        strength = (
+            self.interaction_strength if interaction_strength is None else interaction_strength
+        )
         plans = same_budget_pool(self.curvature, ratio, seed, interaction_strength=strength)
         name = f"same-budget pool, ratio {ratio:.4g}, lambda {strength:.4g}, seed {seed}"
         return self._measure_set(name, plans, wait)

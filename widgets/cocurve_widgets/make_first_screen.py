@@ -49,8 +49,8 @@ def make_demo() -> None:
     _, text = cl.default_calibration("demo", tokenizer, 320, 64)
     plans = plans_along(curvature, ratios)
     for ratio in ratios:  # the model is small enough for every plan of a ratio
-        path = cl.lambda_path(curvature, ratio, guards)
-        plans += [segment.selection for segment in path.segments if segment.selection]
+        segments = cl.lambda_path(curvature, ratio, guards).segments
+        plans += [segment.selection for segment in segments if segment.selection]
     sentences = next_words("demo", model, tokenizer, plans)
     marks = marks_of(model, curvature, text.rows(0, 16))
     gaps = gaps_of(model, curvature, plans_along(curvature, ratios, (0.5, 0.0, 1.0)), text)
@@ -68,10 +68,13 @@ def make_smollm2() -> None:
         for plan in kept
         if plan.name.startswith("random ") and plan.selection.requested_ratio == NOISE
     ]
-    how = f"{NOISE:.0%} of the units removed at random, the mean of {len(kl)} plans"
-    marks = [{"name": "noise", "risk": float(np.mean(kl)), "how": how}]
+    noise = {
+        "name": "noise",
+        "risk": float(np.mean(kl)),
+        "how": f"{NOISE:.0%} of the units removed at random, the mean of {len(kl)} plans",
+    }
     sentences = next_words("smollm2", model, tokenizer, plans)
-    _write(kept_folder(), curvature, {"marks": marks, "sentences": sentences, "gaps": {}})
+    _write(kept_folder(), curvature, {"marks": [noise], "sentences": sentences, "gaps": {}})
 
 
 def next_words(
@@ -137,11 +140,17 @@ def marks_of(
     gone = [np.flatnonzero(np.isin(units.layers, layers)).tolist() for layers in drawn]
     layers = [cl.Selection.from_pruned(units, removed) for removed in gone]
     noise = cl.measure_plans(model, layers, text, progress=False).mean.mean()
-    low = f"below it the next word changes at fewer than {CHANGED:.0%} of positions"
-    high = f"{count} whole layers removed at random, the mean of {DRAWS} draws"
     return [
-        {"name": "text unchanged", "risk": unchanged, "how": low},
-        {"name": "noise", "risk": float(noise), "how": high},
+        {
+            "name": "text unchanged",
+            "risk": unchanged,
+            "how": f"below it the next word changes at fewer than {CHANGED:.0%} of positions",
+        },
+        {
+            "name": "noise",
+            "risk": float(noise),
+            "how": f"{count} whole layers removed at random, the mean of {DRAWS} draws",
+        },
     ]
 
 
@@ -167,8 +176,8 @@ def gaps_of(
 
 
 def _write(folder: Path, curvature: cl.Curvature, found: dict[str, Any]) -> None:
-    text = json.dumps(source_of(curvature) | found, ensure_ascii=False)
-    write_atomically(folder / FILE, text.encode())
+    held = source_of(curvature) | found
+    write_atomically(folder / FILE, json.dumps(held, ensure_ascii=False).encode())
 
 
 if __name__ == "__main__":

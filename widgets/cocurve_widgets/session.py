@@ -193,8 +193,12 @@ def opened(curvature: AnyCurvature) -> cl.Curvature:
 def _shown(curvature: cl.Curvature) -> tuple[Any, ...]:
     """What instruments show of H: two that differ in any of it cannot share a session."""
     alone = curvature.single_unit_risk
-    facts = curvature.matrix_name, str(curvature.provenance.get("model_name", ""))
-    return curvature.fingerprint, *facts, None if alone is None else alone.tobytes()
+    return (
+        curvature.fingerprint,
+        curvature.matrix_name,
+        str(curvature.provenance.get("model_name", "")),
+        None if alone is None else alone.tobytes(),
+    )
 
 
 class Session(HasTraits):
@@ -336,7 +340,7 @@ class Session(HasTraits):
     def require_plan(self) -> cl.Selection:
         """The plan; InputError if none is chosen."""
         if self.selection is None:
-            raise cl.InputError("no plan is chosen yet. Set session.selection, or choose one.")
+            raise cl.InputError("there is no plan yet. Choose one, or set session.selection.")
         return self.selection
 
     @contextmanager
