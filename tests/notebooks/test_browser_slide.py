@@ -17,10 +17,6 @@ from helpers.waiting import eventually
 
 PAGE = NOTEBOOKS[0].with_name("explore_demo.html")
 SLIDER = "lambda, weight of the edges"
-SIZES = """() => [...document.querySelectorAll('body *')]
-  .filter(e => e.checkVisibility()
-    && [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))
-  .map(e => parseFloat(getComputedStyle(e).fontSize) * e.currentCSSZoom)"""  # on the screen
 SESSION = "' '.join(map(str, explorer.session.selection.pruned))"
 
 
@@ -109,19 +105,21 @@ def test_the_offline_page_draws_what_python_solves(lab: Lab) -> None:
             page.emulate_media(color_scheme=theme)
             assert serious_violations(page) == []
 
-        page.locator(".cc-more > summary").first.click()
-        page.get_by_role("button", name="Present").click()
-        caption, ends = page.locator(".cc-caption span"), [path.at(x).selection for x in (0, 1)]
-        for step, wanted in enumerate((ends[0], *3 * [ends[1]], path.segments[-2].selection), 1):
-            eventually(
-                caption.text_content, lambda text, step=step: text.startswith(f"{step} of 5")
-            )
-            shows(root, wanted)
-            assert page.locator(".cc-framed").count() == 1
-            assert min(page.evaluate(SIZES)) >= 18
-            page.keyboard.press("PageDown")
-        eventually(caption.is_visible, lambda seen: not seen)  # it ends where it began
-        shows(root, path.segments[-2].selection)
+        root.get_by_role("button", name="Guided").click()
+        root.locator("canvas").first.click()
+        follow = tour.get_by_role("button", name="Next")
+        follow.click()
+        shows(root, path.at(0.5).selection)
+        root.locator("button.cc-word").first.click()
+        follow.click()
+        for strength, shown in ((0, 0), (0, 1)):  # what is set for the guess, and then shown
+            shows(root, path.at(strength).selection)
+            tour.get_by_role("button", name="Show").click()
+            shows(root, path.at(shown).selection)
+            follow.click()
+        assert root.locator("button.cc-word").count() == 0  # the last step asks for no word
+        tour.get_by_role("button", name="Skip").click()
+        shows(root, path.segments[-2].selection)  # it ends where it began
         assert len(re.findall(rb"/Type\s*/Page\b", page.pdf(prefer_css_page_size=True))) == 1
         page.emulate_media(media="print")
         assert [one.is_visible() for one in page.locator(".cocurve").all()] == [True, False, False]

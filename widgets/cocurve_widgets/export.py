@@ -48,7 +48,7 @@ script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
 <body>
 <header><h1>{title}</h1>
 <p>Remove parts of a language model, and see what it still says. Parts that cost little alone can
-cost much <em>together</em>: λ says how much that counts.</p></header>
+cost much <em>together</em>: λ sets how much that counts.</p></header>
 <p id="blocked">Scripts are blocked here. Open this file in a browser that allows them.</p>
 <main><div id="lambda"></div><div id="bridge"></div><div id="map"></div></main>
 <footer><small>{about}</small></footer>

@@ -32,7 +32,7 @@ PICTURES = [
     ("04_predicted_and_measured", "fidelity", ".cocurve-fidelity .scatterlayer", "Light"),
     ("05_text_before_after", "text", ".cocurve", "Dark"),
 ]
-STRENGTHS = (0, 0.25, 0.5, 0.75, 1)  # of those measured on SmolLM2
+STRENGTHS = (1, 0.75, 0.5, 0.25, 0)  # of those measured on SmolLM2; a still picture shows the first
 TYPED = "(box, value) => { box.value = value; box.dispatchEvent(new Event('change')) }"
 LARGEST = 1_000_000  # bytes, all pictures together
 
@@ -60,10 +60,11 @@ def moving() -> None:
         page = chromium.new_page(viewport={"width": 1000, "height": 810}, device_scale_factor=0.72)
         page.goto((ROOT / "notebooks" / "explore_smollm2.html").as_uri())
         page.wait_for_selector(".cocurve[data-paints]")
+        page.get_by_role("button", name="Skip").click()
         for strength in STRENGTHS:
             page.get_by_label("lambda, typed").evaluate(TYPED, strength)
             page.wait_for_timeout(700)
-            frames.append(page.screenshot(clip={"x": 0, "y": 105, "width": 1000, "height": 700}))
+            frames.append(page.screenshot(clip={"x": 0, "y": 88, "width": 1000, "height": 580}))
     path = HERE / "slider.png"
     path.write_bytes(animated(frames, milliseconds=1000))
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")

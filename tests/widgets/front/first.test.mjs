@@ -108,8 +108,8 @@ test("undo goes back through all changes, redo forward, and a new change ends re
 });
 
 test("a prediction far from the measured value says how far", () => {
-  assert.equal(timesText({ risk: 0.04 }, 0.003), ", 13 times less");
-  assert.equal(timesText({ risk: 1 }, 2), ", 2 times more");
+  assert.equal(timesText({ risk: 0.04 }, 0.003), ", 13 times too low");
+  assert.equal(timesText({ risk: 1 }, 2), ", 2 times too high");
   assert.equal(timesText({ risk: 1 }, 0.9), "");
   assert.equal(timesText(null, 0.9), "");
 });

@@ -235,7 +235,7 @@ export function renderBridge({ model, el }) {
       line && svg("path", lineOf(`M${line.join("L")}`, colors.muted, 1.5, "4 3"))),
       ...joined(marks(planePlace, 4, colors).map(([, paths]) => paths)).map((one) => svg("path", one)),
       text(left + 6, top + 13, "bridge region", { fill: colors.text }),
-      line && text(right - 6, base - 6, "dashed: residual 0", { fill: colors.text,
+      line && text(right - 6, base - 6, "dashed: typical connectivity", { fill: colors.text,
         "text-anchor": "end" })));
     plane.setAttribute("aria-label",
       `Saliency against connectivity of ${unitCount(nodes.name.length)}. ${bridges.note}`);
@@ -244,11 +244,12 @@ export function renderBridge({ model, el }) {
   /** The edges of the selected bridge by layer, or of the first one listed. */
   function drawFlowOf() {
     const { indices, flow: sums } = model.get("bridges");
-    const place = Math.max(0, indices.indexOf(model.get("selected_unit")));
+    const found = indices.indexOf(model.get("selected_unit"));
+    const place = Math.max(0, found);
     flow.hidden = flowTitle.hidden = !sums || !indices.length;
     if (flow.hidden) return flow.replaceChildren();
     const unit = indices[place];
-    flowTitle.textContent = `Edges of ${nodes.name[unit]} by layer (sum of H_uv, nats per token)`;
+    flowTitle.textContent = `Edges of ${nodes.name[unit]}${found < 0 ? ", the first bridge listed," : ""} by layer (sum of H_uv, nats per token)`;
     flow.setAttribute("aria-label", named(model, flowTitle.textContent));
     return flow.replaceChildren(flowChart({ positive: sums.positive[place],
       negative: sums.negative[place], own: nodes.layer[unit] }, palette(root), widths()[1]));

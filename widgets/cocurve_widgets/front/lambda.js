@@ -346,7 +346,7 @@ export function renderLambda({ model, el }) {
     fade();
     const wide = numberHome.clientWidth || 500;
     scene.words = sentence.draw({ plan: mine, live: scene.live, name: mine?.hand ? "your plan" : `${share(scene.now.ratio)} removed`,
-      inks: { whole: colors.muted, plan: ink[0] }, cover: ["word", "ratio"].includes(asks), measuring: scene.measuring });
+      inks: { whole: colors.muted, plan: ink[0] }, cover: ["word", "ratio"].includes(asks), choosing: asks === "word", measuring: scene.measuring });
     number.draw({ record: scene.shown, predicted: mine ? mine.node + mine.edge : null, marks: scene.scale, most: scene.most, ink: ink[0],
       colors, width: Math.max(240, wide), guessed: tour.guessed, cover: ["KL", "ratio"].includes(asks), measuring: scene.measuring });
     facts.replaceChildren(note ? h("p", { role: "alert" }, `⚠ ${note}`) : "");

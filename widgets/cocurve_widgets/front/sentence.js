@@ -35,15 +35,15 @@ export function sentencePanel(model, first, { choose }) {
   const panel = h("div", { class: "cc-sentence" }, h("div", { class: "cc-row" }, box, list), h("div", { class: "cc-next" }, ...columns));
   const text = () => model.get("prompt") || texts[0] || "";
 
-  function draw({ plan, live, name, inks, cover, measuring }) {
+  function draw({ plan, live, name, inks, cover, choosing, measuring }) {
     if (document.activeElement !== box || !typed) box.value = text();
     const found = wordsOf(first, live.next, text(), plan?.order);
     panel.hidden = !typed && !texts.length;
     const best = found.whole?.[0]?.[0];
     [["whole model", found.whole, inks.whole], [name, cover ? null : found.pruned, inks.plan]].forEach(([head, words, ink], k) => {
       columns[k].replaceChildren(h("small", {}, head), ...(words ?? []).map(([word, share], n) =>
-        h(cover && !k ? "button" : "div", { class: "cc-word", title: `${word} ${percent(share)}`,
-          onclick: cover && !k ? () => choose(word) : null },
+        h(choosing && !k ? "button" : "div", { class: "cc-word", title: `${word} ${percent(share)}`,
+          onclick: choosing && !k ? () => choose(word) : null },
         h("span", { class: k && !n && word !== best && "cc-wrong" }, word.trim() || "␣"),
         h("i", { style: `width:${Math.max(1, 42 * share)}%;background:${ink}` }), n ? "" : h("small", {}, percent(share, 0)))),
       ...(words ? [] : [h("p", { class: "cc-muted" }, cover && k ? "?" : measuring ? "…" : "not measured")]));

@@ -35,8 +35,8 @@ export function marksOf(first, known, on) {
 /** How far a prediction is below or above what was measured, where that is much. */
 export function timesText(record, predicted) {
   const times = record && predicted > 0 ? record.risk / predicted : 1;
-  if (times > 1.5) return `, ${show(Number(times.toPrecision(2)))} times less`;
-  return times < 0.67 ? `, ${show(Number((1 / times).toPrecision(2)))} times more` : "";
+  if (times > 1.5) return `, ${show(Number(times.toPrecision(2)))} times too low`;
+  return times < 0.67 ? `, ${show(Number((1 / times).toPrecision(2)))} times too high` : "";
 }
 
 /** The panel; draw(facts) shows it. guess(value) is called while the reader drags the mark. */

@@ -1,7 +1,7 @@
 // Guided: five steps. Each sets a state and asks for one guess on the picture, then shows what is so.
 
 import { brief } from "./compare.js";
-import { button, h, percent, unitCount } from "./kit.js";
+import { button, h, percent } from "./kit.js";
 import { keptRatios } from "./measured.js";
 import { nameOf } from "./solver.js";
 
@@ -21,14 +21,15 @@ const GUIDE = [
     } },
   { set: ({ sweep }) => ({ ratio: sweep, interaction_strength: 0.5 }), ask: "word",
     say: "Now the cheapest parts are gone, hatched. Which word does the pruned model say first? Click one of the whole model's words.",
-    tell: ({ words }, word) => `It says “${words.pruned?.[0]?.[0].trim() ?? "?"}”${words.pruned?.[0]?.[0] === word ? ": you knew." : "."}` },
+    tell: ({ words }, word) => `${words.pruned?.[0]?.[0] === word ? "Right: the" : "The"} pruned model says “${words.pruned?.[0]?.[0].trim() ?? "?"}”, `
+      + `the whole model “${words.whole?.[0]?.[0].trim() ?? "?"}”.` },
   { set: ({ sweep }) => ({ ratio: sweep, interaction_strength: 0 }), ask: "KL",
     say: "KL says how far all predictions have moved, not just this one. Drag the mark to where you expect it.",
-    tell: ({ shown, mine }, x) => `You: ${brief(x)}. Measured: ${measured(shown)}. H, the dashed line, predicted ${brief(mine.node + mine.edge)}.` },
+    tell: ({ shown, mine }, x) => `You: ${brief(x)}. Measured: ${measured(shown)}. The dashed line, ${brief(mine.node + mine.edge)}, is what H predicted.` },
   { set: ({ sweep }) => ({ ratio: sweep, interaction_strength: 0 }), then: { interaction_strength: 1 }, ask: "KL",
-    say: "Until now each part was judged alone: λ = 0. λ = 1 also counts what parts cost together. Drag the mark to where λ = 1 will land.",
-    tell: ({ shown, change, a }, x) => `You: ${brief(x)}. Measured: ${measured(shown)}, and ${measured(a?.shown.kl)} at λ = 0. `
-      + `${unitCount(change)} changed sides; they have frames.` },
+    say: "This plan judges each part alone: λ = 0. At λ = 1, what parts cost together counts in full. Drag the mark to where λ = 1 will land.",
+    tell: ({ shown, change, a }, x) => `You: ${brief(x)}. Measured at λ = 1: ${measured(shown)}; at λ = 0: ${measured(a?.shown.kl)}. `
+      + `The frames mark the ${change} cells in which the two plans differ.` },
   { set: () => ({ ratio: 0, interaction_strength: 0.5 }), ask: "ratio",
     say: "Last: drag the share to where half of the right answers will be gone.",
     tell: ({ shown, broken, now }) => `You: ${percent(now.ratio, 0)}, KL ${measured(shown)}. `
@@ -56,7 +57,7 @@ export function guidedTour({ put, read, write, scene, redraw, surprise }) {
     [at, open] = [step, true];
     const { set, ask } = GUIDE[at];
     guess = ask === "KL" ? 0.5 * scene().most : null;
-    put({ _pin: {}, ...set({ sweep: sweepOf() }) });
+    put({ _pin: {}, selected_unit: null, ...set({ sweep: sweepOf() }) });
     if (ask === "word") put({ prompt: surprise() ?? "" });
     return showAll(`${at + 1}/${GUIDE.length} ${GUIDE[at].say}`);
   }

@@ -121,8 +121,8 @@ function hatch(pen, color) {
 /**
  * Draw the map: a filled cell is alive, the stronger its tint the higher its price; a hatched one is
  * gone. A frame in the color of a plan marks what it alone removes. `next` goes next, `arcs` are the
- * edges of a unit: [[u, v, size in [0, 1], sign]]. A dashed frame marks the brushed units, a solid
- * one the `marked`, a ring the `pair`. inks: the colors of both plans.
+ * edges of a unit: [[u, v, size in [0, 1], sign]]. A dashed frame marks the brushed units, one
+ * around the cell the `marked`, a ring the `pair`. inks: the colors of both plans.
  */
 export function paintMap(canvas, grid, { problem, colors, mine, other, inks, tints, next, arcs, marked, pair,
   brushed, fading }) {
@@ -170,7 +170,10 @@ export function paintMap(canvas, grid, { problem, colors, mine, other, inks, tin
     }
   }
   for (const u of brushed) frame(u, colors.accent, 1, 2, [3, 2]);
-  for (const u of marked) if (u !== null && u !== undefined) frame(u, colors.text, 1, 2);
+  for (const u of marked.filter((v) => v !== null && v !== undefined)) { // outside its cell: inside are the frames of the plans
+    frame(u, colors.back, 0, 2);
+    frame(u, colors.text, -1.5, 2);
+  }
   for (const u of pair) {
     const [, , w, t] = grid.box(u);
     paintPaths(pen, [lineOf(circle(...middle(u), Math.max(3, Math.min(w, t) / 2 - 1)), colors.text, 2.5)]);
