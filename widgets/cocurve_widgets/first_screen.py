@@ -27,7 +27,7 @@ def kept_first_screen(curvature: cl.Curvature) -> dict[str, Any]:
     mine = source_of(curvature)
     for path in (demo_folder() / FILE, kept_folder() / FILE):
         if path.is_file():
-            found = read_json(path)
+            found: dict[str, Any] = read_json(path)
             if mine == {name: found.pop(name) for name in mine}:
                 return found
     return {}

@@ -166,7 +166,8 @@ def gaps_of(
     the KL and the adding up of shifts are known, from `cl.split_risk` of some rows. H and the
     measurement are of other texts.
     """
-    measured, found = cl.measure_plans(model, plans, text, progress=False).mean, {}
+    found: dict[str, dict[str, float]] = {}
+    measured = cl.measure_plans(model, plans, text, progress=False).mean
     for plan, kl in zip(plans, measured.tolist(), strict=True):
         split = cl.split_risk(model, plan, text.rows(0, GAP_ROWS), progress=False)
         own = curvature.risk(plan.pruned) * split.expansion * split.adding_up
