@@ -1,7 +1,7 @@
-"""Pruning onto disk: weights are read, cut and written a file after the other.
+"""Pruning onto disk: weights are read, cut and written one after the other.
 
-The memory that this takes is that of a file, 1 GB, or of the largest weight, whatever the size of
-the model. The folder is the one that `save_pruned` would write, in more files if it is larger.
+The memory that this takes is that of the largest weight, whatever the size of the model. The folder
+is the one that `save_pruned` would write.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ...models.identity import (
 )
 from ...models.layers import attach, present
 from ...models.loading import place_of, read_dtype, shapes_only
-from ...models.weights import reader_of, tied_names, without_weights
+from ...models.weights import DTYPES, reader_of, tied_names, without_weights
 from ...pruner.manifest import Origin, manifest_of
 from ...pruner.saving import new_folder, open_pruned, write_beside
 from ...pruner.slicing import cut_model, tensor_cuts
@@ -45,8 +45,9 @@ from .stored import read_later
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-SHARD = "1GB"  # of a file, whose weights are in memory together
+SHARD = "50GB"  # as save_pretrained
 _WEIGHT = "weight"  # the one tensor in a file of a changed weight
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}  # of dtypes in files
 
 
 Cuts = Mapping[str, Callable[[Tensor], Tensor]]  # what stays of a weight, by its name
@@ -267,14 +268,40 @@ def _write_weights(
         shapes, filename_pattern="model{suffix}.safetensors", max_shard_size=SHARD
     )
 
+    def counted(saved: str) -> Tensor:
+        bar.update()
+        return read(own[saved])
+
     for file, names in split.filename_to_tensors.items():
-        tensors = {}
-        for saved in names:
-            tensors[saved] = read(own[saved]).contiguous()
-            bar.update()
-        save_file(tensors, folder / file, metadata={"format": "pt"})
+        _write_safetensors(folder / file, {name: shapes[name] for name in names}, counted)
     if split.is_sharded:
         facts = {"total_parameters": pruned.model.num_parameters(), **split.metadata}
         index = {"metadata": facts, "weight_map": split.tensor_to_filename}
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
         (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+
+
+def _write_safetensors(
+    path: Path, shapes: Mapping[str, Tensor], read: Callable[[str], Tensor]
+) -> None:
+    """Write one file. The library needs all tensors in memory; here each is read in turn."""
+    # the library's order: wider dtypes first, so that every tensor is aligned
+    names = sorted(shapes, key=lambda name: (-shapes[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in names:
+        start, end = end, end + shapes[name].nbytes
+        header[name] = {
+            "dtype": _NAMES[shapes[name].dtype],
+            "shape": list(shapes[name].shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            tensor = read(name)
+            assert (tensor.shape, tensor.dtype) == (shapes[name].shape, shapes[name].dtype)
+            # as bytes, because numpy has no bfloat16
+            file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
