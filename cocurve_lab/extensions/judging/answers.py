@@ -21,6 +21,7 @@ from scipy.stats import binomtest
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ...base.arguments import require_type
 from ...base.errors import InputError
 from ...base.progress import open_bar
 from ...base.storage import fingerprint
@@ -186,6 +187,8 @@ def answer_accuracy(
     """
     if not selections:
         raise InputError("answer_accuracy got no plan. Give at least one Selection.")
+    for selection in selections:
+        require_type(selection, Selection, "a plan")
     asker = Asker(model, tokenizer, questions, options)
     found = asker.ask(selections, progress=progress)
     return AnswerTable(
