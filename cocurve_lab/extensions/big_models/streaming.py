@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -122,7 +122,9 @@ class Stream:
         for other in list(self._present):  # left behind by an interrupt
             self.release(other)
         coming = self._coming.pop(layer, None)
-        self._coming.clear()  # a layer that was expected and is not wanted must not stay in memory
+        # a layer that was expected and is not wanted must not stay in memory, nor arrive later
+        wait([each for each in self._coming.values() if not each.cancel()])
+        self._coming.clear()
         found = coming.result() if coming is not None else self._fetch(layer)
         for place, weight in zip(self.layers[layer].places, found, strict=True):
             if weight.is_cuda:  # copied on another stream: not to be reused while this one reads it
