@@ -105,7 +105,7 @@ def next_words(
         tokens = [str(tokenizer.decode([k])) for k in ids]
         if tokens[0].strip() != question.answer:
             continue
-        words = {
+        words: dict[str, list[list[Any]]] = {
             plan_mark(plan.pruned): [[ids.index(k), float(f"{row[k]:.4g}")] for k in best.tolist()]
             for plan, best, row in zip(asked, likeliest, shares, strict=True)
         }
