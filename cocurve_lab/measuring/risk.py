@@ -401,7 +401,7 @@ class _Engine:
         values = torch.empty(len(plans), 2, dtype=torch.float64, device=sums_on(ids.device))
         if len(changed) < len(plans):
             pair, labels = (self.architecture, self.architecture), ids[0, positions + 1]
-            values[:] = _compared(pair, (teacher, teacher), labels)[:, :2]
+            values[:] = _compared(pair, (teacher, teacher), labels)
         if done:
             values[changed] = torch.stack(done)
         measured = values.cpu().numpy()
@@ -413,7 +413,7 @@ class _Engine:
         ids, positions = row(self.architecture, self.text, number)
         hidden = (self.teacher(number), _scored_hidden(student, ids, positions, {}))
         pair, labels = (self.architecture, student), ids[0, positions + 1]
-        measured: np.ndarray = _compared(pair, hidden, labels)[0].cpu().numpy()
+        measured: np.ndarray = _compared(pair, hidden, labels, both=True)[0].cpu().numpy()
         require_numbers(np.isfinite(measured[0]), f"sequence {number}")
         return measured
 
@@ -444,7 +444,7 @@ class _Engine:
             masked = [self._masked(ids, positions, rows)]
         pair, labels = (self.architecture, self.architecture), ids[0, positions + 1]
         found = [_compared(pair, (teacher, hidden), labels) for hidden in masked]
-        return teacher, [values[:2] for batch in found for values in batch]
+        return teacher, [values for batch in found for values in batch]
 
     def _masked(self, ids: Tensor, positions: Tensor, rows: list[Scales]) -> Tensor:
         """Final hidden states [B, P, d] of B plans."""
@@ -466,26 +466,29 @@ def _scored_hidden(
         return architecture.last_hidden(ids)[:, positions]
 
 
-def _compared(pair: Sequence[Architecture], hidden: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """Compare two models over the whole vocabulary, means over positions [B, 4] float64.
+def _compared(
+    pair: Sequence[Architecture], hidden: Sequence[Tensor], labels: Tensor, both: bool = False
+) -> Tensor:
+    """Compare two models over the whole vocabulary, means over positions [B, 2] float64.
 
-    They are KL(first || second), the nll of the second and that of the first, nats per token, and
-    the share of positions where both have the same first choice.
+    They are KL(first || second) and the nll of the second, nats per token. For `both` [B, 4] also
+    the nll of the first, and the share of positions where both have the same first choice.
     """
     rows, positions, _ = hidden[1].shape
-    total = torch.zeros(rows, 4, dtype=torch.float64, device=sums_on(labels.device))
+    total = torch.zeros(rows, 4 if both else 2, dtype=torch.float64, device=sums_on(labels.device))
     for part in pieces(positions, 4 * (rows + 2) * pair[0].vocabulary):
         logits, student = (
             widen(architecture.logits(states[:, part]))
             for architecture, states in zip(pair, hidden, strict=True)
         )
         wanted = labels[part].expand(rows, -1)
-        nll, own = -log_likelihood(student, wanted), -log_likelihood(logits, wanted[:1])
-        same = student.argmax(dim=-1) == logits.argmax(dim=-1)
+        found = [-log_likelihood(student, wanted)]
+        if both:
+            same = student.argmax(dim=-1) == logits.argmax(dim=-1)
+            found += [-log_likelihood(logits, wanted[:1]).expand(rows, -1), same]
         # the shift of the logits, not a difference of log-probabilities: see estimator/fisher.py
         wide = torch.promote_types(logits.dtype, student.dtype)
         logits, shift = logits.to(wide), student.to(wide).sub_(logits)
         kl = kl_divergence(torch.softmax(logits, dim=-1), shift)
-        found = (kl, nll, own.expand(rows, -1), same)
-        total += torch.stack([in_double(each).sum(dim=-1) for each in found], dim=1)
+        total += torch.stack([in_double(each).sum(dim=-1) for each in (kl, *found)], dim=1)
     return total / positions
