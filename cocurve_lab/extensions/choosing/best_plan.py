@@ -274,23 +274,24 @@ def best_plan(
     )
     plan, made_by, repaired = found.selection, "the search", False
     refitted, refits = None, dict[str, float]()
-    smaller = prune(model, plan)
+    smaller: PreTrainedModel | None = None
     if refit:
         by_kl = [list(named)[place] for place in table.mean.argsort()]
         contenders = {made_by: plan} | {name: named[name] for name in by_kl}
-        texts = [judge, *other_text]
-        as_pruned = [compare_models(model, smaller, text).kl for text in texts]
         fit = int(_REFIT * clock.total / (_PASSES * seconds))
         fitted = calibration.rows(0, min(len(calibration), max(_LEAST_REFITTED, fit)))
         clock.tell(f"Refitting on {len(fitted)} rows", progress)
         name, other, repaired, refits = _best_refit(
-            model, contenders, fitted, texts, as_pruned, clock, progress
+            model, contenders, fitted, [judge, *other_text], clock, progress
         )
         # chosen on the judging rows, told on the test rows
         refitted = compare_models(model, other, test)
         if repaired:
             plan, smaller, made_by = contenders[name], other, name
     clock.tell("Writing the report", progress)
+    as_pruned = prune(model, plan)
+    pruned = compare_models(model, as_pruned, test)
+    smaller = as_pruned if smaller is None else smaller
     return BestPlan(
         selection=plan,
         model=smaller,
@@ -299,7 +300,7 @@ def best_plan(
         curvature=curvature,
         search=found,
         start=list(named)[best],
-        pruned=compare_models(model, prune(model, plan), test),
+        pruned=pruned,
         refitted=refitted,
         refits=refits,
         samples=write_samples(model, smaller, tokenizer, test),
@@ -469,7 +470,6 @@ def _best_refit(
     contenders: dict[str, Selection],
     calibration: CalibrationSet,
     texts: list[CalibrationSet],
-    as_pruned: list[np.ndarray],
     clock: Clock,
     progress: Progress,
 ) -> tuple[str, PreTrainedModel, bool, dict[str, float]]:
@@ -477,9 +477,12 @@ def _best_refit(
 
     Returns:
         The name of the best one, its model, whether it may be taken, and the KL of each on the
-        first text. One may be taken whose KL is below `as_pruned` [rows] on the first text, and on
-        the others not above it by more than one paired standard error.
+        first text. One may be taken whose KL on the first text is below that of the first plan as
+        pruned, and on the others not above it by more than one paired standard error.
     """
+    as_pruned = prune(model, next(iter(contenders.values())))
+    before = [compare_models(model, as_pruned, text).kl for text in texts]
+    del as_pruned  # the dense model, the best refit and the present one are enough
     refits: dict[str, float] = {}
     best: tuple[str, PreTrainedModel, bool] | None = None
     seen = set[str]()
@@ -490,7 +493,7 @@ def _best_refit(
         begun = clock.gone
         refitted = repair(model, plan, calibration, options=RepairOptions(progress=progress))
         risks = [compare_models(model, refitted, text).kl for text in texts]
-        changes = [mean_and_error(now - cut) for now, cut in zip(risks, as_pruned, strict=True)]
+        changes = [mean_and_error(now - cut) for now, cut in zip(risks, before, strict=True)]
         may = changes[0][0] < 0 and all(mean <= error for mean, error in changes[1:])
         refits[name] = float(risks[0].mean())
         if best is None or (not may, refits[name]) < (not best[2], refits[best[0]]):

@@ -108,12 +108,11 @@ def page(found: BestPlan) -> str:
 
     plan, side = found.selection, found.side
     units = plan.units
-    gone = np.isin(np.arange(len(units)), list(plan.pruned))
     layers = []
     for layer in range(units.num_layers):
         mine = units.layers == layer
         left = {
-            kind: (int((mine & ~gone & (units.kinds == kind)).sum()), int(of.sum()))
+            kind: (int((mine & ~plan.indicator & (units.kinds == kind)).sum()), int(of.sum()))
             for kind in dict.fromkeys(units.kinds.tolist())
             if (of := mine & (units.kinds == kind)).any()
         }
