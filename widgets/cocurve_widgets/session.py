@@ -151,7 +151,6 @@ class MeasuredPlan:
         edge: of a plan of two units, the KL beyond that of each alone, and its standard error over
             the rows; None for other plans, and where the units alone were not measured.
         by_row: KL of each row, nats per token; empty where it was not kept.
-        replies: the first words of its answers to the session's `prompts`; empty for none.
     """
 
     selection: cl.Selection
@@ -163,7 +162,6 @@ class MeasuredPlan:
     measured_at: float | None = None
     edge: tuple[float, float] | None = None
     by_row: tuple[float, ...] = ()
-    replies: tuple[str, ...] = ()
 
     @classmethod
     def of_rows(
@@ -219,7 +217,6 @@ class Session(HasTraits):
         selected_unit: index of the unit all views mark; None for none.
         brushed: indices of the units brushed in any view, ascending.
         measured: every measured plan so far, a tuple of Measured; replaced, never changed in place.
-        prompts: the questions of `MeasuredPlan.replies`.
         curvature, model, tokenizer: H and its model; model and tokenizer may be None.
         worker: the Mailbox, whose thread does slow work.
         lock: held by callbacks of its instruments, never while a model runs.
@@ -237,7 +234,6 @@ class Session(HasTraits):
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         self.curvature, self.tokenizer = curvature, tokenizer
-        self.prompts: tuple[str, ...] = ()
         self._solved: dict[Any, cl.Selection] = {}
         # one for all its instruments: with one each, two that follow each other could deadlock
         self.lock = threading.RLock()
@@ -246,7 +242,6 @@ class Session(HasTraits):
         self.worker = Mailbox()
         kept = kept_plans(curvature)
         if kept is not None:
-            self.prompts = kept.prompts
             self.add_measured(*_kept(kept))
         if model is not None:
             self.attach(model, tokenizer)
@@ -380,9 +375,10 @@ def _kept(kept: KeptPlans) -> Iterator[Measured]:
         kl = {frozenset(plan.selection.pruned): plan.kl[name] for plan in plans}
         for plan in plans:
             source = f"{facts['source']}, {len(plan.kl[name])} rows (kept)"
-            more = {"abilities": plan.right, "replies": plan.replies}
             edge = edge_of(plan.selection, kl)
-            yield Measured.of_rows(plan.selection, plan.kl[name], source, edge=edge, **more)
+            yield Measured.of_rows(
+                plan.selection, plan.kl[name], source, edge=edge, abilities=plan.right
+            )
 
 
 def edge_of(

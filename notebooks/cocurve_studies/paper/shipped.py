@@ -10,7 +10,7 @@ Plans that still answer are apart from broken ones: an edge may help only before
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -133,11 +133,16 @@ class Shipped:
 
     # The sentences --------------------------------------------------------------------------------
 
-    def edges(self, ratios: Sequence[float], guards: Sequence[str] = ("", OWN)) -> list[Measured]:
+    def edges(
+        self,
+        ratios: Sequence[float],
+        guards: Sequence[str] = ("", OWN),
+        texts: Iterable[str] = TEXTS,
+    ) -> list[Measured]:
         """KL at lambda 1 less that at lambda 0: each ratio, guards and text that was measured."""
         return [
             gap._replace(words=f"{ratio:.0%} {TEXTS[text]}{words}: {gap}")
-            for ratio, words, text in product(ratios, guards, TEXTS)
+            for ratio, words, text in product(ratios, guards, texts)
             if (gap := self.less(ONE + words, ZERO + words, ratio, text)) is not None
         ]
 
@@ -213,8 +218,8 @@ def paper_findings(shipped: Shipped) -> Findings:
     found = [KNEE.given(ours, min(broken) > 0.2)]
     found += [HELP.on(*shipped.edges([ratio]), ours=f"{ANSWERING}: {{}}") for ratio in works]
     helps = HELP.on(*shipped.edges([0.2]), ours=f"{BROKEN}: {{}}")
-    collapse = [gap for gap in shipped.edges((0.3, 0.4), ("",)) if "manual" not in str(gap)]
-    followed = [gap for gap in shipped.edges(MEASURED, (OWN,)) if "C4" in str(gap)]
+    collapse = shipped.edges((0.3, 0.4), ("",), COMPARED)
+    followed = shipped.edges(MEASURED, (OWN,), ("c4",))
     advice = f"{'decided' if gate.decided else 'undecided'}: λ = {gate.recommended:g}"
     ours = f"{gate.redundancy:.3f}, {advice}. KL(λ 1) - KL(λ 0): {{}}"
     found += [helps, COLLAPSE.on(*collapse), GATE.on(*followed, ours=ours), shipped.tradeoff(0.1)]
