@@ -30,10 +30,10 @@ from cocurve_lab.extensions.pretrained.kept import (
 from cocurve_lab.extensions.writing import plus_minus, typeset
 from cocurve_lab.measuring.risk import standard_error
 from cocurve_lab.solver.solve import solve_greedy
-from cocurve_studies.bake_off.refits import kept_refits, level_after_refit
+from cocurve_studies.bake_off.refits import REFITS, kept_refits, level_after_refit
 from cocurve_studies.certainty import purposes
 from cocurve_studies.paper import shipped
-from cocurve_studies.tables import pick
+from cocurve_studies.tables import pick, shown
 from cocurve_studies.trust import reach
 from helpers.benchmarks import RESULTS, arguments, error_bar, filled, flag, table
 
@@ -186,7 +186,7 @@ def abilities(plans: Plans) -> Iterable[Table]:
 
 def refitted(_: Plans) -> Iterable[Table]:
     """Plans as cut and refitted, on texts of the mix and outside it."""
-    table = kept_refits()
+    table = shown(kept_refits(), REFITS).data
     yield "KL as cut and refitted", list(table), table.astype(str).values.tolist()
     yield "After the refit", ["what is level"], [[line] for line in level_after_refit()]
 

@@ -10,30 +10,28 @@ from __future__ import annotations
 import numpy as np
 
 from cocurve_lab.extensions.pretrained.kept import KeptPlan, kept_curvature, kept_folder, read_plans
-from cocurve_lab.extensions.writing import plus_minus
 from cocurve_lab.measuring.results import mean_and_error
 
-from ..lazy import DataFrame
+from ..tables import Table, table_of
 
 TEXTS = {"c4": "C4", "wikitext": "WikiText", "stories": "stories", "manual": "the manual"}
+REFITS = dict.fromkeys(("removed", "plan", "way", *TEXTS.values(), "right"), "")
 
 
-def kept_refits() -> DataFrame:
+def kept_refits() -> Table:
     """Read the measurements of plans of SmolLM2 as cut and refitted.
 
     Returns:
         A row per plan and way, with the KL on each text, mean and standard error over rows in nats
         per token, and the number of right answers to 30 questions.
     """
-    from pandas import DataFrame
-
     rows = []
     for (ratio, name, way), plan in sorted(_plans().items(), key=lambda each: each[0][0]):
         row: dict[str, object] = {"removed": f"{ratio:.0%}", "plan": name, "way": way}
         for text, title in TEXTS.items():
-            row[title] = plus_minus(*mean_and_error(plan.kl[text]))
+            row[title], row[f"{title}_error"] = mean_and_error(plan.kl[text])
         rows.append(row | {"right": sum(count for count, _ in plan.right.values())})
-    return DataFrame(rows)
+    return table_of(rows)
 
 
 def level_after_refit() -> list[str]:
