@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-from cocurve_lab.base.progress import Bar, open_bar
-
-
-def test_a_bar_of_a_terminal_is_text_and_stays() -> None:
-    place = io.StringIO()
-    assert list(Bar(range(3), desc="steps", file=place)) == [0, 1, 2]
-    assert "steps: 100%" in place.getvalue()
-
+from cocurve_lab.base.progress import open_bar
 
 # cells, and whether the bar that they show stays
 CELLS = {

@@ -15,7 +15,6 @@ import cocurve_lab as cl
 from cocurve_lab.evaluation.code_execution import Limits, run_programs
 from cocurve_lab.evaluation.confinement import refusals
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency
-from cocurve_lab.evaluation.report import EvaluationReport
 from cocurve_lab.evaluation.task_files import local_tasks, make_task
 from cocurve_lab.evaluation.tasks import TaskOptions, evaluate_tasks
 from cocurve_lab.extensions.texts.records import read_objects
@@ -106,10 +105,3 @@ def test_models_of_two_dtypes_are_not_compared() -> None:
 
     with pytest.raises(cl.MismatchError):
         efficiency(tiny_model(layers=1, dtype=torch.float64))
-
-
-def test_a_text_that_is_no_report_is_refused() -> None:
-    text = EvaluationReport("local", {"a": {"acc": 1.0}}).to_json()
-    for wrong in ("{", "[]", "{}", text.replace('"version": 1', '"version": 9')):
-        with pytest.raises(cl.FileFormatError):
-            EvaluationReport.from_json(wrong)

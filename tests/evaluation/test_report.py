@@ -26,9 +26,3 @@ def test_average_and_rows() -> None:
     assert rows[1]["value_error"] == 0.3
     assert rows[2]["samples"] == 8
     assert REPORT["a"]["acc"] == 0.5
-
-
-def test_an_average_with_a_gap_is_none() -> None:
-    gap = EvaluationReport("local", {"a": {"acc": 1.0}}, averaged={"a": "acc", "b": "acc"})
-    assert gap.average is None
-    assert EvaluationReport("local", {}).average is None

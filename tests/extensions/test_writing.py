@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from cocurve_lab.extensions.writing import as_csv, brief, plus_minus, typeset
+from cocurve_lab.extensions.writing import as_csv, brief, plus_minus
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,6 @@ from cocurve_lab.extensions.writing import as_csv, brief, plus_minus, typeset
 )
 def test_numbers_are_brief(value: float, text: str) -> None:
     assert brief(value) == text
-
-
-def test_a_minus_is_as_wide_as_a_plus_and_a_hyphen_stays() -> None:
-    assert typeset("(-0.5 ± 0.1) to -.2, a - b = -1") == "(−0.5 ± 0.1) to −.2, a − b = −1"
-    hyphens = "2.12e-18, Llama-3.1-8B, 2026-11-23, leave-one-out"
-    assert typeset(hyphens) == hyphens
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import ast
 from typing import Any
 
 from helpers.lab import SMALL, Lab, Visit, in_browser
-from helpers.layout import require_readable_notebook
 from helpers.notebooks import NOTEBOOKS
 from helpers.waiting import eventually
 
@@ -16,9 +15,6 @@ WATCH = """root => {
   new MutationObserver(() => window.lengths.push(root.textContent.length))
     .observe(root, {childList: true, subtree: true});
 }"""
-
-COLUMNS = """() => new Set([...document.querySelectorAll('.cc-columns > section')]
-  .map(part => part.getBoundingClientRect().x)).size"""
 
 
 def same_in_the_kernel(visit: Visit, group: Any, trait: str) -> None:
@@ -42,11 +38,6 @@ def test_both_texts_follow_prompt_and_slider_and_can_be_stopped(lab: Lab) -> Non
         prompt = root.get_by_label("Prompt (Ctrl+Enter generates)")
         visit.becomes("compare.busy, bool(compare.dense_text)", "(False, True)")  # after Run all
         assert visit.ask("compare.shown['right']['dense']") == "True"  # chosen by computation
-        for width, columns in ((1280, 3), (600, 1)):
-            page.set_viewport_size({"width": width, "height": 1000})
-            eventually(lambda: page.evaluate(COLUMNS), lambda found: found == columns)  # noqa: B023
-        page.set_viewport_size({"width": 1280, "height": 1000})
-        require_readable_notebook(page)
 
         prompt.click()
         page.keyboard.press("Control+a")

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from helpers.lab import SMALL, Lab, in_browser
-from helpers.layout import require_readable_notebook
 from helpers.notebooks import NOTEBOOKS
 from helpers.waiting import eventually
 
@@ -15,10 +14,6 @@ FIGURE = ".cocurve-fidelity"
 # points of all traces but the first four, which are lines and single units, and the last, a ring
 PLANS = """() => [...document.querySelector('.cocurve-fidelity .js-plotly-plot').data].slice(4, -1)
   .reduce((sum, trace) => sum + (trace.x?.length ?? 0), 0)"""
-SQUARE = """() => {
-  const { xaxis, yaxis } = document.querySelector('.cocurve-fidelity .js-plotly-plot')._fullLayout;
-  return Math.abs(xaxis._length - yaxis._length) < 1 && String(xaxis.range) === String(yaxis.range);
-}"""
 
 
 def plans(page: Any) -> int:
@@ -51,7 +46,6 @@ def test_points_appear_cancel_keeps_them_and_a_click_makes_the_plan(lab: Lab) ->
         eventually(lambda: plans(page) >= 4, seconds=120)
         idle(page)
         page.locator(FIGURE).scroll_into_view_if_needed()
-        require_readable_notebook(page)
 
         seen = grown(page, lambda: pool.press("Enter"), plans(page) + 25)  # one was known
         assert len(seen) >= 4, f"points came in {len(seen)} steps: {seen}"
@@ -70,10 +64,6 @@ def test_points_appear_cancel_keeps_them_and_a_click_makes_the_plan(lab: Lab) ->
         eventually(lambda: plans(page) == kept)
 
         assert visit.ask("f.session.selection") == "None"
-        assert page.evaluate(SQUARE)
-        buttons = page.locator(f"{FIGURE} .modebar-btn")
-        buttons = buttons.evaluate_all("all => all.map(one => one.dataset.title)")
-        assert buttons == ["Download plot as a PNG", "Zoom", "Pan", "Autoscale"]
         box = page.locator(f"{FIGURE} .scatterlayer .trace .point").last.bounding_box()
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         page.locator(".hoverlayer", has_text="removes").wait_for()

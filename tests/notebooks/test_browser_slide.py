@@ -10,9 +10,8 @@ import pytest
 import cocurve_lab as cl
 from cocurve_widgets.packing import plan_mark
 from helpers.lab import SMALL, Lab, Visit, in_browser
-from helpers.layout import require_readable, require_readable_notebook, serious_violations
 from helpers.notebooks import NOTEBOOKS
-from helpers.pages import curvature_of, data_of
+from helpers.pages import curvature_of, data_of, serious_violations
 from helpers.waiting import eventually
 
 PAGE = NOTEBOOKS[0].with_name("explore_demo.html")
@@ -83,24 +82,11 @@ def test_the_offline_page_draws_what_python_solves(lab: Lab) -> None:
         name = curvature.units[0].name
         eventually(bridges.inner_text, lambda text: name in text)  # the other views follow
 
-        solved = str(root.get_attribute("data-shown"))
-        root.locator("canvas[role=img]").first.press("Enter")  # removed by hand
-        mine = eventually(lambda: root.get_attribute("data-shown"), lambda x: x != solved)
-        assert set(mine.split()) ^ set(solved.split()) == {"0"}
-        assert "not measured" in root.locator(".cc-kl").inner_text()  # no neighbor's value
-        page.keyboard.press("Control+z")
-        eventually(lambda: root.get_attribute("data-shown"), lambda x: x == solved)
-        page.keyboard.press("Control+Shift+z")
-        eventually(lambda: root.get_attribute("data-shown"), lambda x: x == mine)
-        root.get_by_role("button", name="Back to the solver").click()
-        eventually(lambda: root.get_attribute("data-shown"), lambda x: x == solved)
-
         link = eventually(lambda: page.evaluate("location.href"), lambda x: "selected_unit=" in x)
         page.goto("about:blank")
         page.goto(link)  # a link reopens what was shown
         shows(root, path.segments[-2].selection)
         eventually(bridges.inner_text, lambda text: name in text)
-        require_readable(page, "header, .cocurve")
         for theme in ("dark", "light"):
             page.emulate_media(color_scheme=theme)
             assert serious_violations(page) == []
@@ -120,9 +106,6 @@ def test_the_offline_page_draws_what_python_solves(lab: Lab) -> None:
         assert root.locator("button.cc-word").count() == 0  # the last step asks for no word
         tour.get_by_role("button", name="Skip").click()
         shows(root, path.segments[-2].selection)  # it ends where it began
-        assert len(re.findall(rb"/Type\s*/Page\b", page.pdf(prefer_css_page_size=True))) == 1
-        page.emulate_media(media="print")
-        assert [one.is_visible() for one in page.locator(".cocurve").all()] == [True, False, False]
 
 
 def same_in_the_kernel(visit: Visit, root: Any) -> None:
@@ -137,9 +120,9 @@ def test_in_jupyterlab_the_session_has_the_plan_on_the_page(lab: Lab) -> None:
         visit.run_all()
         root, mouse = visit.page.locator(".cocurve"), visit.page.mouse
         eventually(root.count, lambda count: count == 1)
-        first, drawn = plan(root), picture(root)
+        first = plan(root)
         root.get_by_label(SLIDER).press("Home")
-        eventually(lambda: plan(root) != first and picture(root) != drawn)
+        eventually(lambda: plan(root) != first)
         visit.becomes("explorer.interaction_strength", "0.0")
         same_in_the_kernel(visit, root)
 
@@ -167,10 +150,6 @@ def test_in_jupyterlab_the_session_has_the_plan_on_the_page(lab: Lab) -> None:
             return float(re.split(" ± |[^0-9.]", said)[0]) == pytest.approx(float(risk), rel=0.05)
 
         eventually(lambda: measured(root), agrees)  # at rest
-        require_readable_notebook(visit.page)
-        drawn = picture(root)
-        visit.theme("Dark")
-        eventually(lambda: picture(root) != drawn)
 
         canvas = root.locator("canvas[role=img]").first
         canvas.press("ArrowDown")

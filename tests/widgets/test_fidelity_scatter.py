@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from cocurve_lab.extensions.judging.gap import RiskSplit
 from cocurve_lab.extensions.writing import brief
 from cocurve_lab.measuring.risk import PlanTable
 from cocurve_widgets import FidelityScatter, Measured, Session
-from cocurve_widgets.fidelity_figure import CHOSEN, EQUAL, MARKS, WAITING
+from cocurve_widgets.fidelity_figure import CHOSEN, MARKS, WAITING
 from cocurve_widgets.fidelity_points import METHODS
 from helpers.tiny_models import naive_risk, tiny_model, tiny_text, units_by_hand
 from helpers.waiting import eventually
@@ -244,23 +243,6 @@ def test_a_stopped_split_keeps_its_rows_and_goes_on(
     assert len(done) == 3
 
 
-def test_the_picture_moves_at_most_five_times_a_second(
-    scatter: FidelityScatter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    times: list[float] = []
-    real = scatter.picture.show_points
-    monkeypatch.setattr(
-        scatter.picture, "show_points", lambda *a: real(*a) or times.append(time.monotonic())
-    )
-    plan = cl.solve_greedy(CURVATURE, 0.2)
-    for number in range(40):
-        scatter.session.add_measured(Measured(plan, 0.1 + number, 0.01, f"text {number}"))
-        time.sleep(0.01)
-    settle(scatter)
-    assert np.diff(times).min() > 0.19
-    assert len(drawn(scatter)) == 40
-
-
 def test_an_error_of_the_worker_is_shown(
     scatter: FidelityScatter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,23 +296,6 @@ def test_a_click_chooses_a_point_everywhere_and_unknown_names_are_errors(
     assert "L9.ffn[2]" in scatter.error
     scatter._unit.value = ""
     assert session.selected_unit is None
-
-
-def test_both_axes_have_one_range_and_show_what_they_can(scatter: FidelityScatter) -> None:
-    empty = cl.Selection.from_pruned(UNITS, [])
-    scatter.measure([empty, cl.solve_greedy(CURVATURE, 0.3)])
-    layout, shown = scatter.picture.layout, scatter.points
-    assert layout.yaxis.scaleanchor == "x"
-    for axes in ("log", "linear"):
-        scatter.axes = axes
-        settle(scatter)
-        eventually(lambda: layout.xaxis.type == axes)  # noqa: B023
-        assert layout.xaxis.range == layout.yaxis.range
-        low, high = marked(scatter, EQUAL)
-        ends = np.log10([low, high]) if axes == "log" else [low, high]
-        np.testing.assert_allclose(layout.xaxis.range, ends)
-        assert shown[["predicted_risk", "measured_risk"]].max(axis=None) < high
-    assert low <= 0
 
 
 def test_a_plan_of_another_view_is_marked_then_measured(scatter: FidelityScatter) -> None:
