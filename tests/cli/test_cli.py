@@ -25,8 +25,8 @@ from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.extensions.texts.documents import default_rows
 from cocurve_lab.solver.targets import flop_costs
 from helpers.problems import interrupt_at
-from helpers.tiny_models import GROUPS, tiny_model
-from helpers.verbs import write_model, write_text
+from helpers.tiny_models import GROUPS, tiny_model, write_model
+from helpers.verbs import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = 6

@@ -23,7 +23,7 @@ import cocurve_lab as cl
 from cocurve_lab.models.identity import model_device
 from cocurve_lab.models.layers import weights_of
 from cocurve_lab.models.loading import pick_device, pick_dtype
-from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
+from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer, write_model
 
 # a device type that torch can name and no build of it has; libraries treat it like no other
 PRETENDED = "lazy"
@@ -250,8 +250,7 @@ def test_the_device_is_the_one_that_is_asked_for(monkeypatch: pytest.MonkeyPatch
 
 
 def saved(folder: Path, family: str = "llama") -> Path:
-    tiny_model(family, "gqa").save_pretrained(folder)
-    word_tokenizer().save_pretrained(folder)
+    write_model(folder, tiny_model(family, "gqa"))
     return folder
 
 

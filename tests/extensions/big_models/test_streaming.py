@@ -32,6 +32,7 @@ from helpers.tiny_models import (
     tiny_model,
     tiny_text,
     word_tokenizer,
+    write_model,
 )
 
 TEXT = tiny_text(2, 20, 6)
@@ -41,8 +42,7 @@ KINDS = ["llama", "phi3", "gemma2", "gpt_neox", "gpt2", "opt_350m"]
 
 def saved(folder: Path, family: str = "llama", shard: str = "1GB", **changes: Any) -> Path:
     heads = "mha" if family in MHA_ONLY else "gqa"
-    tiny_model(family, heads, **changes).save_pretrained(folder, max_shard_size=shard)
-    word_tokenizer().save_pretrained(folder)
+    write_model(folder, tiny_model(family, heads, **changes), max_shard_size=shard)
     return folder
 
 
@@ -233,8 +233,7 @@ CHOSEN = ([0], [], [1, 5], [3, 7, 9], [2, 4], [17], [0, 16])
 
 def streamed(folder: Path, model: PreTrainedModel) -> tuple[PreTrainedModel, Any]:
     """The same model, its layers left in files, and what brings them."""
-    model.save_pretrained(folder, max_shard_size="20KB")
-    word_tokenizer().save_pretrained(folder)
+    write_model(folder, model, max_shard_size="20KB")
     own, _ = cl.load_model(folder, device="cpu", dtype=model.dtype, stream=True)
     return own, weights_of(own)
 

@@ -25,6 +25,7 @@ from helpers.tiny_models import (
     routers,
     tiny_model,
     word_tokenizer,
+    write_model,
 )
 
 
@@ -219,8 +220,7 @@ def test_roads_that_need_columns_or_whole_tensors_are_refused(tmp_path: Path) ->
     ):
         with pytest.raises(cl.ArchitectureError):
             call()
-    model.save_pretrained(tmp_path / "dense")
-    word_tokenizer().save_pretrained(tmp_path / "dense")
+    write_model(tmp_path / "dense", model)
     with pytest.raises(cl.ArchitectureError):
         cl.load_model(tmp_path / "dense", stream=True)
     loaded = cl.load_model(tmp_path / "dense", device="cpu")[0]

@@ -21,7 +21,7 @@ from cocurve_lab.extensions.gguf import tensors as gguf_tensors
 from cocurve_lab.models.identity import weight_marks
 from cocurve_lab.pruner.saving import open_pruned
 from helpers.bpe import SIZE, byte_level
-from helpers.gguf_files import write_gguf, write_model
+from helpers.gguf_files import write_gguf, write_source
 from helpers.tiny_models import (
     FURTHER,
     LLAMA_3,
@@ -30,6 +30,7 @@ from helpers.tiny_models import (
     full_logits,
     tiny_model,
     word_tokenizer,
+    write_model,
 )
 
 TIED = {"tie_word_embeddings": True}
@@ -217,8 +218,7 @@ def test_a_folder_is_exported_without_loading_it(
 
 def test_a_dense_folder_and_a_streamed_model_are_exported(tmp_path: Path) -> None:
     model = tiny_model("phi3", "gqa", tie_word_embeddings=True)
-    model.save_pretrained(tmp_path / "model")
-    word_tokenizer().save_pretrained(tmp_path / "model")
+    write_model(tmp_path / "model", model)
     streamed, _ = cl.load_model(tmp_path / "model", stream=True, device="cpu")
     sources = {"memory": model, "streamed": streamed, "disk": open_model(tmp_path / "model")}
     for name, source in sources.items():
@@ -388,7 +388,7 @@ READ: dict[str, dict[str, Any]] = {  # with settings that are not the defaults o
 @pytest.mark.parametrize("family", READ)
 def test_each_family_computes_what_the_source_does(family: str, tmp_path: Path) -> None:
     model = tiny_model(family, "gqa", vocab_size=SIZE, rope_parameters=ROPE, **READ[family])
-    write_model(tmp_path / "a.gguf", model)
+    write_source(tmp_path / "a.gguf", model)
     found, _ = cl.load_model(tmp_path / "a.gguf", device="cpu")
     ids = torch.arange(2, 26)[None]
     assert (full_logits(found, ids) - full_logits(model, ids)).abs().max() < 1e-5
