@@ -257,9 +257,7 @@ def test_canonical_solutions_pass(file: str, kind: str, solution: str) -> None:
         task.program(record, row[solution]) for record, row in zip(task.records, rows, strict=True)
     ]
     limits = Limits(seconds=60)
-    found = run_programs(
-        programs, allow_code_execution=True, workers=2, progress=False, limits=limits
-    )
+    found = run_programs(programs, allow_code_execution=True, progress=False, limits=limits)
     assert [outcome.detail for outcome in found if outcome.status != "passed"] == []
 
 
