@@ -21,7 +21,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -184,15 +184,14 @@ def in_browser(lab: Lab, name: str, size: int, repeats: int) -> None:
             f"{(visit.received - before) / 1e6:.2f} MB received"
         )
         page.evaluate(PROBE, root.element_handle())
-        slider = root.locator("input[type=range]").first
-        if name == "LambdaExplorer":
-            slider = root.get_by_label(SLIDER)
+        of_lambda = name == "LambdaExplorer"
+        slider = root.get_by_label(SLIDER) if of_lambda else root.locator("input[type=range]").first
         slider.focus()
         before = visit.received
         times = pressed(page, [*["ArrowLeft"] * 10, *["ArrowRight"] * 10], repeats)
         steps = (visit.received - before) / 1000 / repeats
         print(f"{name}, M = {size:>4}: key to painted {show(times)}; {steps:.1f} kB per step")
-        if name == "LambdaExplorer":
+        if of_lambda:
             drag(visit, root, slider, size)
 
 
@@ -297,13 +296,7 @@ def kept_values(page: Any, where: str, repeats: int) -> None:
     keys = [*["ArrowLeft"] * 5, *["ArrowRight"] * 5]
     times = pressed(page, keys, repeats, pace=0, probe="kept")
     page.evaluate("() => { kept.times.length = 0; }")
-    box = slider.bounding_box()
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 8)
-    page.mouse.down()
-    for move in range(60):
-        page.mouse.move(box["x"] + box["width"] * (0.5 + 0.4 * np.sin(move / 9)), box["y"] + 8)
-        page.wait_for_timeout(33)
-    page.mouse.up()
+    sixty_moves(page, slider, lambda move: 0.5 + 0.4 * np.sin(move / 9))
     dragged, empty = page.evaluate("() => [kept.times, kept.empty]")
     print(
         f"LambdaExplorer, SmolLM2, {where}: key to kept values {show(times)}; drag of 60 moves "
@@ -350,15 +343,8 @@ def map_in_browser(lab: Lab, size: int, repeats: int) -> None:
 
 def drag(visit: Visit, root: Any, slider: Any, size: int) -> None:
     """60 moves in two seconds; how long the kernel takes to hold the last value."""
-    page, box = visit.page, slider.bounding_box()
-    middle = box["y"] + box["height"] / 2
-    page.mouse.move(box["x"] + 20, middle)
-    page.mouse.down()
     begun = time.perf_counter()
-    for move in range(60):
-        page.mouse.move(box["x"] + 20 + (box["width"] - 60) * move / 60, middle)
-        time.sleep(max(0.0, begun + (move + 1) / 30 - time.perf_counter()))
-    page.mouse.up()
+    sixty_moves(visit.page, slider, lambda move: 0.05 + 0.85 * move / 60)
     released = time.perf_counter()
     wanted = root.evaluate("root => root.dataset.pruned") if size <= 1200 else None
     code = "' '.join(map(str, w.selection.pruned)) if w.selection else ''"
@@ -374,6 +360,19 @@ def drag(visit: Visit, root: Any, slider: Any, size: int) -> None:
         f"LambdaExplorer, M = {size:>4}: 60 moves in {released - begun:.2f} s; kernel and page on "
         f"the same plan {waited:.0f} ms after the release (first look; a look takes tens of ms)"
     )
+
+
+def sixty_moves(page: Any, slider: Any, place: Callable[[int], float]) -> None:
+    """Drag a slider for two seconds: `place` is where a move goes, from 0 to 1 of its width."""
+    box = slider.bounding_box()
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * place(0), middle)
+    page.mouse.down()
+    begun = time.perf_counter()
+    for move in range(60):
+        page.mouse.move(box["x"] + box["width"] * place(move), middle)
+        time.sleep(max(0.0, begun + (move + 1) / 30 - time.perf_counter()))
+    page.mouse.up()
 
 
 def of_random(folder: Path, name: str, size: int) -> Path:
