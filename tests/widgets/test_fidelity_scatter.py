@@ -156,9 +156,9 @@ def test_filters_hide_points_and_texts_are_told_apart(scatter: FidelityScatter) 
     assert [row["method"] for row in plans(scatter)] == ["edge-aware greedy"]
     scatter.methods = list(METHODS)
     settle(scatter)
-    for trace in scatter.picture.data:  # as a click on the legend does
-        if trace.legendgroup not in (None, "diagonal greedy"):
-            trace.visible = "legendonly"
+    groups = enumerate(trace.legendgroup for trace in scatter.picture.data)
+    hidden = [number for number, group in groups if group not in (None, "diagonal greedy")]
+    scatter.picture.plotly_restyle({"visible": "legendonly"}, hidden)  # as a click on the legend
     assert scatter.methods == ["diagonal greedy"]
     assert scatter.points["method"].tolist() == ["diagonal greedy"]
     scatter.methods, scatter.rows = list(METHODS), 2
