@@ -24,7 +24,6 @@ import cocurve_lab as cl
 from cocurve_widgets import (
     BridgeExplorer,
     BuildMonitor,
-    CurvatureMap,
     FidelityScatter,
     GenerationCompare,
     LambdaExplorer,
@@ -47,7 +46,7 @@ def generation(curvature: cl.Curvature, **given: Any) -> GenerationCompare:
     return GenerationCompare(model, tokenizer, curvature, **given)
 
 
-EXPLORERS = [LambdaExplorer, BridgeExplorer, CurvatureMap]
+EXPLORERS = [LambdaExplorer, BridgeExplorer]
 EVERY: list[Callable[..., Any]] = [*EXPLORERS, FidelityScatter, generation]
 every = pytest.mark.parametrize("make", EVERY, ids=lambda make: make.__name__)
 
@@ -75,12 +74,6 @@ BAD = [  # a value that a control refuses
     (BridgeExplorer, "table_of", "nodes"),
     *[(make, "brushed", value) for make in EXPLORERS for value in ([0, 99], [-1])],
     *[(make, "selected_unit", value) for make in EVERY for value in (18, -1)],
-    (CurvatureMap, "order", "size"),
-    *[
-        (CurvatureMap, "window", value)
-        for value in ([0, 0, 33], [16, 0, 8], [0, 0, 2], [0, 0, float("nan")], [0, 0])
-    ],
-    (CurvatureMap, "partner", 18),
     *[(FidelityScatter, "ratio", value) for value in (1.2, 0.0)],
     *[(FidelityScatter, "strengths", value) for value in ([], [-1.0])],
     (FidelityScatter, "ratios", [0.2, 7.0]),
@@ -200,18 +193,14 @@ def test_files_hold_the_table_and_the_plan(
 
 EDGES = {"threshold": 0.2, "sign": "negative", "ego": True, "blocks": ["cross"]}
 EDGES |= {"saliency_quantile": 0.75, "table_of": "units"}
-CELLS = {"order": "plan", "window": [2.0, 3.0, 10.5]}
-SCREENS = {BridgeExplorer: ("explorer", EDGES), CurvatureMap: ("picture", CELLS)}
 
 
-@pytest.mark.parametrize("make", SCREENS)
-def test_code_reproduces_the_screen(make: Callable[..., Any], session: Session) -> None:
-    name, controls = SCREENS[make]
+def test_code_reproduces_the_screen(session: Session) -> None:
     session.selection = plan = cl.solve_greedy(REAL, 0.3, 0.5, cl.Guards(protect_last=1))
-    shown = make(REAL, session=session, selected_unit=5, brushed=[1, 2], **controls)
+    shown = BridgeExplorer(REAL, session=session, selected_unit=5, brushed=[1, 2], **EDGES)
     found: dict[str, Any] = {"curvature": REAL}
     exec(shown.code(), found)
-    again = found[name]
+    again = found["explorer"]
     assert again.session is not session
     assert again.state() | {"status": ""} == shown.state() | {"status": ""}
     assert again.session.selection.pruned == plan.pruned
@@ -220,7 +209,7 @@ def test_code_reproduces_the_screen(make: Callable[..., Any], session: Session) 
 
 def test_without_a_plan_there_is_none_to_save(session: Session, tmp_path: Path) -> None:
     with pytest.raises(cl.InputError, match="no plan yet"):
-        CurvatureMap(REAL, session=session).save(tmp_path / "plan.json")
+        BridgeExplorer(REAL, session=session).save(tmp_path / "plan.json")
 
 
 @every
