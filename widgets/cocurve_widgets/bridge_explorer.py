@@ -12,11 +12,9 @@ from traitlets import Bool, Bytes, Dict, Enum, Int
 
 import cocurve_lab as cl
 from cocurve_lab.curvature.matrix import BLOCKS
-from cocurve_lab.extensions.figures import COLORS
 
 from .instrument import Explorer, counted, front, guarded, named_matrix
 from .packing import nodes_of, pair_rows, plain, unit_rows
-from .still import plot_html
 from .traits import Some, Within
 
 MOST_EDGES = 10_000  # sent to the page once; the filters choose among these
@@ -240,16 +238,6 @@ class BridgeExplorer(Explorer):
         everyone = range(len(self.curvature.units))
         chosen = everyone if self.table_of == "units" else self.bridges["indices"]
         return [self._unit_row(unit) for unit in chosen]
-
-    def _still_picture(self) -> str:
-        """Saliency against connectivity of all units."""
-        listed = set(self.bridges["indices"])
-        columns = [self.nodes[name] for name in ("saliency", "connectivity", "kind")]
-        points = [
-            (x, y, COLORS["bridge" if u in listed else kind])
-            for u, (x, y, kind) in enumerate(zip(*columns, strict=True))
-        ]
-        return plot_html(points, ("saliency, nats per token", "connectivity, nats per token"))
 
     def _unit_row(self, unit: int) -> dict[str, Any]:
         (row,) = unit_rows(self.nodes, [unit], "saliency", "connectivity", "residual")

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from traitlets import Bool, Dict, Float, Instance, Int, List, TraitError, validate
 
 import cocurve_lab as cl
@@ -20,7 +19,7 @@ from .by_hand import ByHand
 from .damage import Damage, plain_record
 from .first_screen import as_sentence, kept_first_screen
 from .instrument import Explorer, front, guarded, plan_code
-from .packing import gray_image, nodes_of, pack_problem, unit_rows
+from .packing import nodes_of, pack_problem, unit_rows
 from .session import MOST_RATIO, AnyCurvature, CancelToken, Session
 from .traits import Some, Within
 
@@ -446,18 +445,6 @@ class LambdaExplorer(ByHand, Explorer):
             "_problem": problem,
             "kernel": False,
         }
-
-    def _still_picture(self) -> str:
-        """The map as a PNG: layer across, attention above FFN, removed units dark."""
-        units = self.curvature.units
-        kinds = [[unit for unit in units if unit.kind == kind] for kind in cl.KINDS]
-        tall = [max((unit.index + 1 for unit in kind), default=0) for kind in kinds]
-        grid = np.full((sum(tall), units.num_layers), 255, np.uint8)
-        gone = set(() if self.selection is None else self.selection.pruned)
-        for u, unit in enumerate(units):
-            row = unit.index + (tall[0] if unit.kind == cl.KINDS[1] else 0)
-            grid[row, unit.layer] = 70 if u in gone else 215
-        return gray_image(np.kron(grid, np.ones((8, 16), np.uint8)), "map of the units")
 
     def close(self) -> None:
         if self._followed:  # else the constructor failed: there is nothing to stop
