@@ -66,10 +66,8 @@ BAD = [  # a value that a control refuses
     *[(BridgeExplorer, "threshold", value) for value in (1.5, float("nan"), "much")],
     (BridgeExplorer, "saliency_quantile", -0.1),
     (BridgeExplorer, "connectivity_quantile", 2),
-    (BridgeExplorer, "compared_ratio", 0.7),
     (BridgeExplorer, "sign", "up"),
     (BridgeExplorer, "blocks", ["cross", "mlp"]),
-    (BridgeExplorer, "table_of", "nodes"),
     *[(make, "brushed", value) for make in EXPLORERS for value in ([0, 99], [-1])],
     *[(make, "selected_unit", value) for make in EVERY for value in (18, -1)],
     *[(FidelityScatter, "ratio", value) for value in (1.2, 0.0)],
@@ -168,14 +166,10 @@ def test_files_hold_the_table_and_the_plan(
 ) -> None:
     instrument = make(REAL, session=session)
     session.selection = plan = cl.solve_greedy(REAL, 0.3)
-    tables = getattr(type(instrument), "table_of", None)
-    for name in tables.values if tables else ["the table"]:
-        if tables:
-            instrument.table_of = name
-        text = instrument.save(tmp_path / f"{name}.csv").read_text("utf-8")
-        rows, wanted = list(csv.DictReader(StringIO(text))), instrument.table()
-        assert len(rows) == len(wanted)
-        assert not rows or list(rows[0]) == list(wanted[0])
+    text = instrument.save(tmp_path / "table.csv").read_text("utf-8")
+    rows, wanted = list(csv.DictReader(StringIO(text))), instrument.table()
+    assert len(rows) == len(wanted)
+    assert not rows or list(rows[0]) == list(wanted[0])
     saved = instrument.save(tmp_path / "plan.json").read_text("utf-8")
     assert cl.Selection.from_json(saved).pruned == plan.pruned
     assert b"<gexf" in instrument.save(tmp_path / "graph.gexf").read_bytes()
@@ -189,8 +183,7 @@ def test_files_hold_the_table_and_the_plan(
     assert "'.exe'" in instrument.error
 
 
-EDGES = {"threshold": 0.2, "sign": "negative", "ego": True, "blocks": ["cross"]}
-EDGES |= {"saliency_quantile": 0.75, "table_of": "units"}
+EDGES = {"threshold": 0.2, "sign": "negative", "blocks": ["cross"], "saliency_quantile": 0.75}
 
 
 def test_code_reproduces_the_screen(session: Session) -> None:

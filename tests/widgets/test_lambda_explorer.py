@@ -30,8 +30,8 @@ def test_it_opens_with_the_papers_protection_and_no_cap(layers: int, kept: int) 
     guards = cl.Guards(protect_first=kept, protect_last=kept)
     assert explorer.guards == explorer.selection.guards == guards
     assert explorer.selection.pruned == cl.solve_greedy(curvature, 0.3, 1.0, guards).pruned
-    bridges = BridgeExplorer(curvature, session=Session(curvature), compared_ratio=0.3)
-    assert bridges.plans["edge_aware"] == list(explorer.selection.pruned)
+    run = BridgeExplorer(curvature, session=Session(curvature)).plans["runs"]["edge_aware"]
+    assert run["order"][: len(explorer.selection)] == list(explorer.selection.pruned)
     other = LambdaExplorer(curvature, session=explorer.session)  # follows the plan that is there
     explorer.protect_first = 0
     assert (other.protect_first, other.protect_last) == (0, kept)

@@ -74,20 +74,6 @@ def unit_rows(
     return [{"unit": nodes["name"][u]} | {c: nodes[c][u] for c in columns} for u in chosen]
 
 
-def pair_rows(curvature: cl.Curvature, pairs: np.ndarray) -> list[dict[str, Any]]:
-    """Rows of a table of pairs [N, 2]: both names, H_uv (nats per token) and rho_uv."""
-    names, rho = [unit.name for unit in curvature.units], curvature.correlation()
-    return [
-        {
-            "first": names[u],
-            "second": names[v],
-            "curvature": float(curvature.matrix[u, v]),
-            "correlation": float(rho[u, v]),
-        }
-        for u, v in pairs.tolist()
-    ]
-
-
 def plain(value: Any) -> Any:
     """The value for JSON: bytes as {"$bytes": base64}, NaN and infinity as null."""
     if isinstance(value, bytes):

@@ -6,8 +6,7 @@ import { pinOf, readAddress, writeAddress } from "../../../widgets/cocurve_widge
 const plan = { interaction_strength: 1, ratio: 0.2, layer_cap: null, layer_cap_factor: null,
   protect_first: 0, protect_last: 0, kinds: ["attention", "ffn"], selected_unit: null };
 const bridge = { threshold: 0.15, edges_of: "bridges", sign: "both",
-  blocks: ["attention", "cross", "ffn"], ego: false, compared_ratio: null, brushed: [],
-  table_of: "edges" };
+  blocks: ["attention", "cross", "ffn"], brushed: [] };
 const opening = { plan, bridge };
 const nothing = { plan: {}, bridge: {}, pin: null };
 const model = (values) => ({ get: (name) => values[name] });
@@ -22,8 +21,7 @@ test("what the page opens with has no address", () => {
 test("what differs is written, and read again as it was", () => {
   const mine = { interaction_strength: 0.123456789, ratio: 0.35, layer_cap_factor: 1.5,
     protect_last: 2, kinds: ["ffn"], selected_unit: 17 };
-  const theirs = { threshold: 0.3, edges_of: "all", blocks: ["cross"], ego: true,
-    compared_ratio: 0.4, brushed: [3, 159] };
+  const theirs = { threshold: 0.3, edges_of: "all", blocks: ["cross"], brushed: [3, 159] };
   const text = write({ ...plan, ...mine }, { ...bridge, ...theirs });
   assert.deepEqual(readAddress(`#${text}`, 160, 8), { plan: mine, bridge: theirs, pin: null });
 });
@@ -56,8 +54,7 @@ test("a plan A without controls is kept by its units", () => {
 
 test("what no control could set is not taken", () => {
   for (const bad of ["ratio=0.7", "ratio=-0.1", "ratio=", "ratio=NaN", "ratio=Infinity", "ratio=x",
-    "selected_unit=160", "selected_unit=1.5", "kinds=", "kinds=heads", "ego=1",
-    "ego=toString", "brushed=1,x", "blocks=x", "layer_cap=0", "_problem=1", "kernel=true", "toString=1",
+    "selected_unit=160", "selected_unit=1.5", "kinds=", "kinds=heads", "brushed=1,x", "blocks=x", "layer_cap=0", "_problem=1", "kernel=true", "toString=1",
     "pin._pin=1", "pin.units=1,1", "pin.units=160", "pair=1,2,3", "pair=4,4", "mode=x", "axis=plans",
     "map.order=x", "order=saliency", "pin.", "%E0%A4%A"]) {
     assert.deepEqual(readAddress(`#${bad}`, 160, 8), nothing, bad);

@@ -19,7 +19,6 @@ const whole = (low, high) => (text) => {
 };
 const orNone = (reader) => (text) => (text === "none" ? null : reader(text));
 const oneOf = (...values) => (text) => (values.includes(text) ? text : undefined);
-const bool = (text) => new Map([["true", true], ["false", false]]).get(text);
 /** A list that `fits`. */
 const several = (reader, fits = () => true) => (text) => {
   const values = text === "" ? [] : text.split(",").map(reader);
@@ -49,9 +48,8 @@ function entries(units, layers) {
     selected_unit: orNone(unit), mode: oneOf("mark", "remove", "pair"),
     pair: several(unit, (pair) => pair.length <= 2 && different(pair)) };
   const bridge = { threshold: between(0, 1), edges_of: oneOf("bridges", "all"),
-    sign: oneOf("both", "positive", "negative"), blocks: some(["attention", "cross", "ffn"]), ego: bool,
-    compared_ratio: orNone(between(0, 0.6)), brushed: several(unit),
-    table_of: oneOf("edges", "units", "bridges") };
+    sign: oneOf("both", "positive", "negative"), blocks: some(["attention", "cross", "ffn"]),
+    brushed: several(unit) };
   const pin = Object.fromEntries(PINNED.map((trait) => [trait, plan[trait]]));
   pin.units = several(unit, different);
   return Object.entries({ plan, bridge, pin }).flatMap(([place, traits]) =>

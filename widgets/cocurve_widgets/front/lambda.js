@@ -275,8 +275,7 @@ export function renderLambda({ model, el }) {
       (found ? `measured KL ${show(found.risk)} on ${found.text}` : "KL not measured") : "No plan";
     model.set("status", `${risk}; solved in ${milliseconds < 1 ? "less than 1" : milliseconds.toFixed(1)} ms by this page.`);
     const runOf = ({ order, spent }) => ({ order, share: spent.map((cost) => cost / problem.total) });
-    if (alone()) model.set("plans", { ratio: model.get("ratio"), diagonal: view.a?.order ?? null, edge_aware: view.full,
-      present: view.feasible ? view.order : null, ordered: true, problem: model.get("error"),
+    if (alone()) model.set("plans", { ratio: model.get("ratio"), present: view.feasible ? view.order : null, ordered: true,
       runs: { diagonal: runOf(view.runs.diagonal), edge_aware: runOf(view.runs.edge_aware) } });
     model.save_changes();
   }

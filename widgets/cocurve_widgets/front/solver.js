@@ -186,11 +186,10 @@ export function orderOf(problem, controls, run) {
 export function viewOf(problem, controls, run = runner(problem)) {
   const runs = [controls.interaction_strength, 0, 1].map((strength) => run(controls, strength));
   const target = targetCost(problem, controls.ratio);
-  const [plan, diagonal, full] = runs.map((one) => prefix(one, target));
+  const [plan, diagonal] = runs.map((one) => prefix(one, target));
   const [{ stalled, spent, reachable: most }] = runs;
   return {
     a: diagonal.stalled ? null : partsOf(problem, diagonal), // the default plan A
-    full: full.stalled ? null : full.order,
     ...partsOf(problem, plan),
     feasible: !plan.stalled,
     reachable: most,
