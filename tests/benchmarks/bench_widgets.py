@@ -198,7 +198,7 @@ def damaged_explorer() -> LambdaExplorer:
     explorer = LambdaExplorer(
         curvature, model=model, tokenizer=tokenizer, held_out=text, questions=asked, ratio=0.4
     )  # 40 % has more plans than there are moves
-    explorer.pin()
+    explorer.pinned = explorer.selection
     return explorer
 
 
@@ -211,7 +211,7 @@ def demo_explorer() -> LambdaExplorer:
     explorer = LambdaExplorer(
         curvature, model=model, tokenizer=tokenizer, held_out=held_out, questions=questions
     )
-    explorer.pin()
+    explorer.pinned = explorer.selection
     return explorer
 
 

@@ -49,7 +49,7 @@ test("a plan A without controls is kept by its units", () => {
   assert.deepEqual(pin, { units: [3, 1] });
   const problem = { size: 2, matrix: Float64Array.of(2, 0.5, 0.5, 4), half: [1, 2], costs: [10, 30], total: 80 };
   const made = pinOf(problem, { ...plan, units: [1, 0] });
-  assert.deepEqual([made.order, made.node, made.edge, made.ratio], [[1, 0], 3, 0.5, 0.5]);
+  assert.deepEqual([made.order, made.hand, made.ratio], [[1, 0], true, 0.5]);
 });
 
 test("what no control could set is not taken", () => {

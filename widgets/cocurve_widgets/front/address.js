@@ -99,7 +99,7 @@ export function pinOf(problem, { units, ...controls }) {
   if (!problem.matrix) return {};
   if (units) return ownPlan(problem, units);
   const view = viewOf(problem, controls);
-  return !view.feasible ? {} : { order: view.order, node: view.node, edge: view.edge, controls,
+  return !view.feasible ? {} : { order: view.order, controls, hand: false,
     strength: controls.interaction_strength, ratio: controls.ratio };
 }
 

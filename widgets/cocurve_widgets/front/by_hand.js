@@ -6,17 +6,10 @@ import { nameOf, rowOf } from "./solver.js";
 
 const MODES = [["remove", "removes or restores it"], ["pair", "adds it to a pair"], ["mark", "marks it"]];
 
-/** Your plan as the page holds plan A: its units, and what H predicts; null without rows of H. */
+/** Your plan as `_pin` holds plan A: its units, and the share that they are. */
 export function ownPlan(problem, order) {
-  const rows = order.map((u) => rowOf(problem, u));
-  if (rows.some((row) => row === null)) return null;
-  let [node, edge] = [0, 0];
-  order.forEach((u, k) => {
-    node += problem.half[u];
-    for (const v of order.slice(0, k)) edge += rows[k][v];
-  });
   const removed = order.reduce((total, u) => total + problem.costs[u], 0);
-  return { order, node, edge, strength: null, ratio: removed / problem.total, controls: null, hand: true };
+  return { order, strength: null, ratio: removed / problem.total, controls: null, hand: true };
 }
 
 /** A list with an entry removed if it is in, added if it is not. */

@@ -16,7 +16,7 @@ import { numbersPanel, shownOf } from "./numbers.js";
 import { pathSearch } from "./path_search.js";
 import { arcsOf, pricesOf } from "./price.js";
 import { sentencePanel, wordsOf } from "./sentence.js";
-import { KINDS, inTheWay, nameOf, runner, unpack, viewOf } from "./solver.js";
+import { KINDS, inTheWay, nameOf, partsOf, runner, unpack, viewOf } from "./solver.js";
 import { breaksAt, marksOf, thermometer } from "./thermometer.js";
 import { guidedTour } from "./tour.js";
 import { drawCard, fourRows } from "./unit_card.js";
@@ -71,9 +71,9 @@ export function renderLambda({ model, el }) {
   ui.controls.remove();
 
   const history = keepHistory(cleaner, model.get("kernel") === false ? document : ui.root,
-    () => ({ ...controls(), _pin: model.get("_pin") }), write);
+    () => ({ ...controls(), _pin: pinned() }), put);
   const sentence = sentencePanel(model, first, { choose: (word) => tour.answer("word", word) });
-  const tour = guidedTour({ put, read: () => ({ ...controls(), selected_unit: model.get("selected_unit"), _pin: model.get("_pin") }), write,
+  const tour = guidedTour({ put, read: () => ({ ...controls(), selected_unit: model.get("selected_unit"), _pin: pinned() }), write: put,
     scene: () => scene, redraw: paint, surprise: () => first.sentences?.find(({ text }) => {
       const { whole, pruned } = wordsOf(first, null, text, scene.mine?.order);
       return pruned && pruned[0][0] !== whole[0][0];
@@ -131,10 +131,6 @@ export function renderLambda({ model, el }) {
       if (there !== undefined) put({ interaction_strength: there });
       return;
     }
-    if (flip.stale && !alone()) {
-      model.send({ go: step });
-      return;
-    }
     const found = neighbor(flip.breaks, here, step);
     if (found !== null) put({ interaction_strength: found });
   }
@@ -156,7 +152,7 @@ export function renderLambda({ model, el }) {
   /** Plan A: the pinned one, or the diagonal plan of the present ratio and guards; null for none. */
   function planA() {
     const pin = model.get("_pin");
-    const plan = pin.order ? pin : view.a && { ...view.a, strength: 0,
+    const plan = pin.order ? { node: 0, edge: 0, ...pin, ...partsOf(problem, pin.order) } : view.a && { ...view.a, strength: 0,
       ratio: model.get("ratio"), controls: { ...controls(), interaction_strength: 0 } };
     if (!plan) return null;
     const name = pin.hand ? "your plan" : pin.order ? `pinned${made(plan)}` : "λ 0";
@@ -174,31 +170,22 @@ export function renderLambda({ model, el }) {
     const removed = order.reduce((sum, u) => sum + problem.costs[u], 0);
     return { removed, realized: removed / problem.total };
   }
+  /** Plan A as it is pinned, without what H says of it. */
+  function pinned() {
+    const { order, strength, ratio, controls: made, hand: yours } = model.get("_pin");
+    return order ? { order, strength, ratio, controls: made, hand: yours } : {};
+  }
   function repin(what) {
-    if (!alone()) {
-      model.send({ pin: what });
-      return;
-    }
     const [a, b] = [planA(), planB()];
-    const pinned = what === "unpin" ? {} : b && { order: b.order, node: b.node, edge: b.edge,
-      strength: model.get("interaction_strength"), ratio: model.get("ratio"), controls: controls() };
-    if (!pinned) return;
-    model.set("_pin", pinned);
-    put(what === "swap" && a?.controls ? a.controls : {});
+    if (what === "unpin") return put({ _pin: {} });
+    return put({ _pin: { order: b.order, strength: b.strength, ratio: model.get("ratio"), controls: controls(), hand: false },
+      ...(what === "swap" && a.controls) });
   }
 
   /** Make plan A the reader's. */
-  function own(order, yours = true) {
-    if (yours) history.settle();
-    if (!alone()) return void model.send({ hand: order, yours });
-    const plan = ownPlan(problem, order);
-    if (plan) put({ _pin: { ...plan, hand: yours } });
-  }
-  /** Show a state of before: controls and plan A. */
-  function write({ _pin, ...before }) {
-    if (alone()) return put({ ...before, _pin });
-    put(before);
-    return _pin.order ? own(_pin.order, _pin.hand) : model.send({ pin: "unpin" });
+  function own(order) {
+    history.settle();
+    put({ _pin: ownPlan(problem, order) });
   }
   /** What a click on a unit does beside marking it. */
   function clicked(u) {

@@ -189,8 +189,8 @@ export function viewOf(problem, controls, run = runner(problem)) {
   const [plan, diagonal] = runs.map((one) => prefix(one, target));
   const [{ stalled, spent, reachable: most }] = runs;
   return {
-    a: diagonal.stalled ? null : partsOf(problem, diagonal), // the default plan A
-    ...partsOf(problem, plan),
+    a: diagonal.stalled ? null : planOfRun(problem, diagonal), // the default plan A
+    ...planOfRun(problem, plan),
     feasible: !plan.stalled,
     reachable: most,
     stalled: stalled ? (spent.at(-1) ?? 0) / problem.total : null,
@@ -198,18 +198,19 @@ export function viewOf(problem, controls, run = runner(problem)) {
   };
 }
 
-/** What H predicts for a set of units, nats per token; null without H. */
-export function riskOf({ matrix, size, half }, order) {
-  if (!matrix) return null;
-  let risk = 0;
+/** The parts of what H predicts for a set of units, {node, edge} in nats per token; null without its rows. */
+export function partsOf(problem, order) {
+  const rows = order.map((u) => rowOf(problem, u));
+  if (rows.includes(null)) return null;
+  const parts = { node: 0, edge: 0 };
   order.forEach((u, k) => {
-    risk += half[u];
-    for (let j = 0; j < k; j++) risk += matrix[u * size + order[j]];
+    parts.node += problem.half[u];
+    for (let j = 0; j < k; j++) parts.edge += rows[k][order[j]];
   });
-  return risk;
+  return parts;
 }
 
-function partsOf(problem, run) {
+function planOfRun(problem, run) {
   return { order: run.order, node: sum(run.order.map((u) => problem.half[u])), edge: sum(run.edges) };
 }
 
