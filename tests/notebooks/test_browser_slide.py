@@ -92,6 +92,19 @@ def test_the_offline_page_draws_what_python_solves(lab: Lab) -> None:
         eventually(lambda: root.get_attribute("data-shown"), lambda x: x == mine)
         root.get_by_role("button", name="Back to the solver").click()
         eventually(lambda: root.get_attribute("data-shown"), lambda x: x == solved)
+        for step, more in (("+1", 1), ("−1", 0)):  # the solver's next unit goes, and returns
+            root.get_by_role("button", name=step, exact=True).click()
+            found = eventually(
+                lambda: root.get_attribute("data-shown").split(),
+                lambda x, more=more: len(x) == len(solved.split()) + more,
+            )
+            assert set(solved.split()) <= set(found)
+        root.locator(".cc-strip button").nth(-2).click()  # the strip goes back to the plan before
+        longer = len(solved.split()) + 1
+        eventually(lambda: len(root.get_attribute("data-shown").split()), lambda n: n == longer)
+        page.keyboard.press("Control+Shift+z")
+        enter(root, "ratio in percent, typed", 20)
+        shows(root, path.segments[-2].selection)
 
         link = eventually(lambda: page.evaluate("location.href"), lambda x: "selected_unit=" in x)
         page.goto("about:blank")

@@ -55,14 +55,13 @@ export function edgeText({ predicted, measured, error }) {
 }
 
 /** The controls of a click; draw(scene) shows them. does: put(values) sets traits, own(order) makes a plan yours. */
-export function handPanels(problem, { put, own, back, undo, redo }) {
+export function handPanels(problem, { put, own, back }) {
   const mode = menu(MODES, (value) => put({ mode: value }));
   let mine = null;
   const budget = button("Same share for B", "set the share to that of your plan",
     () => put({ ratio: Math.min(0.6, Number(mine.realized.toFixed(4))) }));
   const solver = button("Back to the solver", "drop your plan", back);
   const panel = h("div", { class: "cc-row cc-hand" }, labeled("a click on a cell", mode),
-    button("↶ Undo", "Ctrl+Z", undo), button("↷ Redo", "Ctrl+Shift+Z", redo),
     button("Start empty", "your plan, without any removed unit", () => own([])), budget, solver);
 
   function draw({ mode: chosen, a }) {

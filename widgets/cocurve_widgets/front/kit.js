@@ -79,19 +79,29 @@ export function typedNumber(field) {
   return field.step === "1" ? Math.round(value) : value;
 }
 
+/** Say something beside a field until it is used again. */
+function remark(field, words) {
+  field.setCustomValidity(words);
+  field.reportValidity();
+  field.addEventListener("input", () => field.setCustomValidity(""), { once: true });
+}
+
 /**
  * Keep a control and a trait equal: an event of the control sets the trait, a number in its bounds. The
  * control has shown(value) of the trait, and the trait meant(value) of the control. A field without a
- * number gets back its value.
+ * number gets back its value; one that had to be moved says so, and hint(value) is what else it says.
  */
 export function tied(model, cleaner, trait, control,
-  { event = "change", shown = (x) => x, meant = (x) => x } = {}) {
+  { event = "change", shown = (x) => x, meant = (x) => x, hint = () => "" } = {}) {
   const key = control.type === "checkbox" ? "checked" : "value";
   const fill = () => { control[key] = shown(model.get(trait)); };
   control.addEventListener(event, () => {
     const value = ["number", "range"].includes(control.type) ? typedNumber(control) : control[key];
+    const asked = control.valueAsNumber;
     if (value !== null) assign(model, { [trait]: meant(value) });
     fill(); // what is out of bounds was brought in, or is no number
+    const words = value === null || value === asked ? hint(asked) : `${control.min || "−∞"} to ${control.max || "∞"}, not ${asked}`;
+    if (control.type === "number" && words) remark(control, words);
   });
   cleaner.follow(model, [trait], fill);
   return control;
@@ -371,6 +381,12 @@ export function frame(model, el, cleaner, options) {
   cleaner.follow(model, ["status", "error"], () => {
     status.textContent = model.get("status") || "";
     complain(model.get("error") || "");
+  });
+  root.addEventListener("keydown", (event) => { // JupyterLab does not see keys in a control: Ctrl+S is passed on
+    if (event.key !== "s" || !(event.ctrlKey || event.metaKey) || model.get("kernel") === false) return;
+    event.preventDefault();
+    const { key, code, keyCode, ctrlKey, metaKey } = event;
+    root.parentElement.dispatchEvent(new KeyboardEvent("keydown", { key, code, keyCode, ctrlKey, metaKey, bubbles: true }));
   });
   el.append(root);
   cleaner.add(() => root.remove());
