@@ -59,20 +59,6 @@ PROBE = """root => {
     attributeFilter: ['data-paints', 'data-draws']});
 }"""
 
-# Seconds from running the third cell to the frame after its first picture.
-FIRST_PICTURE = """async () => {
-  const old = document.querySelector('.cocurve canvas[data-draws]');
-  const begun = performance.now();
-  jupyterapp.shell.currentWidget.content.activeCellIndex = 2;
-  jupyterapp.commands.execute('notebook:run-cell');
-  let found = null;
-  while (!found || found === old) {
-    await new Promise(done => requestAnimationFrame(done));
-    found = document.querySelector('.cocurve canvas[data-draws]');
-  }
-  await new Promise(done => requestAnimationFrame(() => setTimeout(done)));
-  return (performance.now() - begun) / 1000;
-}"""
 # Remembers when a key went down, and when the damage panel first shows a KL of the plan it led to.
 FIRST_KL = """root => {
   window.first = {down: 0, before: '', times: []};
@@ -110,11 +96,10 @@ KEPT = """root => {
   }).observe(root, {attributes: true});
 }"""
 PACE = 900  # ms between keys: the next one comes after a plan is measured
-FIRST = 7  # runs of the cell of a map
 
 
 def main() -> None:
-    parts = ["kernel", "explorers", "map", "damage", "kept"]
+    parts = ["kernel", "explorers", "damage", "kept"]
     options = arguments(__doc__, repeats=40, parts=flag(parts, choices=parts))
     repeats = options.repeats
     print(f"{repeats} events each; median (min to max)\n")
@@ -129,9 +114,6 @@ def main() -> None:
             for size in (768, 1920):
                 in_browser(lab, "LambdaExplorer", size, repeats)
             in_browser(lab, "BridgeExplorer", 1000, repeats)
-        if "map" in options.parts:
-            for size in (768, 1920):
-                map_in_browser(lab, size, repeats)
         if "damage" in options.parts:
             damage_in_browser(lab, repeats)
             first_kl_in_browser(lab, repeats)
@@ -223,7 +205,7 @@ def damaged_explorer() -> LambdaExplorer:
     explorer = LambdaExplorer(
         curvature, model=model, tokenizer=tokenizer, held_out=text, questions=asked, ratio=0.4
     )  # 40 % has more plans than there are moves
-    explorer.pin()
+    explorer.pinned = explorer.selection
     return explorer
 
 
@@ -236,7 +218,7 @@ def demo_explorer() -> LambdaExplorer:
     explorer = LambdaExplorer(
         curvature, model=model, tokenizer=tokenizer, held_out=held_out, questions=questions
     )
-    explorer.pin()
+    explorer.pinned = explorer.selection
     return explorer
 
 
@@ -311,34 +293,6 @@ def explorer_of(visit: Visit) -> tuple[Any, Any, Any]:
     visit.page.wait_for_selector("[data-paints]")
     visit.becomes("w.flips_stale", "False")
     return visit.page, root, root.get_by_label(SLIDER)
-
-
-def map_in_browser(lab: Lab, size: int, repeats: int) -> None:
-    """CurvatureMap: first picture over several runs, and key to painted by kind of key."""
-    with lab.open(of_random(lab.folder.parent, "CurvatureMap", size)) as visit:
-        page = visit.page
-        run_cells(visit, 0, 2)
-        before = visit.received
-        times = [1000 * page.evaluate(FIRST_PICTURE) for _ in range(FIRST)]
-        page.wait_for_timeout(1500)
-        received = (visit.received - before) / 1e6 / FIRST
-        print(
-            f"CurvatureMap, M = {size:>4}: first picture {show(times)} after the cell was run, "
-            f"{FIRST} runs, {received:.2f} MB received each"
-        )
-        root = page.locator(".cocurve")
-        page.evaluate(PROBE, root.element_handle())
-        canvas = root.locator("canvas")
-        order = root.get_by_label("order of rows and columns")
-        for what, target, keys in (
-            ("zoom", canvas, ("+", "-")),
-            ("order", order, ("ArrowDown", "ArrowUp")),
-        ):
-            page.wait_for_timeout(500)
-            target.focus()
-            page.evaluate("() => { probe.times = []; probe.down = 0; }")
-            times = show(pressed(page, keys, repeats))
-            print(f"CurvatureMap, M = {size:>4}: {what}, key to painted {times}")
 
 
 def drag(visit: Visit, root: Any, slider: Any, size: int) -> None:
