@@ -63,7 +63,7 @@ def test_the_offline_page_draws_what_python_solves(lab: Lab) -> None:
         root, bridges = page.locator(".cocurve").all()
         tour = root.locator(".cc-tour")  # a first visit is guided
         tour.get_by_text("Which one would you remove first?").wait_for()
-        root.locator("canvas").first.click()
+        root.locator("canvas[role=img]").first.click()
         tour.get_by_text("by price").wait_for()
         root.get_by_role("button", name="Skip").click()
         root.locator("summary", has_text="exact values").click()
@@ -114,10 +114,10 @@ def test_the_offline_page_draws_what_python_solves(lab: Lab) -> None:
             assert serious_violations(page) == []
 
         root.get_by_role("button", name="Guided").click()
-        root.locator("canvas").first.click()
+        root.locator("canvas[role=img]").first.click()
         follow = tour.get_by_role("button", name="Next")
         follow.click()
-        shows(root, path.at(0.5).selection)
+        shows(root, path.at(0).selection)
         root.locator("button.cc-word").first.click()
         follow.click()
         for strength, shown in ((0, 0), (0, 1)):  # what is set for the guess, and then shown

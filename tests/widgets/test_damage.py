@@ -189,7 +189,6 @@ def test_clicks_make_plan_a_and_it_is_measured(explorer: LambdaExplorer) -> None
     assert explorer.selection.pruned == start  # B stays the solver's plan
     pin = received(explorer, "pin")
     assert (pin["hand"], pin["controls"]) == (True, None)
-    assert pin["node"] + pin["edge"] == pytest.approx(CURVATURE.risk(pin["order"]))
     settle(explorer)
     found = explorer.damage.of(explorer.pinned)
     assert found.risk == pytest.approx(cl.pruning_risk(MODEL, explorer.pinned, TEXT))

@@ -46,8 +46,8 @@ script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
 </head>
 <body>
 <header><h1>{title}</h1>
-<p>Remove parts of a language model, and see what it still says. Parts that cost little alone can
-cost much <em>together</em>: λ sets how much that counts.</p></header>
+<p>Remove parts of a language model, and see what it still says. λ weighs what parts cost
+<em>together</em>.</p></header>
 <p id="blocked">Scripts are blocked here. Open this file in a browser that allows them.</p>
 <main><div id="lambda"></div><div id="bridge"></div></main>
 <footer><small>{about}</small></footer>

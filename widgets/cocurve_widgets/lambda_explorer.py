@@ -110,7 +110,6 @@ class LambdaExplorer(ByHand, Explorer):
         curvature = session.curvature
         self._solved: tuple[Any, ...] | None = None
         self._guarded: tuple[Any, ...] | None = None
-        self._path: LambdaPath | None = None
         self._adopting = False
         self._seconds = 0.0
         ends = cl.opening_guards(curvature.units)
@@ -191,20 +190,22 @@ class LambdaExplorer(ByHand, Explorer):
     @guarded
     def _show_pin(self, _: Any = None) -> None:
         plan = self.pinned
-        controls = None if plan is None else self._controls_of(plan)
-        made = dict(zip(CONTROLS, controls, strict=True)) if controls else None
-        self._pin = (
-            {}
-            if plan is None
-            else {
-                **(self._order_and_parts(plan) or {}),
-                "strength": plan.interaction_strength,
-                "ratio": plan.requested_ratio,
-                "controls": made,
-                "hand": plan is self._own,
-            }
-        )
+        order = None if plan is None else list(plan.pruned)
+        # what the page has set itself is not sent back: a second click may be on its way
+        if plan is None or not self._problem["matrix"] or self._pin.get("order") != order:
+            self._pin = {} if plan is None else self._as_pin(plan)
         self._watch()
+
+    def _as_pin(self, plan: cl.Selection) -> dict[str, Any]:
+        """Plan A as the page has it."""
+        controls = self._controls_of(plan)
+        return {
+            **(self._order_and_parts(plan) or {}),
+            "strength": plan.interaction_strength,
+            "ratio": plan.requested_ratio,
+            "controls": dict(zip(CONTROLS, controls, strict=True)) if controls else None,
+            "hand": plan is self._own,
+        }
 
     @guarded
     def _hear_pin(self, _: Any = None) -> None:
@@ -234,7 +235,7 @@ class LambdaExplorer(ByHand, Explorer):
         self._solved = key
         renew = self._guarded != key[1:]
         if renew:
-            self._guarded, self._path = key[1:], None
+            self._guarded = key[1:]
             self.flips_stale = True
         self._asked = list(key)  # the page waits for the kernel as long as it knows the controls
         self._find_plan()
@@ -299,7 +300,6 @@ class LambdaExplorer(ByHand, Explorer):
                 self._keep_path(path)
 
     def _keep_path(self, path: LambdaPath) -> None:
-        self._path = path
         sets = [set() if s.selection is None else set(s.selection.pruned) for s in path.segments]
         with self.hold_sync():
             self.flips = list(path.breakpoints)

@@ -70,9 +70,12 @@ function menuSelect(model, cleaner) {
   const groups = grouped(model.get("menu")).map(([group, entries]) => h("optgroup", { label: group },
     ...entries.map(([index, entry]) => h("option", { value: index }, short(entry.prompt)))));
   const select = h("select", { style: "max-width: 26em", onchange: () => {
-    assign(model, { choice: select.value === "" ? null : Number(select.value) });
+    if (select.value !== "") assign(model, { prompt: model.get("menu")[select.value].prompt });
   } }, h("option", { value: "" }, "a prompt of your own"), ...groups);
-  cleaner.follow(model, ["choice"], () => { select.value = model.get("choice") ?? ""; });
+  cleaner.follow(model, ["prompt"], () => {
+    const at = model.get("menu").findIndex(({ prompt }) => prompt === model.get("prompt"));
+    select.value = at < 0 ? "" : at;
+  });
   return select;
 }
 

@@ -87,7 +87,7 @@ export function renderLambda({ model, el }) {
   const [only, others] = [swatch("", ""), swatch("", "")];
   const legend = h("div", { class: "cc-legend" }, swatch("alive, by price", "background:linear-gradient(90deg, #C77C1138, #C77C11)"),
     swatch("gone", "background:repeating-linear-gradient(135deg, var(--cc-muted) 0 1px, transparent 1px 4px)"),
-    h("span", {}, h("i", { class: "cc-swatch cc-unit", style: "border:2px solid var(--cc-text)" }, "•"), "goes next"), only, others);
+    h("span", {}, h("i", { class: "cc-swatch cc-unit cc-dot", style: "border:2px solid var(--cc-text)" }), "goes next"), only, others);
   const title = (text) => h("h4", {}, text);
   const act = (text, hint, pin) => button(text, hint, () => repin(pin));
   const buttons = {
@@ -108,7 +108,7 @@ export function renderLambda({ model, el }) {
   const sections = { gap: section("Predicted against measured", gap.panel), chart: section("Every λ", charts.panel),
     numbers: section("A and B in numbers", h("div", { class: "cc-row cc-versus" }, ...Object.values(buttons), choice), numbers.rows, numbers.details, ui.status),
     edge: section("Two cells together", edge.panel), unit: section("One cell, term by term", ledger),
-    hand: section("Steps, by hand, guards, exact values", steps.panel, hand.panel, bar.exact, title("Guards"), guardsNow, bar.guards),
+    hand: section("Steps, guards, exact values", steps.panel, hand.panel, bar.exact, title("Guards"), guardsNow, bar.guards),
     files: section("Files", ui.root.querySelector(".cc-files")) };
   const numberHome = h("div", { class: "cc-thermometer" }, ...number.parts);
   const mapHome = h("div", {}, map, legend);
@@ -352,7 +352,7 @@ export function renderLambda({ model, el }) {
     [[only, mine, 0], [others, other, 1]].forEach(([entry, plan, k]) => {
       entry.hidden = !a || !b || !scene.change;
       entry.firstChild.style.border = `2px solid ${ink[k]}`;
-      entry.lastChild.textContent = `only ${plan?.name} removes it`;
+      entry.lastChild.textContent = `${plan?.name} only`;
     });
     const marked = [model.get("selected_unit"), hovered];
     const focus = hovered ?? (document.activeElement === map ? model.get("selected_unit") : null) ?? null;

@@ -11,7 +11,7 @@ import { ledger, nameOf } from "./solver.js";
 export function fourRows(card, { problem, order, controls, price, after, u }) {
   const found = u === null ? null : ledger(problem, order, controls.interaction_strength, u);
   if (!found || !price) {
-    card.replaceChildren(h("p", { class: "cc-muted" }, "Point at a cell for its price, click to remove it; Ctrl+Z undoes."));
+    card.replaceChildren(h("p", { class: "cc-muted" }, "Point at a cell for its price; a click removes it."));
     return;
   }
   const rank = price.living.indexOf(u);
