@@ -16,6 +16,7 @@ from cocurve_lab.base.files import demo_folder
 from cocurve_lab.extensions.judging.lockstep import Sampling, compare_text
 from cocurve_widgets import refresh_html
 from helpers.lab import Lab, in_browser
+from helpers.layout import require_readable, serious_violations
 from helpers.notebooks import NOTEBOOKS
 from helpers.pages import node
 from helpers.waiting import eventually
@@ -117,6 +118,11 @@ def test_the_page_reads_a_sentence_and_measures_a_plan_offline(
 
         root.locator("canvas[role=img]").first.press("ArrowDown")
         root.locator("canvas[role=img]").first.press("Enter")
+        eventually(line.inner_text, lambda said: not said.startswith("8 of 8"))
         line.get_by_role("button", name="Stop").click()
         eventually(line.get_by_role("button", name="Measure").count)
         assert not line.inner_text().startswith("8 of 8")
+        require_readable(page, "header, .cocurve")
+        for theme in ("dark", "light"):
+            page.emulate_media(color_scheme=theme)
+            assert serious_violations(page) == []

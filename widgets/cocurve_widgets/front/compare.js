@@ -62,4 +62,4 @@ export function compared(texts, growing = false) {
 
 /** One of the lists of `compared` as elements: shared words gray, the first that differs marked. */
 export const markedWords = (words) => words.map(({ word, shared, first }) =>
-  h(first ? "mark" : "span", { class: shared ? "cc-muted" : null }, word));
+  h(first ? "mark" : "span", { class: shared && !first && "cc-muted" }, word));

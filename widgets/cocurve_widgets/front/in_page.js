@@ -6,7 +6,7 @@ import { serve } from "./inference.js";
 import { assign, button, h } from "./kit.js";
 import { lessOf, markOf, measurementOf } from "./measured.js";
 
-const CALM = 250; // ms without a move before more than next words is computed
+const CALM = 250; // ms after next words were told before anything slower begins
 
 /** Run the model of a page, packed as text, for the explorer in `root`, whose traits are `plan`. */
 export async function runModel(plan, root, packed) {
@@ -30,7 +30,7 @@ export async function runModel(plan, root, packed) {
   worker.onerror = ({ message }) => said.replaceChildren(`The model does not run in this browser: ${message}`);
   const rows = await ask(packed);
   const measured = {}; // by mark of a plan, the KL of its rows so far
-  let [busy, moved, stopped, key, next, fresh] = [false, 0, "", "", null, false];
+  let [busy, told, stopped, key, next, fresh] = [false, 0, "", "", null, false];
 
   function now() {
     const pin = plan.get("_pin");
@@ -51,6 +51,7 @@ export async function runModel(plan, root, packed) {
       next = { prompt, plans: [mark], rows: await ask("words", prompt, order) };
       [key, fresh, goes.style.opacity] = [prompt + mark, true, 0.5]; // how they go on is still of before
       tell();
+      told = performance.now();
       return true;
     }
     const found = measured[mark] ?? [];
@@ -58,7 +59,7 @@ export async function runModel(plan, root, packed) {
     line.style.visibility = wanted || found.length ? "" : "hidden";
     [bar.max, bar.value, stop.hidden] = [rows.length, found.length, !wanted];
     [said.textContent, stop.textContent] = [`${found.length} of ${rows.length} short rows`, stopped === mark ? "Measure" : "Stop"];
-    const wait = moved + CALM - performance.now();
+    const wait = told + CALM - performance.now();
     if (wait > 0) setTimeout(work, wait);
     else if (fresh) {
       const went = await ask("texts");
@@ -78,12 +79,8 @@ export async function runModel(plan, root, packed) {
     while (await step());
     busy = false;
   }
-  function move() {
-    moved = performance.now();
-    work();
-  }
-  for (const name of ["plans", "_pin", "prompt"]) plan.on(`change:${name}`, move);
-  move();
+  for (const name of ["plans", "_pin", "prompt"]) plan.on(`change:${name}`, work);
+  work();
 }
 
 if (typeof WorkerGlobalScope !== "undefined") { // in the worker; the first message is the model
