@@ -38,8 +38,7 @@ from cocurve_studies.bake_off.contenders import (
     treated,
 )
 from cocurve_studies.tables import pick
-from helpers.benchmarks import arguments, flag, head, row
-from helpers.demo_rows import demo_rows
+from helpers.benchmarks import arguments, demo_rows, flag, head, row
 
 SHOWN = ("kl", "perplexity", "accuracy all")
 STARTS = ("random", "magnitude", "cocurve")  # of a measured search
@@ -184,8 +183,8 @@ def leads(part: str, result: Comparison) -> None:
     measured = {each["method"] for each in result.rows}
     if treated(OURS_CHOSEN, repair) not in measured:
         return  # not among --only
-    rivals = [treated(get_method(name).title, repair) for name in (*BASELINES, *DEPTH)]
-    rivals = [rival for rival in rivals if rival in measured]
+    titles = (get_method(name).title for name in (*BASELINES, *DEPTH))
+    rivals = [treated(title, repair) for title in titles if treated(title, repair) in measured]
     rows = pick(result.leads(treated(OURS_CHOSEN, repair), rivals))
     print(f"{part}: KL behind {treated(OURS_CHOSEN, repair)}, guards searched")
     ratios = list(dict.fromkeys(each["requested_ratio"] for each in rows))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -102,10 +101,12 @@ def error_bar(value: float, error: float, places: int = 4, sign: str = "") -> st
 
 
 def seconds(call: Callable[[], Any]) -> tuple[float, Any]:
-    """How long a call takes, and what it returns."""
-    begun = time.perf_counter()
+    """How long a call takes, with all that it started on a GPU, and what it returns."""
+    from torch.utils.benchmark import timer  # only here: see `arguments`
+
+    begun = timer()  # which waits for what the GPU has begun
     found = call()
-    return time.perf_counter() - begun, found
+    return timer() - begun, found
 
 
 def in_turn(
@@ -127,10 +128,19 @@ def in_turn(
 # The demo model -----------------------------------------------------------------------------------
 
 
+def demo_rows(name: str, count: int, tokenizer: Any, seed: int = 0) -> Any:
+    """`count` rows of "calibration", "held_out" or "test", every position scored."""
+    import cocurve_lab as cl
+    from cocurve_lab.models.identity import demo_folder
+
+    texts = demo_folder().parent / "texts" / f"{name}.jsonl"
+    settings = {"num_sequences": count, "positions_per_sequence": "all", "seed": seed}
+    return cl.CalibrationSet.from_file(texts, tokenizer, **settings)
+
+
 def demo(**rows: int) -> list[Any]:
     """The demo model, and so many rows of each of its texts."""
     import cocurve_lab as cl
-    from helpers.demo_rows import demo_rows
 
     model, tokenizer = cl.load_model("demo", device="cpu", dtype="float32")
     return [model, *(demo_rows(name, count, tokenizer) for name, count in rows.items())]

@@ -1,4 +1,4 @@
-"""What an exported page holds, and Node.js to run its script."""
+"""What an exported page holds, what axe-core says of it, and Node.js to run its script."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -51,3 +52,16 @@ def node(*arguments: str, **environment: str) -> str:
     )
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
+
+
+def serious_violations(page: Any, selector: str = "body") -> list[str]:
+    """What axe-core calls serious or critical inside the elements, as "rule: element"."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page, context={"include": [selector]}).response["violations"]
+    return [
+        f"{fault['id']}: {node['html'][:100]}"
+        for fault in found
+        if fault["impact"] in ("serious", "critical")
+        for node in fault["nodes"]
+    ]

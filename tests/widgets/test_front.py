@@ -130,7 +130,7 @@ def test_what_is_copied_of_a_plan_makes_it_and_prunes(
     assert gone == units.costs[order].sum()
 
 
-@pytest.mark.parametrize("entry", ["page", "lambda", "bridge", "map", "generation", "monitor"])
+@pytest.mark.parametrize("entry", ["page", "lambda", "bridge", "generation", "monitor"])
 def test_joined_files_share_no_name_and_import_nothing(entry: str) -> None:
     joined = front(f"{entry}.js", render="renderIt")
     assert "import {" not in joined

@@ -1,11 +1,10 @@
-"""The model inside a page: it says what the library says, offline."""
+"""The model inside a page: its JavaScript says what the library says."""
 
 from __future__ import annotations
 
 import json
 import runpy
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +13,7 @@ import torch
 import cocurve_lab as cl
 from cocurve_lab.base.files import demo_folder
 from cocurve_lab.extensions.judging.lockstep import Sampling, compare_text
-from cocurve_widgets import refresh_html
-from helpers.lab import Lab, in_browser
-from helpers.layout import require_readable, serious_violations
-from helpers.notebooks import NOTEBOOKS
 from helpers.pages import node
-from helpers.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 FRONT = ROOT / "widgets" / "cocurve_widgets" / "front"
@@ -31,11 +25,13 @@ TEXTS = [
 ]
 CODE = """
 import { readFileSync } from "node:fs";
-import { modelOf, serve, tokenizerOf } from "%s";
+import { modelOf, serve, tokenizerOf, unpacked } from "%s";
 const { packed, texts, plans } = JSON.parse(readFileSync(process.env.COCURVE_FIXTURES, "utf8"));
-const { encode, decode } = tokenizerOf(JSON.parse(packed));
-const model = serve(packed);
+const spec = unpacked(packed);
+const [{ encode, decode }, model] = [tokenizerOf(spec), serve(packed)];
 const found = { ids: texts.map(encode), texts: texts.map((text) => decode(encode(text))) };
+found.logits = [[], ...plans].map((order) => Array.from(
+  modelOf(spec)(encode(texts[0]), { gone: new Set(order), kept: {} })));
 found.words = plans.map((order) => model.words(texts[0], order));
 found.went = plans.map((order) => model.words(texts[0], order) && model.texts());
 found.kl = plans.map((order) => model.rows.map((_, k) => model.row(k, order)));
@@ -43,13 +39,8 @@ console.log(JSON.stringify(found));
 """
 
 
-@pytest.fixture(scope="module")
-def packed() -> str:
-    """The demo model as a page has it."""
-    return str(runpy.run_path(str(ROOT / ".ci" / "page.py"))["demo_model"]())
-
-
-def test_the_javascript_says_what_the_library_says(packed: str, tmp_path: Path) -> None:
+def test_the_javascript_says_what_the_library_says(tmp_path: Path) -> None:
+    packed = runpy.run_path(str(ROOT / ".ci" / "page.py"))["demo_model"]()
     model, tokenizer = cl.load_model("demo")
     curvature = cl.Curvature.load(demo_folder() / "H_64_rows.npz")
     plans = [cl.solve_greedy(curvature, r, x) for r, x in ((0.05, 0.0), (0.2, 0.5), (0.5, 1.0))]
@@ -61,6 +52,10 @@ def test_the_javascript_says_what_the_library_says(packed: str, tmp_path: Path) 
     assert found["ids"] == [tokenizer(text)["input_ids"] for text in TEXTS]
     assert found["texts"] == TEXTS
     ids = torch.tensor([found["ids"][0]])
+    for order, logits in zip(([], *plans), found["logits"], strict=True):
+        with torch.no_grad(), cl.ablate(model, order):
+            wanted = model(ids).logits[0].numpy()
+        np.testing.assert_allclose(np.reshape(logits, wanted.shape), wanted, atol=1e-3)
     for plan, words, went in zip(plans, found["words"], found["went"], strict=True):
         for k, order in enumerate(([], plan)):
             said = words[5 * k : 5 * k + 5]
@@ -74,55 +69,3 @@ def test_the_javascript_says_what_the_library_says(packed: str, tmp_path: Path) 
     assert rows.input_ids.shape == (8, 64)
     kl = cl.measure_plans(model, plans, rows, progress=False).kl
     np.testing.assert_allclose(found["kl"], kl, rtol=1e-3)
-
-
-def bars(root: Any, side: int) -> list[str]:
-    """The next words that one of the models says, likeliest first."""
-    column = root.locator(".cc-sentence .cc-next").first.locator("> div").nth(side)
-    return [str(text) for text in column.locator(".cc-word > span").all_inner_texts()]
-
-
-@in_browser
-def test_the_page_reads_a_sentence_and_measures_a_plan_offline(
-    lab: Lab, packed: str, tmp_path: Path
-) -> None:
-    page_file = tmp_path / "page.html"
-    page_file.write_bytes(NOTEBOOKS[0].with_name("explore_demo.html").read_bytes())
-    with_model = runpy.run_path(str(ROOT / ".ci" / "page.py"))["with_model"]
-    text = refresh_html(page_file).read_text(encoding="utf-8")
-    page_file.write_text(with_model(text, packed), encoding="utf-8")
-    assert page_file.stat().st_size < 12_000_000
-    before = page_file.read_bytes()
-    assert refresh_html(page_file).read_bytes() == before  # the model stays
-    with lab.page(page_file) as page:
-        root = page.locator(".cocurve").first
-        root.get_by_role("button", name="Skip").click()
-        box = root.get_by_label("sentence", exact=True)
-        box.fill("For dinner Yuri always wants")
-        eventually(lambda: bars(root, 0), lambda words: words[:2] == ["bread", "beans"])
-        slider = root.get_by_label("ratio, share of cost to remove")
-        slider.fill("0.5")
-        eventually(lambda: bars(root, 1)[0], lambda word: word != "bread")
-        eventually(root.locator(".cc-goes mark").count)  # both go on, and not alike
-
-        root.locator("canvas[role=img]").first.press("ArrowDown")
-        root.locator("canvas[role=img]").first.press("Enter")  # removed by hand
-        order = [int(u) for u in str(root.get_attribute("data-shown")).split()]
-        line, number = root.locator(".cc-measuring"), root.locator(".cc-kl b")
-        eventually(line.inner_text, lambda said: said.startswith("8 of 8"), 60)
-        model, _ = cl.load_model("demo")
-        units = cl.enumerate_units(model)
-        rows = cl.CalibrationSet(torch.tensor(json.loads(packed)["rows"]))
-        kl = cl.pruning_risk(model, [units[u] for u in order], rows)
-        assert float(number.inner_text()) == pytest.approx(kl, rel=0.01)
-
-        root.locator("canvas[role=img]").first.press("ArrowDown")
-        root.locator("canvas[role=img]").first.press("Enter")
-        eventually(line.inner_text, lambda said: not said.startswith("8 of 8"))
-        line.get_by_role("button", name="Stop").click()
-        eventually(line.get_by_role("button", name="Measure").count)
-        assert not line.inner_text().startswith("8 of 8")
-        require_readable(page, "header, .cocurve")
-        for theme in ("dark", "light"):
-            page.emulate_media(color_scheme=theme)
-            assert serious_violations(page) == []

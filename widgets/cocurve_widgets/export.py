@@ -1,4 +1,4 @@
-"""Explorers and the map of H in one HTML file, to mail to a class: no kernel, no network."""
+"""Both explorers in one HTML file, to mail to a class: no kernel, no network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from cocurve_lab.base.atomic import write_atomically
 from cocurve_lab.base.files import read_regular
 
 from .bridge_explorer import BridgeExplorer
-from .curvature_map import CurvatureMap
 from .instrument import counted, front, named_matrix
 from .lambda_explorer import LambdaExplorer
 from .packing import plain
@@ -50,7 +49,7 @@ script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; work
 <p>Remove parts of a language model, and see what it still says. Parts that cost little alone can
 cost much <em>together</em>: λ sets how much that counts.</p></header>
 <p id="blocked">Scripts are blocked here. Open this file in a browser that allows them.</p>
-<main><div id="lambda"></div><div id="bridge"></div><div id="map"></div></main>
+<main><div id="lambda"></div><div id="bridge"></div></main>
 <footer><small>{about}</small></footer>
 <script type="application/json" id="cocurve-data">{data}</script>
 <script type="application/json" id="cocurve-model">{model}</script>
@@ -85,7 +84,7 @@ def export_html(
     questions: Sequence[Question] = (),
     cache: str | os.PathLike[str] | None = "kept",
 ) -> Path:
-    """Write both explorers and the map of H into one HTML file, which works without a kernel.
+    """Write both explorers into one HTML file, which works without a kernel.
 
     The greedy solver runs in the page. H is stored in float64 up to 512 units and in float32 above
     (about 2 MB at M = 768, growing with M squared).
@@ -151,17 +150,14 @@ def _write(path: Path, title: str, about: str, data: str, model: str = "") -> Pa
 
 
 def _states(session: Session, **controls: Any) -> dict[str, Any]:
-    """What the three instruments on a session open with."""
+    """What the two instruments on a session open with."""
     plan = LambdaExplorer(session.curvature, session=session, **controls)
     bridge = BridgeExplorer(session.curvature, session=session)
-    heat = CurvatureMap(session.curvature, session=session)
     try:
-        drawn = heat.state()
-        del drawn["pairs"]  # the page makes them from H
-        return {"lambda": plan.state(), "bridge": bridge.state(), "map": drawn}
+        return {"lambda": plan.state(), "bridge": bridge.state()}
     finally:
-        for instrument in (plan, bridge, heat):
-            instrument.close()
+        plan.close()
+        bridge.close()
 
 
 def _at_scale(interactions: Interactions, session: Session) -> dict[str, Any]:

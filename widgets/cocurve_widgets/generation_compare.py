@@ -582,7 +582,7 @@ class GenerationCompare(Drawn):
             ]
         )
 
-    def _still_picture(self) -> str:
+    def _still_texts(self) -> str:
         """The texts one below the other."""
         if self._shown is None:
             return ""

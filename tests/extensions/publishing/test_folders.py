@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 from markdown_it import MarkdownIt
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.judging.perplexity import Perplexity
@@ -26,6 +26,7 @@ from cocurve_lab.models.identity import MANIFEST, weight_marks
 from cocurve_lab.pruner.folder import CardFacts
 from cocurve_lab.pruner.manifest import manifest_on
 from helpers.bare_process import run_bare, save_expected
+from helpers.builds import plan_of
 from helpers.tiny_models import (
     GROUPS,
     LLAMA_3,
@@ -34,6 +35,7 @@ from helpers.tiny_models import (
     tiny_model,
     tiny_text,
     word_tokenizer,
+    write_model,
 )
 
 UNEVEN = ["L0.attention[0]", "L1.ffn[1]", "L2.ffn[0]", "L2.ffn[3]"]
@@ -70,14 +72,6 @@ CASES: dict[str, tuple[str, str, list[str], dict[str, Any], str]] = {
 
 
 GAINS = {"L0.ffn[2]": 1.25, "L1.ffn[0]": 0.8}  # kept in every case but where a block is gone
-
-
-def plan_of(
-    model: PreTrainedModel, names: list[str], gains: dict[str, float] | None = None
-) -> cl.Selection:
-    units = cl.enumerate_units(model, GROUPS)
-    plan = cl.Selection.from_pruned(units, names)
-    return plan.with_gains({units.index(name): gain for name, gain in (gains or {}).items()})
 
 
 def saved_case(folder: Path, name: str) -> None:
@@ -212,8 +206,7 @@ def trained(folder: Path) -> Any:
 @pytest.fixture
 def tuned(tmp_path: Path) -> Path:
     """A folder that a trainer saved, with a tokenizer."""
-    trained(cl.save_pruned(pruned(), tmp_path / "small")).save_pretrained(tmp_path / "tuned")
-    word_tokenizer().save_pretrained(tmp_path / "tuned")
+    write_model(tmp_path / "tuned", trained(cl.save_pruned(pruned(), tmp_path / "small")))
     return tmp_path / "tuned"
 
 

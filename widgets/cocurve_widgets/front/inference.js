@@ -107,10 +107,13 @@ export function modelOf({ width, head, theta, epsilon, tokens, embedding, blocks
 
 const LONG = 40; // tokens that go on
 
+/** What text holds of a model: values, and float16 weights in base64. */
+export const unpacked = (text) => JSON.parse(text, (_, value) => (value?.$half === undefined ? value
+  : Float32Array.from(new Float16Array(Uint8Array.fromBase64(value.$half).buffer))));
+
 /** What the page asks of a model. */
 export function serve(text) {
-  const spec = JSON.parse(text, (_, value) => (value?.$half === undefined ? value
-    : Float32Array.from(new Float16Array(Uint8Array.fromBase64(value.$half).buffer))));
+  const spec = unpacked(text);
   const { rows, tokens, context } = spec;
   const [run, { encode, decode }, whole] = [modelOf(spec), tokenizerOf(spec), []];
   const begin = (order) => ({ gone: new Set(order), kept: {} });
