@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+import runpy
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import cocurve_lab as cl
+from cocurve_widgets import refresh_html
 from cocurve_widgets.packing import plan_mark
-from helpers.lab import NOTEBOOKS, SMALL, Lab, Visit, in_browser, running_lab
+from helpers.lab import NOTEBOOKS, ROOT, SMALL, Lab, Visit, in_browser, running_lab
 from helpers.pages import curvature_of, data_of, serious_violations
 from helpers.waiting import eventually
 
@@ -128,6 +133,59 @@ def test_the_offline_page_draws_what_python_solves(lab: Lab) -> None:
         assert root.locator("button.cc-word").count() == 0  # the last step asks for no word
         tour.get_by_role("button", name="Skip").click()
         shows(root, path.segments[-2].selection)  # it ends where it began
+
+
+def bars(root: Any, side: int) -> list[str]:
+    """The next words that one of the models says, likeliest first."""
+    column = root.locator(".cc-sentence .cc-next").first.locator("> div").nth(side)
+    return [str(text) for text in column.locator(".cc-word > span").all_inner_texts()]
+
+
+@in_browser
+def test_the_page_reads_a_sentence_and_measures_a_plan_offline(lab: Lab, tmp_path: Path) -> None:
+    page_file = tmp_path / "page.html"
+    page_file.write_bytes(PAGE.read_bytes())
+    builder = runpy.run_path(str(ROOT / ".ci" / "page.py"))
+    packed = builder["demo_model"]()
+    text = builder["with_model"](refresh_html(page_file).read_text(encoding="utf-8"), packed)
+    page_file.write_text(text, encoding="utf-8")
+    assert page_file.stat().st_size < 12_000_000
+    before = page_file.read_bytes()
+    assert refresh_html(page_file).read_bytes() == before  # the model stays
+    with lab.page(page_file) as page:
+        root = page.locator(".cocurve").first
+        root.get_by_role("button", name="Skip").click()
+        box = root.get_by_label("sentence", exact=True)
+        box.fill("For dinner Yuri always wants")
+        eventually(lambda: bars(root, 0), lambda words: words[:2] == ["bread", "beans"])
+        slider = root.get_by_label("ratio, share of cost to remove")
+        slider.fill("0.5")
+        eventually(lambda: bars(root, 1)[0], lambda word: word != "bread")
+        eventually(root.locator(".cc-goes mark").count)  # both go on, and not alike
+
+        root.locator("canvas[role=img]").first.press("ArrowDown")
+        root.locator("canvas[role=img]").first.press("Enter")  # removed by hand
+        order = [int(u) for u in str(root.get_attribute("data-shown")).split()]
+        line, number = root.locator(".cc-measuring"), root.locator(".cc-kl b")
+        eventually(line.inner_text, lambda said: said.startswith("8 of 8"), 60)
+        model, _ = cl.load_model("demo")
+        units = cl.enumerate_units(model)
+        rows = cl.CalibrationSet(torch.tensor(json.loads(packed)["rows"]))
+        kl = cl.pruning_risk(model, [units[u] for u in order], rows)
+        assert float(number.inner_text()) == pytest.approx(kl, rel=0.01)
+
+        root.locator("canvas[role=img]").first.press("ArrowDown")
+        root.locator("canvas[role=img]").first.press("Enter")
+        eventually(line.inner_text, lambda said: not said.startswith("8 of 8"))
+        line.get_by_role("button", name="Stop").click()
+        eventually(line.get_by_role("button", name="Measure").count)
+        assert not line.inner_text().startswith("8 of 8")
+        eventually(
+            lambda: root.locator(".cc-sentence [style*='0.5']").count(), lambda dim: dim == 0
+        )
+        for theme in ("dark", "light"):
+            page.emulate_media(color_scheme=theme)
+            assert serious_violations(page) == []
 
 
 def same_plan(visit: Visit, root: Any) -> None:

@@ -37,7 +37,7 @@ _PAGE = """<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
-script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
+script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; worker-src blob:">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>
@@ -52,6 +52,7 @@ script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
 <main><div id="lambda"></div><div id="bridge"></div></main>
 <footer><small>{about}</small></footer>
 <script type="application/json" id="cocurve-data">{data}</script>
+<script type="application/json" id="cocurve-model">{model}</script>
 <script type="module">
 {script}
 </script>
@@ -60,10 +61,13 @@ script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
 """
 
 _OPENING = {"interaction_strength": 0.5}  # favors neither end
-_HELD = re.compile(  # what a page holds of its own: title, about, data
-    "<title>(.*?)</title>.*?<footer><small>(.*?)</small></footer>.*?"
-    '<script type="application/json" id="cocurve-data">(.*?)</script>',
-    re.DOTALL,
+_HELD = (
+    re.compile(  # what a page holds of its own: title, about, data, and the model where it has one
+        "<title>(.*?)</title>.*?<footer><small>(.*?)</small></footer>.*?"
+        '<script type="application/json" id="cocurve-data">(.*?)</script>'
+        '(?:\n<script type="application/json" id="cocurve-model">(.*?)</script>)?',
+        re.DOTALL,
+    )
 )
 
 
@@ -131,16 +135,16 @@ def refresh_html(path: str | os.PathLike[str]) -> Path:
     held = _HELD.search(read_regular(path).decode())
     if held is None:
         raise cl.InputError(f"{path} is not a page of export_html. Write one with export_html.")
-    title, about, data = held.groups()
+    title, about, data, model = held.groups("")
     # the page may not be ours: what was inert text there stays text
     title, about = (html.escape(html.unescape(text)) for text in (title, about))
-    return _write(Path(path), title, about, data.replace("<", "\\u003c"))
+    data, model = (text.replace("<", "\\u003c") for text in (data, model))
+    return _write(Path(path), title, about, data, model)
 
 
-def _write(path: Path, title: str, about: str, data: str) -> Path:
-    text = _PAGE.format(
-        title=title, about=about, data=data, css=front(*STYLES), script=front("page.js")
-    )
+def _write(path: Path, title: str, about: str, data: str, model: str = "") -> Path:
+    css, script = front(*STYLES), front("page.js")
+    text = _PAGE.format(title=title, about=about, data=data, model=model, css=css, script=script)
     write_atomically(path, text.encode())
     return path
 

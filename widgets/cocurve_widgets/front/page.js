@@ -2,6 +2,7 @@
 
 import { keepAddress } from "./address.js";
 import { renderBridge } from "./bridge.js";
+import { runModel } from "./in_page.js";
 import { labeled, menu } from "./kit.js";
 import { renderLambda } from "./lambda.js";
 import { link, localModel, revive } from "./local.js";
@@ -13,7 +14,8 @@ function open() {
   const asked = new URLSearchParams(location.hash.slice(1)).get("scale");
   const scale = Object.hasOwn(all.scales ?? {}, asked ?? "") ? asked : "";
   const states = scale ? all.scales[scale] : all;
-  const plan = localModel({ prompt: "", _damage: {}, ...states.lambda });
+  const inside = !scale && document.getElementById("cocurve-model")?.textContent; // the model, where the page has it
+  const plan = localModel({ prompt: "", _damage: { inside: Boolean(inside) }, ...states.lambda });
   const bridges = localModel(states.bridge);
   const problem = unpack(states.lambda._problem);
   link(plan, bridges, ["selected_unit", "brushed", "plans"]);
@@ -29,6 +31,7 @@ function open() {
     root.querySelector(".cc-hand").before(labeled("what is removed", choice));
   }
   if (!scale) planFiles(plan, problem, root); // a layer is no unit of a plan
+  if (inside) runModel(plan, root, inside);
   keepAddress({ plan, bridge: bridges }, problem, scale);
   for (const one of document.querySelectorAll(".cocurve")) one.classList.add("cc-page");
 }
