@@ -102,6 +102,7 @@ def test_the_offline_page_draws_what_python_solves(lab: Lab) -> None:
                 lambda x, more=more: len(x) == len(solved.split()) + more,
             )
             assert set(solved.split()) <= set(found)
+            page.wait_for_timeout(400)  # it is in the strip once the hand rests
         root.locator(".cc-strip button").nth(-2).click()  # the strip goes back to the plan before
         longer = len(solved.split()) + 1
         eventually(lambda: len(root.get_attribute("data-shown").split()), lambda n: n == longer)

@@ -78,7 +78,7 @@ export function renderLambda({ model, el }) {
     })?.text });
   const history = keepHistory(cleaner, model.get("kernel") === false ? document : ui.root,
     () => (tour.bar.hidden ? { ...controls(), _pin: pinned() } : null), put, drawSteps);
-  const steps = stepsPanel(problem, cleaner, ui.root, { step, undo: history.undo, redo: history.redo,
+  const steps = stepsPanel(problem, cleaner, ui.root, { step, settle: history.settle, undo: history.undo, redo: history.redo,
     again: () => put(model.get("_pin").hand ? { _pin: ownPlan(problem, []) } : { ratio: 0 }) });
   const sentence = sentencePanel(model, first, { choose: (word) => tour.answer("word", word) });
   const card = h("div", { class: "cc-card", "aria-live": "polite" });

@@ -24,9 +24,9 @@ function thumbnail({ layers, kinds, places, numLayers, size }, order, colors) {
 
 /**
  * The panel. does: step(by) removes the next unit or returns the last one, and tells whether there was
- * one; again() begins anew; undo() and redo(). draw(plans, colors) fills the strip: plans as [{order, words, here, go}].
+ * one; again() begins anew; settle(), undo() and redo() are those of the history. draw(plans, colors) fills the strip: plans as [{order, words, here, go}].
  */
-export function stepsPanel(problem, cleaner, root, { step, again, undo, redo }) {
+export function stepsPanel(problem, cleaner, root, { step, again, settle, undo, redo }) {
   let timer = 0;
   const stop = () => {
     clearInterval(timer);
@@ -42,6 +42,7 @@ export function stepsPanel(problem, cleaner, root, { step, again, undo, redo }) 
   };
   const single = (by) => () => {
     stop();
+    settle(); // each click is a change of its own
     step(by);
   };
   const play = button("▶ Play", "the solver removes one cell after the other", run);
