@@ -49,7 +49,7 @@ pages: $(INSTALLED) ## write the pages of results, and README's table, from kept
 	@$(RUN) tests.benchmarks.bench_smollm2 --write
 
 page: $(INSTALLED) ## write build/explore_demo.html: the demo's page with the model inside (12 MB)
-	@$(VENV)/bin/python .ci/page.py
+	@$(RUN) cocurve_widgets.make_page
 
 newest: $(INSTALLED) ## run the quick tests with the newest transformers, and read saved folders with 4.57
 	@ARGS="$(ARGS)" TORCH_INDEX="$(TORCH_INDEX)" sh .ci/newest $(VENV)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ import torch
 
 import cocurve_lab as cl
 from cocurve_widgets import refresh_html
+from cocurve_widgets.make_page import demo_model, with_model
 from cocurve_widgets.packing import plan_mark
-from helpers.lab import NOTEBOOKS, ROOT, SMALL, Lab, Visit, in_browser, running_lab
+from helpers.lab import NOTEBOOKS, SMALL, Lab, Visit, in_browser, running_lab
 from helpers.pages import curvature_of, data_of, serious_violations
 from helpers.waiting import eventually
 
@@ -146,9 +146,8 @@ def bars(root: Any, side: int) -> list[str]:
 def test_the_page_reads_a_sentence_and_measures_a_plan_offline(lab: Lab, tmp_path: Path) -> None:
     page_file = tmp_path / "page.html"
     page_file.write_bytes(PAGE.read_bytes())
-    builder = runpy.run_path(str(ROOT / ".ci" / "page.py"))
-    packed = builder["demo_model"]()
-    text = builder["with_model"](refresh_html(page_file).read_text(encoding="utf-8"), packed)
+    packed = demo_model()
+    text = with_model(refresh_html(page_file).read_text(encoding="utf-8"), packed)
     page_file.write_text(text, encoding="utf-8")
     assert page_file.stat().st_size < 12_000_000
     before = page_file.read_bytes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 import cocurve_lab as cl
 from cocurve_lab.base.files import demo_folder
 from cocurve_lab.extensions.judging.lockstep import Sampling, compare_text
+from cocurve_widgets.make_page import demo_model
 from helpers.pages import node
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +40,7 @@ console.log(JSON.stringify(found));
 
 
 def test_the_javascript_says_what_the_library_says(tmp_path: Path) -> None:
-    packed = runpy.run_path(str(ROOT / ".ci" / "page.py"))["demo_model"]()
+    packed = demo_model()
     model, tokenizer = cl.load_model("demo")
     curvature = cl.Curvature.load(demo_folder() / "H_64_rows.npz")
     plans = [cl.solve_greedy(curvature, r, x) for r, x in ((0.05, 0.0), (0.2, 0.5), (0.5, 1.0))]

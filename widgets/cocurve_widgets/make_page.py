@@ -1,6 +1,6 @@
 """Put the demo model into its page: it then reads any sentence and measures any plan, offline.
 
-python .ci/page.py     # `make page` runs it: build/explore_demo.html, 12 MB, for a release
+python -m cocurve_widgets.make_page     # `make page`: build/explore_demo.html, 12 MB, for a release
 
 The page holds the weights in float16, as they are stored, unit by unit, the tokenizer, and eight
 rows of held-out text. widgets/cocurve_widgets/front/inference.js runs it.
@@ -22,7 +22,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 import cocurve_lab as cl
 from cocurve_lab.models.architectures import UNIT_KINDS, describe
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE, OUT = ROOT / "notebooks" / "explore_demo.html", ROOT / "build" / "explore_demo.html"
 # The rows of the page's held-out text that it measures on, and how much of each. At 10 to 40 %
 # plans cost 0.79 to 1.03 of what they cost on all 64 whole rows; other eight were further off.
