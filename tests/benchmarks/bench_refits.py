@@ -141,7 +141,6 @@ def main() -> None:
             "kl": {text: np.round(x[:, 0], 5).tolist() for text, x in by_text.items()},
             "nll": {text: np.round(x[:, 1], 5).tolist() for text, x in by_text.items()},
             "right": right,
-            "replies": [],
         }
 
     written = []
@@ -158,7 +157,6 @@ def main() -> None:
         kept_folder() / "refitted.json",
         curvature.provenance["model_fingerprint"],
         about,
-        [],
         written,
     )
 
