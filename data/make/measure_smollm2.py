@@ -22,6 +22,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ from cocurve_lab.extensions.texts.documents import default_rows, read_documents
 from cocurve_lab.measuring.risk import Meter, standard_error
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.solver.guards import Guards
+from cocurve_studies.bake_off.costs import COSTS, other_costs
 from cocurve_studies.trust import reach
 from cocurve_studies.trust.scales import plans_by_scale
 
@@ -299,6 +301,10 @@ def from_curvature(curvature: cl.Curvature) -> Iterator[Named]:
             for strength in STRENGTHS:
                 plan = cl.solve_greedy(curvature, ratio, strength, guards=guards)
                 yield f"H, lambda {strength:g}{words}", plan
+    for words, costs in other_costs(curvature.units).items():
+        for ratio, strength in product(BEST, (0.0, 1.0)):
+            plan = cl.solve_greedy(curvature, cl.Target(ratio=ratio, costs=costs), strength)
+            yield f"{words} {ratio:.0%}, lambda {strength:g}", plan
     rng = np.random.default_rng(0)
     groups = list(range(ROWS))
     for draw in range(DRAWS):
@@ -393,7 +399,7 @@ def of_methods(options: argparse.Namespace, units: cl.UnitSet) -> Iterator[Named
 
 def apart_of(name: str) -> bool:
     """Whether a plan is only there to compare with others."""
-    return name == "unit" or " units" in name or name.startswith(("random ", "draw "))
+    return name == "unit" or " units" in name or name.startswith(("random ", "draw ", *COSTS))
 
 
 def judges(text: str, name: str, ratio: float) -> bool:
@@ -409,7 +415,8 @@ def judges(text: str, name: str, ratio: float) -> bool:
 
 def judges_further(name: str, ratio: float) -> bool:
     """Whether the further rows of a text judge a plan, too: those that the paper compares."""
-    return name in AGAIN or (ratio in BEST and name.removesuffix(OWN) in COMPARED)
+    again = name in AGAIN or name.startswith(COSTS)
+    return again or (ratio in BEST and name.removesuffix(OWN) in COMPARED)
 
 
 def is_asked(name: str, ratio: float) -> bool:
