@@ -30,6 +30,7 @@ from cocurve_lab.extensions.pretrained.kept import (
 from cocurve_lab.extensions.writing import plus_minus, typeset
 from cocurve_lab.measuring.risk import standard_error
 from cocurve_lab.solver.solve import solve_greedy
+from cocurve_studies.bake_off.costs import SAVINGS, kept_savings
 from cocurve_studies.bake_off.refits import REFITS, kept_refits, level_after_refit
 from cocurve_studies.certainty import purposes
 from cocurve_studies.paper import shipped
@@ -191,6 +192,12 @@ def refitted(_: Plans) -> Iterable[Table]:
     yield "After the refit", ["what is level"], [[line] for line in level_after_refit()]
 
 
+def costs(_: Plans) -> Iterable[Table]:
+    """What plans save, by what their budget counts."""
+    table = shown(kept_savings(), SAVINGS).data
+    yield "What a budget counts", list(table), table.astype(str).values.tolist()
+
+
 def texts(plans: Plans) -> Iterable[Table]:
     """What a plan is for."""
     assert CURVATURE is not None
@@ -323,6 +330,7 @@ TABLES: dict[str, Callable[[Plans], Iterable[Table]]] = {
         readme,
         abilities,
         refitted,
+        costs,
         scales,
         reached,
         strengths,
