@@ -14,7 +14,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -83,7 +82,6 @@ def run_programs(
     *,
     allow_code_execution: bool = False,
     limits: Limits | None = None,
-    workers: int = 1,
     progress: bool = True,
 ) -> list[Outcome]:
     """Run Python programs, each in a subprocess of its own, and say which ran to their last line.
@@ -99,7 +97,6 @@ def run_programs(
             line.
         allow_code_execution: must be True.
         limits: time, memory, files and processes; None takes the defaults of `Limits`.
-        workers: programs at one time.
         progress: show a progress bar.
 
     Returns:
@@ -108,9 +105,7 @@ def run_programs(
     require_permission(allow_code_execution)
     limits = limits or Limits()
     require_confinement(limits)
-    with ThreadPoolExecutor(workers) as pool:
-        running = pool.map(lambda program: _run(program, limits), programs)
-        return list(Bar(running, desc="programs", total=len(programs), disable=not progress))
+    return [_run(each, limits) for each in Bar(programs, desc="programs", disable=not progress)]
 
 
 def require_permission(allow_code_execution: bool) -> None:

@@ -105,7 +105,13 @@ def measure_efficiency(
         )
     for model in (dense, pruned):  # else the disk would be timed
         require_one_device(model)
-    length = _prompt_length(dense, options)
+    context = context_of(dense)
+    length = options.prompt_tokens or max(1, int(min(_PROMPT, context - options.new_tokens)))
+    if length + options.new_tokens > context:
+        raise InputError(
+            f"{length} prompt tokens and {options.new_tokens} new ones do not fit the context of "
+            f"{context}. Set fewer of either."
+        )
     models = (dense, pruned)
     rows = [
         _row("parameters", "parameters", [[model.num_parameters() for model in models]]),
@@ -122,17 +128,6 @@ def measure_efficiency(
         "turn; ratios within a repeat, with quartiles."
     )
     return Efficiency(tuple(rows), protocol)
-
-
-def _prompt_length(model: PreTrainedModel, options: EfficiencyOptions) -> int:
-    context = context_of(model)
-    length = options.prompt_tokens or max(1, int(min(_PROMPT, context - options.new_tokens)))
-    if length + options.new_tokens > context:
-        raise InputError(
-            f"{length} prompt tokens and {options.new_tokens} new ones do not fit the context of "
-            f"{context}. Set fewer of either."
-        )
-    return length
 
 
 def _prompt(model: PreTrainedModel, batch: int, length: int) -> Tensor:

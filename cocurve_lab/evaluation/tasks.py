@@ -6,9 +6,10 @@ import copy
 import io
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,6 @@ class TaskOptions:
         data: for suites "paper" and "proxy": a folder with copies of the datasets,
             DATA/ORGANIZATION/NAME with the files as on the hub; None reads the hub.
         batch_size: prompts per forward.
-        max_length: tokens of a prompt with its reply; None takes the model's context, at most 2048.
         limits: time, memory, files and processes of each executed program.
         progress: show the harness's bars.
     """
@@ -81,7 +81,6 @@ class TaskOptions:
     files: Sequence[str | os.PathLike[str]] = ()
     data: str | os.PathLike[str] | None = None
     batch_size: int = 16
-    max_length: int | None = None
     limits: Limits = field(default_factory=Limits)
     progress: bool = True
 
@@ -140,7 +139,7 @@ def evaluate_tasks(
         "truncated": {},
         "limit": limit,
         "batch_size": options.batch_size,
-        "max_length": int(min(context_of(model), options.max_length or _LONGEST)),
+        "max_length": int(min(context_of(model), _LONGEST)),
         "chat": chat,
         "notes": [asked] if uses_chat(tokenizer) else [],  # said where there is a choice
     }
@@ -246,6 +245,7 @@ class _Bench:
         Returns the harness's own results, samples included.
         """
         from lm_eval.evaluator import evaluate
+        from lm_eval.models.huggingface import HFLM
 
         # the harness warns about model objects, and one is given on purpose
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -270,7 +270,7 @@ class _Bench:
                 )
             # a template writes its own first token
             start = [] if chat else text_start(self.tokenizer)
-            wrapped = _checked_model()(
+            wrapped = HFLM(
                 pretrained=self.model,
                 tokenizer=_opening(self.tokenizer),
                 backend="causal",
@@ -279,6 +279,9 @@ class _Bench:
                 add_bos_token=bool(start),
                 prefix_token_id=start[-1] if start else None,  # before a whole text
             )
+            cut: set[int] = set()
+            for kind in ("loglikelihood", "generate_until"):
+                setattr(wrapped, kind, partial(_checked, wrapped, getattr(wrapped, kind), cut))
             # simple_evaluate would seed the caller's generators and ask git and pip
             results = evaluate(
                 wrapped,
@@ -288,11 +291,11 @@ class _Bench:
                 apply_chat_template=chat,
                 fewshot_as_multiturn=chat,
             )
-        settings["truncated"][task.name] = len(wrapped.cut)
-        if wrapped.cut:
+        settings["truncated"][task.name] = len(cut)
+        if cut:
             notes.append(
                 f"prompts longer than the context of {length} tokens lost their start: "
-                f"{len(wrapped.cut)} of {task.name}"
+                f"{len(cut)} of {task.name}"
             )
         return results
 
@@ -358,31 +361,18 @@ def _loaded(task: TaskFile, folder: str, data: str | os.PathLike[str] | None) ->
         raise unreadable(task.dataset, data, error) from None
 
 
-def _checked_model() -> Any:
-    """The harness's model, which looks at requests first; `cut` has the samples that are cut."""
-    from lm_eval.models.huggingface import HFLM
+def _checked(model: Any, answer: Callable[[Any], Any], cut: set[int], requests: Any) -> Any:
+    """Answer the harness's requests, after a look at them.
 
-    class Checked(HFLM):
-        cut: Collection[int] = ()
-
-        def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> Any:
-            self.cut = _cut_samples(self, requests)
-            return super().loglikelihood(requests, disable_tqdm)
-
-        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> Any:
-            self.cut = _cut_samples(self, requests)
-            return super().generate_until(requests, disable_tqdm)
-
-    return Checked
-
-
-def _cut_samples(model: Any, requests: Sequence[Any]) -> set[int]:
-    """Return the samples that are longer than the context, so that a prompt loses its start.
+    Args:
+        model: the harness's model.
+        answer: its own method.
+        cut: gets the samples that are longer than the context, so that a prompt loses its start.
+        requests: of all samples of a task.
 
     Raises:
         InputError: a prompt without a token, or a choice longer than the context.
     """
-    cut = set()
     for request in requests:
         prompt, rest = request.args
         record = f"{request.task_name}, record {request.doc_id + 1}"
@@ -403,7 +393,7 @@ def _cut_samples(model: Any, requests: Sequence[Any]) -> set[int]:
             after = rest.get("max_gen_toks", _REPLY)
         if before + after > model.max_length:
             cut.add(request.doc_id)
-    return cut
+    return answer(requests)
 
 
 @contextmanager

@@ -92,6 +92,15 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "one part": (lambda: cl.Curvature.merge(3), "parts is 3, not a list"),
     "parts that are none": (lambda: cl.Curvature.merge([3]), "a part is a int"),
     "a plan by number": (lambda: cl.refine(3, H), "selection is a int"),
+    "a plan as a model": (lambda: cl.pruning_risk(PLAN, MODEL, ROWS), "Give a"),
+    "a text for rows": (lambda: cl.pruning_risk(MODEL, PLAN, "a text"), "Give a"),
+    "a name as a model": (lambda: cl.enumerate_units("demo"), "Give a"),
+    "a tokenizer as a model": (lambda: cl.continue_text(TOKENIZER, MODEL, "w1"), "Give a"),
+    "a tokenizer in a model's place": (lambda: cl.perplexity(TOKENIZER, MODEL, "w1 w2"), "Give a"),
+    "questions and plans swapped": (
+        lambda: cl.answer_accuracy(MODEL, TOKENIZER, ["a question"], [PLAN]),
+        "Give a",
+    ),
 }
 
 

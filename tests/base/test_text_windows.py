@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import cocurve_lab as cl
 from cocurve_lab.base.text_windows import MOST, is_record, joined, read, record, windows
-from cocurve_lab.models.identity import demo_folder
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
 
 
@@ -80,23 +79,6 @@ def test_joined_records_are_those_of_the_whole() -> None:
 @pytest.mark.parametrize("text", ["x", "AAAA", 3, ["AAAAAAAA"], "AAAAAAAB" * 2, "/////////" * 2])
 def test_other_values_are_no_record(text: Any) -> None:
     assert not is_record(text)
-
-
-@pytest.mark.parametrize("name", ["held_out", "test"])
-def test_text_that_shares_no_document_is_not_refused(name: str) -> None:
-    tokenizer, texts = cl.load_model("demo")[1], demo_folder().parent / "texts"
-    for length in (24, 64, 256):
-        sets = [
-            cl.CalibrationSet.from_file(
-                texts / f"{each}.jsonl",
-                tokenizer,
-                num_sequences=rows * 256 // length,
-                seq_len=length,
-                positions_per_sequence="all",
-            )
-            for each, rows in (("calibration", 96), (name, 12))
-        ]
-        sets[1].require_disjoint(sets[0])
 
 
 # What is stored -----------------------------------------------------------------------------------

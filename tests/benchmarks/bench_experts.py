@@ -12,7 +12,6 @@ is random. Prints seconds of the processor, which other work on the machine chan
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -27,7 +26,7 @@ import cocurve_lab as cl
 from cocurve_lab.extensions.writing import plus_minus
 from cocurve_studies.tables import pick
 from cocurve_studies.trust import experts
-from helpers.benchmarks import head, row
+from helpers.benchmarks import arguments, flag, head, row
 
 PAIR_ROWS = 8  # that every pair of experts is measured on
 
@@ -93,16 +92,17 @@ def _over_draws(values: list[float], over_rows: float = 0.0) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=48)
-    parser.add_argument("--experts", type=int, default=128)
-    parser.add_argument("--path", type=float, help="the lambda path, too, up to this lambda")
-    parser.add_argument("--model", help="a mixture to measure instead")
-    parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--held-out", type=int, default=32)
-    parser.add_argument("--draws", type=int, default=3)
-    parser.add_argument("--cache", default="build/experts")
-    asked = parser.parse_args()
+    asked = arguments(
+        __doc__,
+        layers=48,
+        experts=128,
+        path=flag(help="the lambda path, too, up to this lambda", type=float),
+        model=flag(help="a mixture to measure instead"),
+        rows=64,
+        held_out=32,
+        draws=3,
+        cache="build/experts",
+    )
     if asked.model:
         measured(asked.model, asked.rows, asked.held_out, asked.draws, asked.cache)
         return

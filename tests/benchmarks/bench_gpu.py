@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch.utils.benchmark import timer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -34,7 +35,6 @@ from cocurve_lab.models.runtime import measuring
 from cocurve_lab.models.units import Unit
 from helpers.benchmarks import arguments, flag, head
 from helpers.benchmarks import row as table_row
-from helpers.benchmarks import seconds as timed
 
 BUILDS = (
     "shape",
@@ -206,7 +206,7 @@ def naive_seconds(model, units, text: cl.CalibrationSet, options) -> float:
             return p_0.sqrt() * (shift - (p_0 * shift).sum(-1, keepdim=True))
 
         for unit in [units[0], *units[::step]]:  # the first one warms up
-            times.append(seconds(lambda: column(unit), model.device)[0])  # noqa: B023
+            times.append(seconds(lambda: column(unit))[0])  # noqa: B023
     return (len(units) + 1) * median(times[1:])
 
 
@@ -217,7 +217,7 @@ def afterwards(model, curvature: cl.Curvature, text: cl.CalibrationSet, options)
     plan = solved[0][1]
     solving = median(taken for taken, _ in solved[1:])
     tell(f"solved in {1000 * solving:.1f} ms")
-    pruning, pruned = seconds(lambda: cl.prune(model, plan), model.device)
+    pruning, pruned = seconds(lambda: cl.prune(model, plan))
     tell(f"pruned in {pruning:.1f} s")  # which includes reading all weights twice
     checking, result = seconds(lambda: cl.check_equivalence(model, pruned, plan, text))
     return [
@@ -273,17 +273,11 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def seconds(call: Callable[[], Any], device: torch.device | None = None) -> tuple[float, Any]:
+def seconds(call: Callable[[], Any]) -> tuple[float, Any]:
     """How long a call takes, with all that it started on a GPU, and what it returns."""
-    wait = torch.cuda.synchronize if device and device.type == "cuda" else lambda: None
-    wait()
-
-    def whole() -> Any:
-        found = call()
-        wait()
-        return found
-
-    return timed(whole)
+    begun = timer()  # which waits for what the GPU has begun
+    found = call()
+    return timer() - begun, found
 
 
 def duration(seconds: float) -> str:

@@ -38,8 +38,7 @@ from cocurve_studies.bake_off.contenders import (
     treated,
 )
 from cocurve_studies.tables import pick
-from helpers.benchmarks import arguments, flag, head, row
-from helpers.demo_rows import demo_rows
+from helpers.benchmarks import arguments, demo_rows, flag, head, row
 
 SHOWN = ("kl", "perplexity", "accuracy all")
 STARTS = ("random", "magnitude", "cocurve")  # of a measured search

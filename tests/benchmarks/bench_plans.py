@@ -29,8 +29,7 @@ from cocurve_lab.extensions.judging.agreement import random_set
 from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.measuring.risk import model_risk, standard_error
 from cocurve_studies.trust.scales import plans_by_scale
-from helpers.benchmarks import arguments, demo, error_bar, flag, head, row, seconds
-from helpers.demo_rows import demo_rows
+from helpers.benchmarks import arguments, demo, demo_rows, error_bar, flag, head, row, seconds
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "search": {"ratios": [0.2, 0.4], "rows": 16, "judged": 32, "evaluations": 4000},

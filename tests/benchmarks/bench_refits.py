@@ -16,8 +16,8 @@ and no H has seen a judge.
 
 from __future__ import annotations
 
-import argparse
 import json
+import sys
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -25,6 +25,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
 from cocurve_lab.base.schema import read_json
@@ -43,6 +45,7 @@ from cocurve_lab.extensions.texts.documents import default_rows
 from cocurve_lab.measuring.risk import Meter
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.runtime import measuring
+from helpers.benchmarks import arguments, flag
 
 NAMES = ("measured layers, lambda 0", "searched", "ShortGPT", "SlimLLM")
 LENGTH: dict[str, Any] = {"seq_len": 256, "positions_per_sequence": "all"}
@@ -118,17 +121,17 @@ def answers(tokenizer: Any, smaller: Any) -> dict[str, list[int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("texts", type=Path)
-    parser.add_argument("--ratios", nargs="+", type=float, default=(0.1, 0.2, 0.3))
-    parser.add_argument("--names", nargs="+", default=NAMES)
-    parser.add_argument("--minutes", type=float, help="of training, from either start")
-    parser.add_argument("--work", type=Path, default=Path("build/refits"), help="keeps each step")
-    options = parser.parse_args()
+    options = arguments(
+        __doc__,
+        texts=flag(positional=True, type=Path),
+        ratios=[0.1, 0.2, 0.3],
+        names=NAMES,
+        minutes=flag(None, "of training, from either start", type=float),
+        work=flag(Path("build/refits"), "keeps each step", type=Path),
+    )
     options.work.mkdir(parents=True, exist_ok=True)
     model, tokenizer = cl.load_model(NAME)
     curvature = kept_curvature(NAME)
-    assert curvature is not None  # it ships
     rows = texts(options.texts, options.work, tokenizer)
     fitted, held_out = rows.pop("fit"), rows.pop("held_out")
     for judge in rows.values():

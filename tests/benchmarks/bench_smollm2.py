@@ -77,6 +77,11 @@ class Plans:
         plan = self.by_name[name].get(ratio)
         return None if plan is None else plan.kl.get(text)
 
+    def bar(self, name: str, ratio: float, text: str) -> str:
+        """The KL of a plan on a text, empty where it was not measured."""
+        values = self.kl(name, ratio, text)
+        return "" if values is None else bar(values)
+
     def named(self, begin: str) -> list[str]:
         return [name for name in self.by_name if name.startswith(begin)]
 
@@ -89,10 +94,8 @@ class Plans:
 
 def methods(plans: Plans) -> Iterable[Table]:
     """Every method on every text."""
-    cells = []
-    for name in [*COMPARED, "searched", *plans.methods]:
-        values = [plans.kl(name, ratio, text) for ratio, text in COLUMNS]
-        cells.append([name, *("" if x is None else bar(x) for x in values)])
+    names = [*COMPARED, "searched", *plans.methods]
+    cells = [[name, *(plans.bar(name, *at) for at in COLUMNS)] for name in names]
     cells.append(["random: mean, range of ten", *(_random(plans, *at) for at in COLUMNS)])
     yield "KL", ["plan", *HEADS], cells
 
@@ -105,13 +108,12 @@ def _random(plans: Plans, ratio: float, text: str) -> str:
 
 def paired(plans: Plans) -> Iterable[Table]:
     """The searched plan against every other, row by row."""
-    cells = []
-    for name in COMPARED + plans.methods:
-        line = [name]
-        for ratio, text in COLUMNS:
-            mine, other = plans.kl("searched", ratio, text), plans.kl(name, ratio, text)
-            line.append("" if mine is None or other is None else bar(mine - other, "+"))
-        cells.append(line)
+
+    def less(name: str, ratio: float, text: str) -> str:
+        mine, other = plans.kl("searched", ratio, text), plans.kl(name, ratio, text)
+        return "" if mine is None or other is None else bar(mine - other, "+")
+
+    cells = [[name, *(less(name, *at) for at in COLUMNS)] for name in COMPARED + plans.methods]
     yield "KL of the searched plan minus that of another", ["plan", *HEADS], cells
 
 
@@ -147,18 +149,15 @@ def readme(_: Plans) -> Iterable[Table]:
 
 def strengths(plans: Plans) -> Iterable[Table]:
     """KL and the risk that H predicts, along lambda."""
-    assert CURVATURE is not None
     for words in ("", ", ends kept"):
         cells = []
         for strength in STRENGTHS:
             line = [f"{strength:g}"]
+            name = f"H, lambda {strength:g}{words}"
             for ratio in (0.1, 0.2, 0.3):
-                plan = plans.by_name[f"H, lambda {strength:g}{words}"].get(ratio)
-                if plan is None:
-                    line += ["", ""]
-                    continue
-                risk = CURVATURE.risk(plan.selection.pruned)
-                line += [bar(plan.kl["c4"]), f"{risk:.2f}"]
+                plan = plans.by_name[name].get(ratio)
+                risk = "" if plan is None else f"{CURVATURE.risk(plan.selection.pruned):.2f}"
+                line += [plans.bar(name, ratio, "c4"), risk]
             cells.append(line)
         heads = ["lambda", *(x for r in (0.1, 0.2, 0.3) for x in (f"C4, {r:.0%}", "by H"))]
         yield f"KL along lambda{words}", heads, cells
@@ -200,7 +199,6 @@ def costs(_: Plans) -> Iterable[Table]:
 
 def texts(plans: Plans) -> Iterable[Table]:
     """What a plan is for."""
-    assert CURVATURE is not None
     judged = purposes.kept_purposes(SHIPPED, 0.2)
     for strength in purposes.STRENGTHS:
         cells = []
@@ -216,7 +214,6 @@ def texts(plans: Plans) -> Iterable[Table]:
 def likeness(of_c4: Curvature) -> tuple[list[str], list[list[str]]]:
     """Rank correlations of the two H that ship, and what part of their units plans share."""
     of_manual = kept_curvature("smollm2", "manual")
-    assert of_manual is not None
     pair, above = (of_c4, of_manual), np.triu_indices(len(of_c4.units), 1)
     ranks = {
         "saliency, rank correlation": spearmanr(*(h.saliency for h in pair)),
@@ -234,23 +231,21 @@ def kinds(plans: Plans) -> Iterable[Table]:
     """Texts that everyone has, as calibration."""
     names = [name.removesuffix(", lambda 0") for name in plans.named("H of") if "lambda 0" in name]
     for strength in purposes.STRENGTHS:
-        cells = []
-        for name in names:
-            line = [name.removeprefix("H of ")]
-            for ratio in (0.1, 0.2):
-                for text in TEXTS:
-                    values = plans.kl(f"{name}, lambda {strength:g}", ratio, text)
-                    line.append("" if values is None else bar(values))
-            cells.append(line)
-        heads = ["H of", *(f"{r:.0%}, {title}" for r in (0.1, 0.2) for title in TEXTS.values())]
+        columns = [(ratio, text) for ratio in (0.1, 0.2) for text in TEXTS]
+        cells = [
+            [
+                name.removeprefix("H of "),
+                *(plans.bar(f"{name}, lambda {strength:g}", *at) for at in columns),
+            ]
+            for name in names
+        ]
+        heads = ["H of", *(f"{ratio:.0%}, {TEXTS[text]}" for ratio, text in columns)]
         yield f"H of texts that everyone has, lambda {strength:g}", heads, cells
 
 
 def scales(plans: Plans) -> Iterable[Table]:
     """Whether a sum of KLs and of pairs ranks plans of all scales; predictions beside the KL."""
-    assert CURVATURE is not None
     own = CURVATURE.single_unit_risk
-    assert own is not None
     names = [f"H, lambda {strength:g}" for strength in (0.0, 0.5, 1.0)]
     names += ["units by their own KL", *plans.named("measured"), "searched"]
     heads = ["KL on C4", "units, summed", "H", "blocks", "and pairs", "layers", "and pairs"]
@@ -266,7 +261,6 @@ def scales(plans: Plans) -> Iterable[Table]:
             whole = [plan.kl["c4"].mean(), own[chosen].sum(), CURVATURE.risk(chosen)]
             for parts in ("blocks", "layers"):
                 measured = kept_interactions("smollm2", parts)
-                assert measured is not None
                 share = np.array(
                     [own[sorted({*p} & {*chosen})].sum() / own[[*p]].sum() for p in measured.parts]
                 )
@@ -288,7 +282,6 @@ def scales(plans: Plans) -> Iterable[Table]:
 
 def reached(plans: Plans) -> Iterable[Table]:
     """How far an edge is true: measured interactions of units, blocks and layers against H's."""
-    assert CURVATURE is not None
     summary = []
     alone = {plan.selection.pruned: plan.kl["c4"] for plan in plans.all["unit"]}
     cases = []
@@ -298,7 +291,6 @@ def reached(plans: Plans) -> Iterable[Table]:
             cases.append((name, parts, plan.kl["c4"], sum(alone[part] for part in parts)))
     for kind in ("blocks", "layers"):
         measured = kept_interactions("smollm2", kind)
-        assert measured is not None
         found = list(reach.pairs_of(measured, f"2 {kind}"))
         summary += pick(reach.reach_summary([reach.case_row(CURVATURE, *c) for c in found]))
     summary[:0] = pick(reach.reach_summary([reach.case_row(CURVATURE, *case) for case in cases]))
@@ -342,10 +334,7 @@ TABLES: dict[str, Callable[[Plans], Iterable[Table]]] = {
 
 def printed(name: str) -> str:
     """The tables of one part, in Markdown."""
-    assert CURVATURE is not None
-    kept = kept_plans(CURVATURE)
-    assert kept is not None
-    found = TABLES[name](Plans(kept))
+    found = TABLES[name](Plans(kept_plans(CURVATURE)))
     return "\n\n".join(f"**{title}**\n\n{table(heads, cells)}" for title, heads, cells in found)
 
 

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
 from helpers.benchmarks import arguments, flag, head, in_turn, row, seconds, spread
-from helpers.tiny_models import word_tokenizer
+from helpers.tiny_models import write_model
 
 WAYS = {
     "resident": "in memory",
@@ -95,8 +95,7 @@ def save(size: str, folder: str) -> int:
         max_position_embeddings=TOKENS,
     )
     model = LlamaForCausalLM(config)
-    model.save_pretrained(folder)
-    word_tokenizer().save_pretrained(folder)
+    write_model(folder, model)
     return sum(weight.nbytes for weight in model.parameters())
 
 

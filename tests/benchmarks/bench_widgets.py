@@ -21,6 +21,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,15 +189,22 @@ def in_browser(lab: Lab, name: str, size: int, repeats: int) -> None:
             slider = root.get_by_label(SLIDER)
         slider.focus()
         before = visit.received
-        for step in range(repeats):
-            page.keyboard.press("ArrowLeft" if step % 20 < 10 else "ArrowRight")
-            page.wait_for_function(f"() => probe.times.length > {step}", timeout=10_000)
-            page.wait_for_timeout(60)
-        times = page.evaluate("() => probe.times")
+        times = pressed(page, [*["ArrowLeft"] * 10, *["ArrowRight"] * 10], repeats)
         steps = (visit.received - before) / 1000 / repeats
         print(f"{name}, M = {size:>4}: key to painted {show(times)}; {steps:.1f} kB per step")
         if name == "LambdaExplorer":
             drag(visit, root, slider, size)
+
+
+def pressed(
+    page: Any, keys: Sequence[str], repeats: int, pace: int = 60, probe: str = "probe"
+) -> list[float]:
+    """Press keys in turn, each once the one before is painted and `pace` ms went by; the times."""
+    for step in range(repeats):
+        page.keyboard.press(keys[step % len(keys)])
+        page.wait_for_function(f"() => {probe}.times.length > {step}", timeout=10_000)
+        page.wait_for_timeout(pace)
+    return page.evaluate(f"() => {probe}.times")
 
 
 def damaged_explorer() -> LambdaExplorer:
@@ -243,13 +251,10 @@ def damage_in_browser(lab: Lab, repeats: int) -> None:
         page.evaluate(PROBE, root.element_handle())
         visit.becomes("w.damage.busy", "False")
         slider.focus()
-        for k in range(repeats):
-            page.keyboard.press("ArrowLeft")  # the next plan, which nothing has measured
-            page.wait_for_function(f"() => probe.times.length > {k}", timeout=10_000)
-            page.wait_for_timeout(PACE)
+        times = pressed(page, ["ArrowLeft"], repeats, PACE)  # plans that nothing has measured
         print(
             f"LambdaExplorer, M = {size:>4}, plan A pinned, damage panel: key to painted "
-            f"{show(page.evaluate('() => probe.times'))}"
+            f"{show(times)}"
         )
 
 
@@ -289,10 +294,9 @@ def kept_values(page: Any, where: str, repeats: int) -> None:
     page.keyboard.press("End")
     eventually(lambda: root.get_attribute("data-pruned"), lambda now: now != before)
     page.evaluate("() => { kept.times.length = 0; }")
-    for step in range(repeats):
-        page.keyboard.press("ArrowLeft" if step % 10 < 5 else "ArrowRight")
-        page.wait_for_function(f"() => kept.times.length > {step}", timeout=10_000)
-    times = page.evaluate("() => kept.times.splice(0)")
+    keys = [*["ArrowLeft"] * 5, *["ArrowRight"] * 5]
+    times = pressed(page, keys, repeats, pace=0, probe="kept")
+    page.evaluate("() => { kept.times.length = 0; }")
     box = slider.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 8)
     page.mouse.down()
@@ -340,11 +344,7 @@ def map_in_browser(lab: Lab, size: int, repeats: int) -> None:
             page.wait_for_timeout(500)
             target.focus()
             page.evaluate("() => { probe.times = []; probe.down = 0; }")
-            for k in range(repeats):
-                page.keyboard.press(keys[k % 2])
-                page.wait_for_function(f"() => probe.times.length > {k}", timeout=10_000)
-                page.wait_for_timeout(60)
-            times = show(page.evaluate("() => probe.times"))
+            times = show(pressed(page, keys, repeats))
             print(f"CurvatureMap, M = {size:>4}: {what}, key to painted {times}")
 
 

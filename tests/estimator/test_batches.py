@@ -23,7 +23,7 @@ from helpers.tiny_models import (
     GROUPS,
     tiny_model,
     tiny_text,
-    word_tokenizer,
+    write_model,
 )
 
 TEXT = tiny_text(2, 20, 6)
@@ -35,8 +35,7 @@ def build(model: PreTrainedModel, text: cl.CalibrationSet = TEXT, **options: Any
 
 def streamed(folder: Path, model: PreTrainedModel) -> PreTrainedModel:
     """The same model, its layers left in files."""
-    model.save_pretrained(folder, max_shard_size="20KB")
-    word_tokenizer().save_pretrained(folder)
+    write_model(folder, model, max_shard_size="20KB")
     dtype = str(model.dtype).removeprefix("torch.")
     return cl.load_model(folder, device="cpu", dtype=dtype, stream=True)[0]
 

@@ -66,8 +66,6 @@ def test_the_release_s_windows_stand_beside_begun_ones(copies: Path, tmp_path: P
         "ptb": pytest.approx(cl.perplexity(model, tokenizer, text, options=first).value),
         f"ptb, {BOS_WINDOWS}": pytest.approx(cl.perplexity(model, tokenizer, text).value),
     }
-    assert "ptb perplexity" in said[-2]
-    assert BOS_WINDOWS in said[-1]
 
 
 def test_one_text_that_fails_does_not_end_the_others(copies: Path, tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
-"""Tasks through the real harness against likelihoods and replies computed by hand."""
+"""Tasks through the real harness, against likelihoods and replies by hand; reports and sizes."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,9 @@ import torch
 
 import cocurve_lab as cl
 from cocurve_lab.evaluation import task_files, tasks
-from cocurve_lab.evaluation.code_execution import (
-    Limits,
-    run_programs,
-    why_not_confined,
-)
+from cocurve_lab.evaluation.code_execution import Limits, run_programs, why_not_confined
+from cocurve_lab.evaluation.confinement import refusals
+from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency
 from cocurve_lab.evaluation.report import EvaluationReport
 from cocurve_lab.evaluation.task_files import local_tasks, make_task, write_task_files
 from cocurve_lab.evaluation.tasks import TaskOptions, evaluate_tasks
@@ -257,7 +257,153 @@ def test_canonical_solutions_pass(file: str, kind: str, solution: str) -> None:
         task.program(record, row[solution]) for record, row in zip(task.records, rows, strict=True)
     ]
     limits = Limits(seconds=60)
-    found = run_programs(
-        programs, allow_code_execution=True, workers=2, progress=False, limits=limits
-    )
+    found = run_programs(programs, allow_code_execution=True, progress=False, limits=limits)
     assert [outcome.detail for outcome in found if outcome.status != "passed"] == []
+
+
+# Reports ------------------------------------------------------------------------------------------
+
+
+REPORT = EvaluationReport(
+    suite="local",
+    values={"a": {"acc": 0.5, "acc_norm": 0.25}, "b": {"exact_match": 0.75}},
+    errors={"a": {"acc": 0.1, "acc_norm": 0.3}, "b": {"exact_match": 0.4}},
+    samples={"a": 4, "b": 8},
+    averaged={"a": "acc_norm", "b": "exact_match"},
+    settings={"limit": None, "notes": ["2 of a lost their start"]},
+    versions={"lm_eval": "0.4.13"},
+)
+
+
+def test_average_and_rows() -> None:
+    assert REPORT.average == 0.5
+    rows = REPORT.rows()
+    assert [(row["task"], row["metric"], row["averaged"]) for row in rows] == [
+        ("a", "acc", False),
+        ("a", "acc_norm", True),
+        ("b", "exact_match", True),
+    ]
+    assert rows[1]["value_error"] == 0.3
+    assert rows[2]["samples"] == 8
+    assert REPORT["a"]["acc"] == 0.5
+
+
+# Sizes against counting by hand, and speeds with their quartiles ----------------------------------
+
+
+SHORT = EfficiencyOptions(batch_sizes=(1, 2), new_tokens=2, repeats=2, progress=False)
+
+
+def test_sizes_are_those_counted_by_hand() -> None:
+    model = tiny_model(layers=2)
+    units = cl.enumerate_units(model, 4)
+    plan = cl.Selection.from_pruned(units, [0, 2, 3])  # one of two KV heads, two FFN groups
+    pruned = cl.prune(model, plan)
+    found = measure_efficiency(model, pruned, SHORT)
+    gone = units[0].cost + units[2].cost + units[3].cost
+    rows = {(row["quantity"], row["batch_size"]): row for row in found.rows}
+    assert rows["parameters", None]["dense"] - rows["parameters", None]["pruned"] == gone
+    assert rows["weights", None]["pruned"] == 4 * rows["parameters", None]["pruned"]
+    # two layers, two KV heads of 8, keys and values, four bytes; one head of one layer is gone
+    assert rows["KV cache per token", None]["dense"] == 2 * 2 * 8 * 2 * 4
+    assert rows["KV cache per token", None]["ratio"] == 0.75
+    for batch in (1, 2):
+        for quantity in ("prefill", "decode"):
+            row = rows[quantity, batch]
+            assert row["dense"] > 0
+            assert row["low"] <= row["ratio"] <= row["high"]
+            assert row["repeats"] == 2
+
+
+def test_half_precision_takes_half_the_bytes() -> None:
+    model = tiny_model(layers=1, dtype=torch.bfloat16)
+    rows = measure_efficiency(model, model, SHORT).rows
+    assert rows[1]["dense"] == 2 * rows[0]["dense"]
+    assert rows[1]["ratio"] == 1
+
+
+# Bad input of the room ----------------------------------------------------------------------------
+
+
+HUMAN = {"prompt": "def f(x):\n", "test": "pass", "entry_point": "f"}
+LONG = CHOICE | {"choices": ["b", "a " * 65]}
+WRITTEN = {"prompt": "w1", "answer": "w2"}
+MBPP = {"text": "", "code": "", "test_list": [], "task_id": 4}
+
+
+def file(folder: Path, content: str | bytes, name: str = "bad.jsonl") -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def records(folder: Path, *rows: dict[str, Any]) -> Path:
+    return file(folder, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def evaluate(suite: str = "demo", limit: int | None = None, **options: Any) -> Any:
+    return evaluate_tasks(
+        tiny_model(layers=1), word_tokenizer(), suite, limit, options=TaskOptions(**options)
+    )
+
+
+def efficiency(other: Any = None, **options: Any) -> Any:
+    model = tiny_model(layers=1)
+    return measure_efficiency(model, other or model, EfficiencyOptions(**options))
+
+
+BAD: list[tuple[Callable[[Path], Any], str]] = [
+    # records and files
+    (lambda at: local_tasks([records(at, CHOICE, CHOICE | {"gold": 2})]), "record 2: gold is 2"),
+    (lambda at: local_tasks([records(at, CHOICE | {"gold": -1})]), "gold is -1"),
+    (lambda at: local_tasks([records(at, CHOICE | {"gold": True})]), "gold is True"),
+    (lambda at: local_tasks([records(at, CHOICE | {"choices": ["a", ""]})]), "record 1"),
+    (lambda at: local_tasks([records(at, CHOICE | {"choices": []})]), "record 1"),
+    (lambda at: local_tasks([records(at, CHOICE, {"query": "q"})]), "record 2: choices is None"),
+    (lambda at: local_tasks([records(at, {"question": "?"})]), "question"),
+    (lambda at: local_tasks([records(at)]), "bad.jsonl"),
+    (lambda at: local_tasks([records(at, CHOICE)] * 2), "bad"),
+    (lambda at: local_tasks([at]), "JSONL"),  # an empty folder
+    (lambda at: read_objects(file(at, '{"a": 1}\nnot json\n')), "line 2"),
+    (lambda at: read_objects(file(at, "[1]\n")), "record 1"),
+    (lambda at: read_objects(file(at, gzip.compress(b"{}" * 999)[:-9], "a.jsonl.gz")), "a.jsonl"),
+    (lambda at: read_objects(at / "absent.jsonl"), "absent.jsonl"),
+    (lambda at: make_task("rolling_text", [{"text": "w1"}], "../x"), "'../x'"),
+    (lambda at: make_task("mbpp", [MBPP]), "11 to 510"),
+    # suites
+    (lambda at: evaluate("piqa"), "'piqa'"),
+    (lambda at: evaluate(limit=0), "limit is 0"),
+    (lambda at: evaluate("local"), "files"),
+    (lambda at: evaluate(tasks=("sums",)), "'sums'"),
+    (lambda at: evaluate("local", files=[records(at, HUMAN)]), "allow_code_execution=True"),
+    (lambda at: evaluate("paper"), "allow_code_execution=True"),
+    (lambda at: evaluate("demo", data=at), "demo"),
+    (lambda at: evaluate("paper", data=at / "absent"), "absent"),
+    (
+        lambda at: evaluate("local", files=[records(at, WRITTEN, WRITTEN | {"prompt": " "})]),
+        "bad, record 2",
+    ),
+    (lambda at: evaluate("local", files=[records(at, CHOICE | {"query": ""})]), "bad, record 1"),
+    (lambda at: evaluate("local", files=[records(at, CHOICE, LONG)]), "65 tokens"),
+    # programs
+    (lambda at: Limits(seconds=0), "seconds is 0"),
+    (lambda at: refusals("riscv64"), "riscv64"),
+    *(
+        (lambda at, no=no: run_programs(["pass"], allow_code_execution=no), f"{no!r}")
+        for no in (False, None, 1, "yes")
+    ),
+    # efficiency
+    (lambda at: efficiency(prompt_tokens=63, new_tokens=2), "64"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(BAD)))
+def test_bad_input_is_named(case: int, tmp_path: Path) -> None:
+    call, named = BAD[case]
+    with pytest.raises(cl.InputError, match=re.escape(named)):
+        call(tmp_path)
+
+
+def test_models_of_two_dtypes_are_not_compared() -> None:
+    with pytest.raises(cl.MismatchError):
+        efficiency(tiny_model(layers=1, dtype=torch.float64))

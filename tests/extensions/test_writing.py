@@ -1,4 +1,4 @@
-"""Numbers as people write them, and tables as CSV."""
+"""Numbers as people write them, tables as CSV, and the common look of pictures."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import csv
 import io
 import math
 
+import numpy as np
 import pytest
 
-from cocurve_lab.extensions.writing import as_csv, brief, plus_minus, typeset
+from cocurve_lab.extensions.figures import LABELS, plot_correlation
+from cocurve_lab.extensions.writing import as_csv, brief, plus_minus
+from helpers.problems import make_units, random_curvature
 
 
 @pytest.mark.parametrize(
@@ -27,12 +30,6 @@ from cocurve_lab.extensions.writing import as_csv, brief, plus_minus, typeset
 )
 def test_numbers_are_brief(value: float, text: str) -> None:
     assert brief(value) == text
-
-
-def test_a_minus_is_as_wide_as_a_plus_and_a_hyphen_stays() -> None:
-    assert typeset("(-0.5 ± 0.1) to -.2, a - b = -1") == "(−0.5 ± 0.1) to −.2, a − b = −1"
-    hyphens = "2.12e-18, Llama-3.1-8B, 2026-11-23, leave-one-out"
-    assert typeset(hyphens) == hyphens
 
 
 @pytest.mark.parametrize(
@@ -61,3 +58,28 @@ def test_no_cell_of_a_csv_begins_a_formula() -> None:
     assert heads == ["'=name", "value", "more"]
     assert [row[0] for row in cells] == [f"'{t}" for t in texts[:6]] + texts[6:] + [""]
     assert {row[1] for row in cells[:-1]} == {"-2.5"}
+
+
+# The common look of pictures ----------------------------------------------------------------------
+
+
+def test_the_map_by_layer_is_the_mean_of_its_pairs() -> None:
+    """Figure "evidence" (a) of the paper: |rho_uv| averaged within (kind, layer) blocks."""
+    curvature = random_curvature(make_units(3, 2, 4), seed=1)
+    rho, units = curvature.correlation(), curvature.units
+    (heatmap,) = plot_correlation(curvature, by_layer=True).data
+    blocks = [(kind, layer) for kind in ("attention", "ffn") for layer in range(3)]
+    assert list(heatmap.x) == [f"L{n} {LABELS[kind]}" for kind, n in blocks]
+    for row, first in enumerate(blocks):
+        for place, second in enumerate(blocks):
+            pairs = [
+                abs(rho[u, v])
+                for u in range(len(units))
+                for v in range(len(units))
+                if u != v
+                and (units[u].kind, units[u].layer) == first
+                and (units[v].kind, units[v].layer) == second
+            ]
+            assert heatmap.z[row, place] == pytest.approx(np.mean(pairs), abs=1e-4)
+    (single,) = plot_correlation(curvature).data
+    assert np.shape(single.z) == (len(units), len(units))

@@ -127,10 +127,19 @@ def in_turn(
 # The demo model -----------------------------------------------------------------------------------
 
 
+def demo_rows(name: str, count: int, tokenizer: Any, seed: int = 0) -> Any:
+    """`count` rows of "calibration", "held_out" or "test", every position scored."""
+    import cocurve_lab as cl
+    from cocurve_lab.models.identity import demo_folder
+
+    texts = demo_folder().parent / "texts" / f"{name}.jsonl"
+    settings = {"num_sequences": count, "positions_per_sequence": "all", "seed": seed}
+    return cl.CalibrationSet.from_file(texts, tokenizer, **settings)
+
+
 def demo(**rows: int) -> list[Any]:
     """The demo model, and so many rows of each of its texts."""
     import cocurve_lab as cl
-    from helpers.demo_rows import demo_rows
 
     model, tokenizer = cl.load_model("demo", device="cpu", dtype="float32")
     return [model, *(demo_rows(name, count, tokenizer) for name, count in rows.items())]

@@ -74,7 +74,7 @@ _KEYS = {
 }
 
 
-def write_model(path: Path, model: Any) -> None:
+def write_source(path: Path, model: Any) -> None:
     """A model of `SIZE` tokens in float32, with the tokenizer of `write_gguf`."""
     from gguf import MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
 

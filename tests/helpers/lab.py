@@ -1,9 +1,10 @@
-"""A real JupyterLab and Chromium for tests: open a notebook, run it, see what happens."""
+"""Notebooks in a kernel alone, or in a real JupyterLab and Chromium: run them, see what happens."""
 
 from __future__ import annotations
 
 import ast
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -17,10 +18,17 @@ from typing import Any
 
 import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from helpers.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+README = NOTEBOOKS[0].with_name("README.md").read_text(encoding="utf-8")
+# number of a notebook -> the solution of its exercise
+SOLUTIONS = dict(
+    re.findall(r"^# notebook (\d\d)\n(.*?)(?=\n\n\n# notebook|^```)", README, re.M | re.S)
+)
 CHROMIUM = Path("/usr/bin/chromium")
 NO_BROWSER = f"no browser at {CHROMIUM} (Debian: apt-get install chromium)"
 FLAGS = [
@@ -83,6 +91,37 @@ def red_boxes(notebook: nbformat.NotebookNode) -> list[str]:
     """What cells wrote to stderr: JupyterLab shows it on red, as if something had failed."""
     outputs = (o for cell in notebook.cells for o in cell.get("outputs", []))
     return [o.text for o in outputs if o.output_type == "stream" and o.name == "stderr"]
+
+
+def run(
+    notebook: Path, folder: Path, values: dict[str, Any], timeout: int = 600
+) -> nbformat.NotebookNode:
+    """Execute a notebook in a kernel of its own, with other parameters; seconds are of a cell."""
+    content = nbformat.read(notebook, as_version=4)
+    set_parameters(content, values)
+    client = NotebookClient(
+        content,
+        timeout=timeout,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+        store_widget_state=False,
+        coalesce_streams=True,  # one print can arrive in several messages
+    )
+    done = client.execute()
+    assert red_boxes(done) == []
+    return done
+
+
+def text_of(notebook: nbformat.NotebookNode) -> str:
+    """Everything the cells printed or showed as text."""
+    shown = []
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            shown.append(output.get("text", "") or output.get("data", {}).get("text/plain", ""))
+    return "\n".join(shown)
+
+
+# In a browser -----------------------------------------------------------------------------------
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What an exported page holds."""
+"""What an exported page holds, and what axe-core says of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,3 +35,16 @@ def curvature_of(page: Path, units: cl.UnitSet | None = None) -> cl.Curvature:
     packed = data_of(page)["lambda"]["_problem"]
     packed["matrix"] = base64.b64decode(packed["matrix"]["$bytes"])
     return cl.Curvature(matrix_of(packed), units or cl.enumerate_units(cl.load_model("demo")[0]))
+
+
+def serious_violations(page: Any, selector: str = "body") -> list[str]:
+    """What axe-core calls serious or critical inside the elements, as "rule: element"."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page, context={"include": [selector]}).response["violations"]
+    return [
+        f"{fault['id']}: {node['html'][:100]}"
+        for fault in found
+        if fault["impact"] in ("serious", "critical")
+        for node in fault["nodes"]
+    ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -454,6 +455,13 @@ def word_tokenizer(context: int = 10**30, eos: str | None = "<end>") -> PreTrain
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=eos, unk_token="<unk>", model_max_length=context
     )
+
+
+def write_model(folder: Path, model: Any = None, **how: Any) -> Path:
+    """Write a model, a tiny one by default, and its tokenizer into a folder."""
+    (model or tiny_model()).save_pretrained(folder, **how)
+    word_tokenizer(CONTEXT).save_pretrained(folder)
+    return folder
 
 
 def opening_tokenizer(*starts: str) -> PreTrainedTokenizerFast:

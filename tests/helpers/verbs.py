@@ -58,15 +58,6 @@ LONG = {
 TIMED = ("compress",)  # it spends seconds, so only names and plans are repeated
 
 
-def write_model(folder: Path, model: Any = None, **how: Any) -> Path:
-    """Write a model, a tiny one by default, and its tokenizer into a folder."""
-    from helpers.tiny_models import CONTEXT, tiny_model, word_tokenizer
-
-    (model or tiny_model()).save_pretrained(folder, **how)
-    word_tokenizer(CONTEXT).save_pretrained(folder)
-    return folder
-
-
 def write_text(path: Path, seed: int = 0) -> Path:
     """Write documents of 15 words each."""
     words = random.Random(seed)
@@ -79,6 +70,7 @@ def prepare(folder: Path) -> None:
     """Write what the verbs take: a model, text, H, a plan, a pruned model, a package."""
     from cocurve_lab.extensions.pretrained import smollm2
     from helpers.gguf_files import write_wheel
+    from helpers.tiny_models import write_model
 
     write_model(folder / "model")
     write_text(folder / "text.jsonl")

@@ -19,7 +19,7 @@ from cocurve_lab.extensions.repairing import projection_inputs as inputs
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.registry import method_names
 from cocurve_lab.models.identity import fingerprint_model, known_record
-from helpers.tiny_models import GROUPS, VOCAB, tiny_model, tiny_text, word_tokenizer
+from helpers.tiny_models import GROUPS, VOCAB, tiny_model, tiny_text, write_model
 
 RATIO = 0.25
 MODELS = [("llama", "gqa"), ("mistral", "gqa"), ("qwen2", "gqa"), ("phi3", "mha")]
@@ -55,8 +55,7 @@ def measure(
 def streamed(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
     """The model of the fused family, its layers left in files."""
     folder = tmp_path_factory.mktemp("streamed")
-    dense("phi3", "mha").save_pretrained(folder)
-    word_tokenizer().save_pretrained(folder)
+    write_model(folder, dense("phi3", "mha"))
     return cl.load_model(folder, device="cpu", stream=True)[0]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -22,7 +23,6 @@ from cocurve_lab.methods.registry import method_names
 from cocurve_lab.methods.slimgpt import SlimGpt, incremental_weights
 from cocurve_lab.methods.slimllm import SlimLlm
 from cocurve_lab.methods.two_ssp import TwoSsp, num_attention_blocks
-from helpers.activations import TEXT, model_of, output_weight, seen
 from helpers.builds import require_same_bits
 from helpers.contract import logit_difference
 from helpers.problems import llama_8b_units, make_units, naive_greedy, random_curvature
@@ -40,6 +40,65 @@ from helpers.tiny_models import (
     tiny_text,
     units_by_hand,
 )
+
+TEXT = tiny_text(rows=4, length=24)
+
+
+class Seen(NamedTuple):
+    """What every layer saw, rows and tokens apart [rows, T, .], float64."""
+
+    columns: dict[tuple[int, str], Tensor]  # inputs of W_O and W_down
+    ffn_in: dict[int, Tensor]
+    ffn_out: dict[int, Tensor]
+    layer_in: dict[int, Tensor]
+    layer_out: dict[int, Tensor]
+
+    def tokens(self, layer: int, kind: str) -> np.ndarray:
+        """The inputs of an output projection [rows x T, W]."""
+        flat: np.ndarray = self.columns[layer, kind].flatten(0, 1).numpy()
+        return flat
+
+
+@lru_cache
+def model_of(family: str, heads: str) -> PreTrainedModel:
+    return tiny_model(family, heads)
+
+
+@lru_cache
+def seen(family: str, heads: str) -> Seen:
+    """Full activations of a float64 copy of `model_of` on TEXT."""
+    wide = tiny_double(model_of(family, heads))
+    found = Seen({}, {}, {}, {}, {})
+
+    def keep(into: dict[Any, Tensor], key: Any, what: str) -> Any:
+        def hook(_: Any, args: Any, output: Any) -> None:
+            value = args[0] if what == "in" else output
+            into[key] = (value[0] if isinstance(value, tuple) else value).detach()
+
+        return hook
+
+    for number, layer in enumerate(wide.model.layers):
+        attention = keep(found.columns, (number, "attention"), "in")
+        layer.self_attn.o_proj.register_forward_hook(attention)
+        layer.mlp.down_proj.register_forward_hook(keep(found.columns, (number, "ffn"), "in"))
+        layer.mlp.register_forward_hook(keep(found.ffn_in, number, "in"))
+        layer.mlp.register_forward_hook(keep(found.ffn_out, number, "out"))
+        layer.register_forward_hook(keep(found.layer_in, number, "in"))
+        layer.register_forward_hook(keep(found.layer_out, number, "out"))
+    full_logits(wide, TEXT.input_ids)
+    return found
+
+
+def output_weight(model: PreTrainedModel, layer: int, kind: str) -> np.ndarray:
+    """W_O or W_down [d, W], float64."""
+    block = model.model.layers[layer]
+    module = block.self_attn.o_proj if kind == "attention" else block.mlp.down_proj
+    weight: np.ndarray = module.weight.detach().double().numpy()
+    return weight
+
+
+# Scores of the methods against their formulas computed the slow way, over full activations --------
+
 
 LAYERS = 3
 

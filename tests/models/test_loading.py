@@ -19,7 +19,7 @@ import cocurve_lab as cl
 from cocurve_lab.models import loading
 from cocurve_lab.models.identity import fingerprint_model, model_name
 from helpers.bpe import SIZE, byte_level
-from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
+from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer, write_model
 
 
 @pytest.fixture
@@ -49,8 +49,7 @@ def test_folders_load_ready_to_measure(folder: Path, monkeypatch: pytest.MonkeyP
 
 def test_capped_attention_scores_stay_capped(tmp_path: Path) -> None:
     model = tiny_model("gemma2")  # transformers 5.17 would load it with sdpa, without the cap
-    model.save_pretrained(tmp_path / "capped")
-    word_tokenizer().save_pretrained(tmp_path / "capped")
+    write_model(tmp_path / "capped", model)
     loaded, _ = cl.load_model(tmp_path / "capped", device="cpu")
     ids = tiny_text(2, 14).input_ids
     torch.testing.assert_close(loaded(ids).logits, model(ids).logits)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.notebooks import NOTEBOOKS, run, text_of
+from helpers.lab import NOTEBOOKS, run, text_of
 
 STUDIES = [pytest.param(path, marks=pytest.mark.notebooks) for path in NOTEBOOKS[5:]]
 

@@ -23,6 +23,7 @@ from helpers.tiny_models import (
     tiny_model,
     tiny_text,
     word_tokenizer,
+    write_model,
 )
 
 UNEVEN = ["L0.attention[0]", "L1.ffn[1]", "L2.ffn[0]", "L2.ffn[3]"]
@@ -159,8 +160,7 @@ def test_a_model_is_saved_as_its_checkpoint_stores_it(
     tmp_path: Path, dtype: str, tied: bool
 ) -> None:
     dense = tiny_model(tie_word_embeddings=tied).to(getattr(torch, dtype))
-    dense.save_pretrained(tmp_path / "dense")
-    word_tokenizer().save_pretrained(tmp_path / "dense")
+    write_model(tmp_path / "dense", dense)
     model, _ = cl.load_model(tmp_path / "dense", device="cpu")
     pruned: Any = cl.prune(model, plan_of(model, UNEVEN))
     manifest, _ = saved_as(pruned, tmp_path / "small")

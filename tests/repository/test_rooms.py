@@ -1,14 +1,19 @@
-"""The rooms and the walls between them: core, extensions, studies; no import goes up."""
+"""The rooms: no import goes up, none grows, and the core runs alone."""
 
 from __future__ import annotations
 
 import ast
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import networkx as nx
+import pytest
+
+from helpers.problems import make_units, random_curvature
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"cocurve_lab": ROOT, "cocurve_studies": ROOT / "notebooks"}
@@ -112,8 +117,6 @@ print(cl.Selection.from_json(plan.to_json()) is not None, len(plan))
 
 
 def test_a_stored_H_opens_solves_and_shows_without_torch(tmp_path: Path) -> None:
-    from helpers.problems import make_units, random_curvature
-
     stored = random_curvature(make_units(), groups=4).save(tmp_path / "H.pkl")
     command = [sys.executable, "-c", NUMPY_ONLY, str(stored), *numpy_only()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
@@ -132,3 +135,61 @@ def test_public_names_import_no_optional_package() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+# The house may only shrink ------------------------------------------------------------------------
+
+
+TOOL = ROOT.parent / "shared" / "tools" / "size.py"
+
+
+@pytest.mark.skipif(not TOOL.is_file(), reason="the tool that counts statements is not here")
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the marks are read from git")
+def test_no_room_grows_past_its_mark() -> None:
+    measured = subprocess.run([sys.executable, TOOL], cwd=ROOT, capture_output=True, text=True)
+    assert measured.returncode == 0, measured.stdout + measured.stderr
+
+
+# The core alone -----------------------------------------------------------------------------------
+
+
+FLOW = """
+import sys
+from pathlib import Path
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+import cocurve_lab as cl
+
+folder = Path(sys.argv[1])
+assert Path(cl.__file__).is_relative_to(folder)
+torch.manual_seed(0)
+config = LlamaConfig(
+    hidden_size=32, intermediate_size=42, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, vocab_size=97, max_position_embeddings=64,
+)
+model = LlamaForCausalLM(config).eval()
+text = cl.CalibrationSet(torch.randint(0, 97, (3, 20)))
+units = cl.enumerate_units(model, 4)
+found = cl.estimate_curvature(model, units, text, 16, progress=False)
+found = cl.Curvature.load(found.save(folder / "H.pkl"))
+plan = cl.solve_greedy(found, 0.25)
+assert cl.pruning_risk(model, plan, text) > 0
+pruned = cl.prune(model, plan, verify=text)
+again = cl.load_pruned(cl.save_pruned(pruned, folder / "small"), device="cpu")
+assert torch.equal(again(text.input_ids).logits, pruned(text.input_ids).logits)
+try:
+    cl.prune(model, plan, out=folder / "streamed")
+except cl.InputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_the_flow_runs_without_the_extensions(tmp_path: Path) -> None:
+    unwanted = shutil.ignore_patterns("extensions", "__pycache__")
+    shutil.copytree(ROOT / "cocurve_lab", tmp_path / "cocurve_lab", ignore=unwanted)
+    command = [sys.executable, "-c", FLOW, str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "extensions" in done.stdout

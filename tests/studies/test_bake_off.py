@@ -24,14 +24,35 @@ from cocurve_studies.bake_off import findings, frontier
 from cocurve_studies.bake_off.bench import Bench, build_evaluations
 from cocurve_studies.bake_off.compare import compare
 from cocurve_studies.bake_off.comparison import Comparison
-from cocurve_studies.bake_off.contenders import (
-    CompareOptions,
-    Contender,
-    Judges,
-)
+from cocurve_studies.bake_off.contenders import CompareOptions, Contender, Judges
 from cocurve_studies.tables import pick, shown
-from helpers.comparisons import cell
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
+
+
+def cell(method: str, kl: float | None, **changes: Any) -> dict[str, Any]:
+    """One row: a method at 20 %, with a KL and what follows from it."""
+    row = {
+        "method": method,
+        "search": "none",
+        "calibration": 0,
+        "requested_ratio": 0.2,
+        "failed": "",
+        "guards": "cap none protect 0/0",
+        "realized_ratio": 0.201,
+        "comparable": True,
+        "kl": kl,
+        "perplexity": None if kl is None else 2 + kl,
+        "accuracy all": None if kl is None else 1 - kl,
+    }
+    row |= changes
+    if row["kl"] is not None:  # two test rows with this mean and standard error
+        error = row.get("kl_error", 0.0)
+        row.setdefault("kl_rows", json.dumps([row["kl"] - error, row["kl"] + error]))
+    return row
+
+
+# The bake-off on a tiny model ---------------------------------------------------------------------
+
 
 GRID = (Guards(), Guards(protect_first=1), Guards(layer_cap=0.5))
 RATIO = 0.4

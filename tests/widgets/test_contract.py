@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import gc
 import re
@@ -12,7 +11,6 @@ from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from xml.etree import ElementTree
 
 import nbformat
 import pytest
@@ -30,7 +28,7 @@ from cocurve_widgets import (
     LambdaExplorer,
     Session,
 )
-from cocurve_widgets.still import ROWS, plot_html, table_html
+from cocurve_widgets.still import ROWS, table_html
 from helpers.instruments import say
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
@@ -218,11 +216,6 @@ def test_code_reproduces_the_screen(make: Callable[..., Any], session: Session) 
     assert again.session.selection.guards == plan.guards
 
 
-def test_without_a_plan_there_is_none_to_save(session: Session, tmp_path: Path) -> None:
-    with pytest.raises(cl.InputError, match="no plan yet"):
-        CurvatureMap(REAL, session=session).save(tmp_path / "plan.json")
-
-
 @every
 def test_nothing_is_left_of_a_closed_instrument(make: Callable[..., Any]) -> None:
     session = Session(REAL, MODEL, TOKENIZER)
@@ -260,14 +253,6 @@ def test_a_cell_that_runs_again_closes_what_its_first_run_made(
     assert [made.comm is None for made in (first, twin, other, again)] == [True, True, False, False]
 
 
-@pytest.mark.parametrize("wrong", [None, REAL.matrix])
-def test_what_is_no_curvature_is_named(wrong: Any) -> None:
-    with pytest.raises(cl.InputError, match="Give a Curvature"):
-        LambdaExplorer(wrong)
-    with pytest.raises(cl.InputError, match="Give a Curvature"):
-        GenerationCompare(MODEL, TOKENIZER, wrong)
-
-
 def test_text_and_held_out_rows_are_checked() -> None:
     session = Session(REAL)
     with pytest.raises(cl.InputError, match="no model"):
@@ -281,17 +266,6 @@ def test_text_and_held_out_rows_are_checked() -> None:
 
 
 # What stays of it in a saved notebook: a picture and a table, without a kernel
-
-
-def test_a_plot_has_its_points_in_order_and_its_ends_in_words() -> None:
-    drawn = plot_html([(1, 5, "#111"), (10, 50, "#222"), (100, 5, "#333"), (0, 1, "#444")], "ab")
-    tree = ElementTree.fromstring(base64.b64decode(re.search(r"base64,([^\"]+)", drawn)[1]))
-    dots = [node for node in tree if node.tag.endswith("circle")]
-    assert [dot.get("fill") for dot in dots] == ["#111", "#222", "#333"]  # log axes have no 0
-    x, y = ([float(dot.attrib[name]) for dot in dots] for name in ("cx", "cy"))
-    assert x[1] - x[0] == pytest.approx(x[2] - x[1], abs=0.2)
-    assert y[0] == y[2] > y[1]  # y grows downwards in a picture
-    assert plot_html([(0, 1, "#444")], "ab") == ""
 
 
 def test_a_table_is_short_and_escaped() -> None:

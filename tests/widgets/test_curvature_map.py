@@ -101,17 +101,6 @@ def test_a_brush_selects_units_everywhere(curvature: cl.Curvature) -> None:
         session.brushed = [32]
 
 
-def test_the_sessions_plan_is_marked(curvature: cl.Curvature) -> None:
-    session = Session(curvature)
-    session.selection = plan = cl.solve_greedy(curvature, 0.4, 0.5)
-    picture = CurvatureMap(curvature, session=session)
-    assert (picture.plan["order"], picture.plan["strength"]) == (list(plan.pruned), 0.5)
-    session.selection = cl.Selection.from_pruned(curvature.units, [4, 2])
-    assert picture.plan["ordered"] is False
-    session.selection = None
-    assert picture.plan == {}
-
-
 def test_tables(curvature: cl.Curvature) -> None:
     picture = CurvatureMap(curvature, session=Session(curvature), order="saliency", brushed=[2])
     picture.session.selection = plan = cl.solve_greedy(curvature, 0.3)

@@ -23,7 +23,7 @@ from cocurve_widgets import Measured, Session, export_html, refresh_html
 from cocurve_widgets.instrument import front
 from cocurve_widgets.packing import plan_mark
 from cocurve_widgets.page_measuring import RATIOS, STRENGTHS
-from helpers.notebooks import NOTEBOOKS
+from helpers.lab import NOTEBOOKS
 from helpers.pages import curvature_of, data_of
 from helpers.problems import llama_8b_units, make_units, random_curvature
 from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer

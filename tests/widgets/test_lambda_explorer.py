@@ -54,17 +54,6 @@ def test_setting_a_trait_solves_like_solve_greedy(explorer: LambdaExplorer) -> N
         assert explorer.error == ""
 
 
-def test_every_move_reaches_all_who_wait_for_the_plan(explorer: LambdaExplorer) -> None:
-    heard: list[cl.Selection] = []
-    explorer.session.observe(lambda change: heard.append(change["new"]), "selection")
-    for strength in (0.1, 0.2, 0.3):
-        explorer.interaction_strength = strength
-        assert heard[-1] is explorer.session.selection is explorer.selection
-        expected = cl.solve_greedy(CURVATURE, 0.2, strength, explorer.guards)
-        assert explorer.selection.to_json() == expected.to_json()
-    assert len(heard) == 3
-
-
 def test_a_plan_chosen_elsewhere_sets_the_controls_and(
     explorer: LambdaExplorer,
 ) -> None:

@@ -23,10 +23,9 @@ from cocurve_lab.extensions.big_models.on_disk import open_model
 from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import weight_marks
-from cocurve_lab.models.layers import weights_of
 from cocurve_lab.models.loading import keep_score_cap, shapes_only
 from cocurve_lab.models.weights import reader_of
-from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
+from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer, write_model
 
 # every way in which a layer is laid out, in pairs with heads and dtype
 EVERY_WAY = [
@@ -154,21 +153,6 @@ def test_a_streamed_model_is_refitted_like_one_in_memory(
         assert differing(refitted(source, out=tmp_path / name), expected) == [], name
     # and the model was not changed
     assert differing(cl.prune(model, plan, out=tmp_path / "again"), bare) == []
-
-
-def test_half_precision_and_the_reads_of_a_refit(tmp_path: Path) -> None:
-    model = dense(tmp_path / "model", dtype=torch.bfloat16)
-    own, text = streamed(tmp_path / "model", torch.bfloat16), tiny_text(12, 24, seed=3)
-    plan, stream = ragged(model), weights_of(own)
-    expected = cl.save_pruned(cl.repair(model, plan, text, options=QUIET), tmp_path / "memory")
-    own(text.input_ids[:1])
-    cl.measure_plans(own, [plan], text, progress=False)  # what is checked once is checked now
-    before, layer = stream.bytes_read, stream.bytes_present // 2
-    found = cl.repair(own, plan, text, options=QUIET, out=tmp_path / "disk")
-    assert differing(found, expected) == []
-    # the calls, the norms and the refit take a sweep each; what enters needs layer 0, and layer 1
-    # is fetched meanwhile
-    assert stream.bytes_read - before == (3 + 2 + 3 + 3 + 2) * layer  # and a gap
 
 
 def test_a_large_model_is_split_into_files_with_an_index(
@@ -318,6 +302,10 @@ def test_what_needs_the_model_in_memory_is_refused(tmp_path: Path) -> None:
         (lambda: cl.repair(stored, plan, text, **out), cl.InputError),
         (lambda: cl.prune(shapes_only(str(tmp_path / "model")), plan, **out), cl.InputError),
         (lambda: cl.prune(stored, ragged(tiny_model(layers=4)), **out), cl.MismatchError),
+        (lambda: cl.prune(stored, plan), cl.InputError),
+        (lambda: cl.repair(stored, plan, text), cl.InputError),
+        (lambda: cl.pruning_risk(stored, plan, text), cl.InputError),
+        (lambda: open_model(tmp_path / "nowhere"), cl.InputError),
     ):
         with pytest.raises(error):
             call()
@@ -333,8 +321,7 @@ def test_a_head_of_its_own_survives_though_the_configuration_ties_it(
     road: str, tmp_path: Path
 ) -> None:
     separate = tiny_model("llama", tie_word_embeddings=False)
-    separate.save_pretrained(tmp_path / "dense")
-    word_tokenizer().save_pretrained(tmp_path / "dense")
+    write_model(tmp_path / "dense", separate)
     edit_json(tmp_path / "dense" / "config.json", tie_word_embeddings=True)
     model, _ = cl.load_model(tmp_path / "dense", device="cpu")
     ids = torch.arange(12)[None]
@@ -358,8 +345,7 @@ def edit_json(path: Path, **changes: Any) -> None:
 def test_a_folder_keeps_what_goes_with_the_weights(tmp_path: Path) -> None:
     """On both roads, and also when it is pruned again."""
     dense = tmp_path / "dense"
-    tiny_model().save_pretrained(dense)
-    word_tokenizer().save_pretrained(dense)
+    write_model(dense)
     wanted = {"LICENSE", "USE_POLICY.md", "NOTICE.txt", "tokenizer.model"}
     for name in (*wanted, "notes.txt"):
         (dense / name).write_text(name)
@@ -435,42 +421,6 @@ def test_names_of_old_checkpoints_are_understood(family: str, tmp_path: Path) ->
     assert all(torch.equal(read(name), weight) for name, weight in model.state_dict().items())
 
 
-LEFT_OVER = {
-    "llama": "model.layers.{}.self_attn.rotary_emb.inv_freq",
-    "gpt2": "transformer.h.{}.attn.bias",
-    "gpt_neox": "gpt_neox.layers.{}.attention.masked_bias",
-    "opt": "model.decoder.layers.{}.rotary_emb.inv_freq",  # though OPT rotates nothing
-}
-ROADS: dict[str, Callable[[Path], Any]] = {
-    "memory": lambda folder: cl.load_model(folder),
-    "stream": lambda folder: cl.load_model(folder, stream=True),
-    "disk": open_model,
-    "pruned": lambda folder: cl.load_pruned(folder / "small"),
-    "pruned, streamed": lambda folder: cl.load_pruned(folder / "small", stream=True),
-    "pruned, on disk": lambda folder: open_model(folder / "small"),
-}
-
-
-@pytest.mark.parametrize(
-    ("road", "family"),
-    [*((road, "llama") for road in ROADS), *(("disk", family) for family in list(LEFT_OVER)[1:])],
-)
-def test_ignored_weights_are_named_once_on_every_road(
-    road: str, family: str, tmp_path: Path
-) -> None:
-    folder = saved(tmp_path / "model", family, "mha")
-    word_tokenizer(16).save_pretrained(folder)
-    names = [LEFT_OVER[family].format(layer) for layer in range(5)]
-    model = tiny_model(family, "mha")
-    plan = cl.Selection.from_pruned(cl.enumerate_units(model, 4), [1])
-    cl.save_pruned(cl.prune(model, plan), folder / "small")
-    for place in (folder, folder / "small"):
-        in_one_file(place, lambda found: found.update({n: torch.ones(2) for n in names}))
-    with pytest.warns(UserWarning, match="ignored") as told:
-        ROADS[road](folder)
-    assert len(told) == 1
-
-
 def index(folder: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((folder / INDEX).read_text())
     return content
@@ -527,17 +477,3 @@ def test_a_whole_file_goes_before_an_index(tmp_path: Path) -> None:
     assert torch.equal(reader_of(open_model(folder))(UP), torch.full((42, 32), 3.0))
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     assert torch.equal(loaded.state_dict()[UP], torch.full((42, 32), 3.0))
-
-
-def test_a_model_on_disk_is_not_measured(tmp_path: Path) -> None:
-    model = open_model(saved(tmp_path / "model"))
-    units = cl.enumerate_units(model, 4)
-    plan = cl.Selection.from_pruned(units, [0])
-    for call in (
-        lambda: open_model(tmp_path / "nowhere"),
-        lambda: cl.prune(model, plan),
-        lambda: cl.repair(model, plan, tiny_text()),
-        lambda: cl.pruning_risk(model, plan, tiny_text()),
-    ):
-        with pytest.raises(cl.InputError):
-            call()

@@ -26,7 +26,7 @@ from cocurve_lab.extensions.big_models.cluster import RayWorkers, RemoteWorker, 
 from cocurve_lab.models.identity import fingerprint_model, fingerprint_tensor
 from helpers import builds
 from helpers.builds import require_same_bits
-from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
+from helpers.tiny_models import tiny_model, tiny_text, write_model
 from helpers.waiting import eventually
 
 ROWS = 7
@@ -76,8 +76,7 @@ def test_results_of_ray_come_in_order() -> None:
 @pytest.mark.filterwarnings("ignore:the tokenizer of:UserWarning")
 def test_a_model_travels_whole_or_by_its_place(tmp_path: Path) -> None:
     model = tiny_model("qwen2", tie_word_embeddings=True)
-    model.save_pretrained(tmp_path / "model")
-    word_tokenizer().save_pretrained(tmp_path / "model")
+    write_model(tmp_path / "model", model)
     sent = pickle.loads(pickle.dumps(parcel(model, str(tmp_path / "model"))))
     assert fingerprint_model(unpack(sent, "cpu")) == fingerprint_model(model)
     whole = unpack(pickle.loads(pickle.dumps(parcel(model, None))), "cpu")
@@ -174,8 +173,7 @@ def test_workers_read_a_streamed_model_and_what_is_done_outlasts_a_kill_and_an_e
             return super().measure(number, units_per_batch)
 
     monkeypatch.setattr(distributed, "RemoteWorker", Mortal)
-    tiny_model().save_pretrained(tmp_path / "model")
-    word_tokenizer().save_pretrained(tmp_path / "model")
+    write_model(tmp_path / "model")
     streamed, _ = cl.load_model(tmp_path / "model", device="cpu", stream=True)
     there, seen = RayWorkers(1, start_seconds=240.0, source=tmp_path / "model"), list[int]()
     with pytest.raises(cl.NumericalError):
@@ -215,8 +213,7 @@ def in_a_process(script: str, folder: Path, *more: str) -> str:
 
 def saved(folder: Path, **changes: Any) -> PreTrainedModel:
     model = tiny_model("llama", "mqa", initializer_range=0.02, **SIZES | changes)
-    model.save_pretrained(folder)
-    word_tokenizer().save_pretrained(folder)
+    write_model(folder, model)
     return model
 
 
@@ -230,7 +227,7 @@ from cocurve_lab.models.identity import fingerprint_tensor
 from cocurve_lab.models.layers import present
 from cocurve_lab.extensions.big_models.on_disk import open_model
 from cocurve_lab.pruner.saving import open_pruned
-from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
+from helpers.tiny_models import tiny_model, tiny_text, write_model
 torch.set_num_threads(1)
 def measured(model, out):
     units = cl.enumerate_units(model, 1)
@@ -244,8 +241,7 @@ def measured(model, out):
     cl.export_gguf(open_pruned(cl.prune(stored, plans[1], out=out + "2")), None, out + ".gguf")
     return float(curvature.matrix.trace()), found, marks
 with tempfile.TemporaryDirectory() as folder:
-    tiny_model("llama", "mqa").save_pretrained(folder)
-    word_tokenizer().save_pretrained(folder)
+    write_model(folder, tiny_model("llama", "mqa"))
     measured(cl.load_model(folder, device="cpu", stream=True)[0], folder + "/small")
 taken, weights = psutil.Process().memory_info().data, int(sys.argv[4])
 # transformers maps all files while it loads, which would count; nothing of them is mapped later
@@ -292,7 +288,7 @@ import psutil, torch
 import cocurve_lab as cl
 from cocurve_lab.estimator.batches import Room
 from cocurve_lab.models.architectures import describe
-from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
+from helpers.tiny_models import tiny_model, tiny_text, write_model
 torch.set_num_threads(1)
 load = {"stream": False, "dtype": "float32", "attn_implementation": "sdpa"}
 load |= json.loads(sys.argv[3])
@@ -310,8 +306,7 @@ def build(place, tokens):
     needed = Room.of(describe(model), units, text, 256).needed(batch, block)
     return needed + sum(weight.nbytes for weight in model.parameters() if not weight.is_meta)
 with tempfile.TemporaryDirectory() as folder:
-    tiny_model("llama", "mqa").save_pretrained(folder)
-    word_tokenizer().save_pretrained(folder)
+    write_model(folder, tiny_model("llama", "mqa"))
     build(folder, 17)
 before, most, over = anonymous(), [0], threading.Event()
 def watch():

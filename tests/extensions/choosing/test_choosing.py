@@ -25,7 +25,6 @@ import cocurve_lab as cl
 from cocurve_lab.extensions.choosing import best_plan as best_plans
 from cocurve_lab.extensions.choosing import racing
 from cocurve_lab.extensions.choosing.gains import GainsChoice, choose_gains
-from cocurve_lab.extensions.choosing.racing import Fit
 from cocurve_lab.extensions.choosing.report import Samples
 from cocurve_lab.extensions.choosing.settings import choose_guards
 from cocurve_lab.measuring.risk import PlanTable, compare_models
@@ -282,14 +281,6 @@ def test_the_fitting_lambda_closes_the_gap(seed: int, strength: float, measured:
     assert node + fit.interaction_strength * edges == pytest.approx(measured, **close)
     # the printed sign misses by twice the remainder
     assert node + fit.printed * edges == pytest.approx(measured - 2 * fit.remainder, abs=1e-6)
-
-
-def test_the_fit_of_planted_numbers() -> None:
-    fit = Fit(measured_risk=0.5, standard_error=0.02, edge_mass=0.1, remainder=0.3)
-    for edge_mass, expected in ((0.1, (4, -2, 0.2)), (-0.1, (-2, 4, 0.2)), (0.0, (math.nan,) * 3)):
-        one = replace(fit, edge_mass=edge_mass)
-        found = (one.interaction_strength, one.printed, one.strength_error)
-        assert found == pytest.approx(expected, nan_ok=True)
 
 
 # The report ---------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from helpers.tiny_models import (
     routers,
     tiny_model,
     word_tokenizer,
+    write_model,
 )
 
 
@@ -219,8 +220,7 @@ def test_roads_that_need_columns_or_whole_tensors_are_refused(tmp_path: Path) ->
     ):
         with pytest.raises(cl.ArchitectureError):
             call()
-    model.save_pretrained(tmp_path / "dense")
-    word_tokenizer().save_pretrained(tmp_path / "dense")
+    write_model(tmp_path / "dense", model)
     with pytest.raises(cl.ArchitectureError):
         cl.load_model(tmp_path / "dense", stream=True)
     loaded = cl.load_model(tmp_path / "dense", device="cpu")[0]
@@ -249,3 +249,17 @@ def test_a_file_without_an_expert_is_refused(tmp_path: Path) -> None:
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(cl.FileFormatError):
         cl.load_pruned(tmp_path / "small", device="cpu")
+
+
+# The mixture of experts that ships ----------------------------------------------------------------
+
+
+def test_the_mixture_is_trained_and_cut_as_it_is_masked() -> None:
+    model, tokenizer = cl.load_model("mixture")
+    _, text = cl.default_calibration("mixture", tokenizer, 16, 8)
+    losses = [float(model(ids[None], labels=ids[None]).loss) for ids in text.input_ids]
+    assert sum(losses) / len(losses) < 2.3  # an untrained one has 8.3, the demo model 1.8
+    units = cl.enumerate_units(model)
+    assert list(units.kinds).count("expert") == 64
+    plan = cl.Selection.from_pruned(units, ["L0.expert[3]"])
+    cl.check_equivalence(model, cl.prune(model, plan), plan, text)

@@ -34,6 +34,7 @@ from helpers.tiny_models import (
     tiny_model,
     tiny_text,
     word_tokenizer,
+    write_model,
 )
 
 UNEVEN = ["L0.attention[0]", "L1.ffn[1]", "L2.ffn[0]", "L2.ffn[3]"]
@@ -212,8 +213,7 @@ def trained(folder: Path) -> Any:
 @pytest.fixture
 def tuned(tmp_path: Path) -> Path:
     """A folder that a trainer saved, with a tokenizer."""
-    trained(cl.save_pruned(pruned(), tmp_path / "small")).save_pretrained(tmp_path / "tuned")
-    word_tokenizer().save_pretrained(tmp_path / "tuned")
+    write_model(tmp_path / "tuned", trained(cl.save_pruned(pruned(), tmp_path / "small")))
     return tmp_path / "tuned"
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_widgets import BridgeExplorer, LambdaExplorer, Session
 from cocurve_widgets.packing import pack_problem
 from helpers.problems import llama_8b_units
 from helpers.release import Shape, mask_path, write_json, write_release
@@ -64,6 +63,7 @@ def test_the_synthetic_folder_has_the_published_registry_and_totals(released: Pa
     assert units["L31.ffn[15]"].stop == 14336
     assert (units.total_parameters, units.ffn_groups) == (None, 16)
     assert (curvature.provenance["source"], curvature.group_grams) == ("release", None)
+    assert pack_problem(curvature)["parameters"] is None
 
 
 @pytest.mark.parametrize(
@@ -196,21 +196,6 @@ BAD = [
 ]  # fmt: skip
 
 
-def test_the_explorers_open_on_it(released: Path) -> None:
-    curvature = cl.Curvature.from_release(released)
-    explorer = LambdaExplorer(curvature, session=Session(curvature))
-    explorer.ratio, explorer.protect_first = 0.3, 2
-    expected = cl.solve_greedy(curvature, 0.3, explorer.interaction_strength, explorer.guards)
-    assert explorer.selection.pruned == expected.pruned
-    explorer.session.selection = cl.Selection.from_release(released, 0.2)
-    assert explorer.selection.pruned == expected.pruned  # a mask whose guards are not known
-    explorer.close()
-    bridges = BridgeExplorer(curvature, session=Session(curvature))
-    assert bridges.nodes["name"] == [unit.name for unit in curvature.units]
-    bridges.close()
-    assert pack_problem(curvature)["parameters"] is None
-
-
 def read(folder: Path) -> None:
     cl.Curvature.from_release(folder)
     cl.Selection.from_release(folder, 0.2)
@@ -248,6 +233,3 @@ def test_a_mask_is_applied_to_its_model(tiny: Path) -> None:
 def test_another_model_is_refused(tiny: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(cl.MismatchError):
         cl.prune(tiny_model(**changes), cl.Selection.from_release(tiny, 0.2))
-
-
-# The explorers ------------------------------------------------------------------------------------

@@ -1,19 +1,27 @@
-"""Slide: lambda moves, plan and picture follow, offline and in JupyterLab with its kernel."""
+"""The journeys in a browser: slide (page and JupyterLab), measure, generate."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import cocurve_lab as cl
 from cocurve_widgets.packing import plan_mark
-from helpers.lab import SMALL, Lab, Visit, in_browser
-from helpers.layout import require_readable, require_readable_notebook, serious_violations
-from helpers.notebooks import NOTEBOOKS
-from helpers.pages import curvature_of, data_of
+from helpers.lab import NOTEBOOKS, SMALL, Lab, Visit, in_browser, running_lab
+from helpers.pages import curvature_of, data_of, serious_violations
 from helpers.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """One JupyterLab and one browser for all journeys."""
+    with running_lab(tmp_path_factory.mktemp("lab")) as running:
+        yield running
+
 
 PAGE = NOTEBOOKS[0].with_name("explore_demo.html")
 SLIDER = "lambda, weight of the edges"
@@ -83,24 +91,11 @@ def test_the_offline_page_draws_what_python_solves(lab: Lab) -> None:
         name = curvature.units[0].name
         eventually(bridges.inner_text, lambda text: name in text)  # the other views follow
 
-        solved = str(root.get_attribute("data-shown"))
-        root.locator("canvas[role=img]").first.press("Enter")  # removed by hand
-        mine = eventually(lambda: root.get_attribute("data-shown"), lambda x: x != solved)
-        assert set(mine.split()) ^ set(solved.split()) == {"0"}
-        assert "not measured" in root.locator(".cc-kl").inner_text()  # no neighbor's value
-        page.keyboard.press("Control+z")
-        eventually(lambda: root.get_attribute("data-shown"), lambda x: x == solved)
-        page.keyboard.press("Control+Shift+z")
-        eventually(lambda: root.get_attribute("data-shown"), lambda x: x == mine)
-        root.get_by_role("button", name="Back to the solver").click()
-        eventually(lambda: root.get_attribute("data-shown"), lambda x: x == solved)
-
         link = eventually(lambda: page.evaluate("location.href"), lambda x: "selected_unit=" in x)
         page.goto("about:blank")
         page.goto(link)  # a link reopens what was shown
         shows(root, path.segments[-2].selection)
         eventually(bridges.inner_text, lambda text: name in text)
-        require_readable(page, "header, .cocurve")
         for theme in ("dark", "light"):
             page.emulate_media(color_scheme=theme)
             assert serious_violations(page) == []
@@ -120,12 +115,9 @@ def test_the_offline_page_draws_what_python_solves(lab: Lab) -> None:
         assert root.locator("button.cc-word").count() == 0  # the last step asks for no word
         tour.get_by_role("button", name="Skip").click()
         shows(root, path.segments[-2].selection)  # it ends where it began
-        assert len(re.findall(rb"/Type\s*/Page\b", page.pdf(prefer_css_page_size=True))) == 1
-        page.emulate_media(media="print")
-        assert [one.is_visible() for one in page.locator(".cocurve").all()] == [True, False, False]
 
 
-def same_in_the_kernel(visit: Visit, root: Any) -> None:
+def same_plan(visit: Visit, root: Any) -> None:
     """Wait until the session of the kernel has the plan that the page draws."""
     visit.becomes("explorer.agrees", "True")
     visit.becomes(SESSION, repr(plan(root)))
@@ -137,11 +129,11 @@ def test_in_jupyterlab_the_session_has_the_plan_on_the_page(lab: Lab) -> None:
         visit.run_all()
         root, mouse = visit.page.locator(".cocurve"), visit.page.mouse
         eventually(root.count, lambda count: count == 1)
-        first, drawn = plan(root), picture(root)
+        first = plan(root)
         root.get_by_label(SLIDER).press("Home")
-        eventually(lambda: plan(root) != first and picture(root) != drawn)
+        eventually(lambda: plan(root) != first)
         visit.becomes("explorer.interaction_strength", "0.0")
-        same_in_the_kernel(visit, root)
+        same_plan(visit, root)
 
         slider = root.get_by_label("ratio, share of cost to remove")
         box = slider.bounding_box()
@@ -153,11 +145,11 @@ def test_in_jupyterlab_the_session_has_the_plan_on_the_page(lab: Lab) -> None:
         shown = float(slider.input_value())
         assert 0.3 < shown < 0.4
         visit.becomes("round(explorer.ratio, 3)", f"{shown:g}")
-        same_in_the_kernel(visit, root)
+        same_plan(visit, root)
 
         visit.set("explorer", ratio=0.15, interaction_strength=1.0)  # from code as by hand
         eventually(slider.input_value, lambda value: float(value) == pytest.approx(0.15))
-        same_in_the_kernel(visit, root)
+        same_plan(visit, root)
 
         def agrees(said: str) -> bool:
             """Whether the page has this plan's KL, not still that of the plan before."""
@@ -167,10 +159,6 @@ def test_in_jupyterlab_the_session_has_the_plan_on_the_page(lab: Lab) -> None:
             return float(re.split(" ± |[^0-9.]", said)[0]) == pytest.approx(float(risk), rel=0.05)
 
         eventually(lambda: measured(root), agrees)  # at rest
-        require_readable_notebook(visit.page)
-        drawn = picture(root)
-        visit.theme("Dark")
-        eventually(lambda: picture(root) != drawn)
 
         canvas = root.locator("canvas[role=img]").first
         canvas.press("ArrowDown")
@@ -184,4 +172,141 @@ def test_in_jupyterlab_the_session_has_the_plan_on_the_page(lab: Lab) -> None:
         root.locator("summary", has_text="exact values").click()
         enter(root, "lambda, typed", "0.3")
         root.locator(".cc-facts", has_text="does not answer").wait_for()
+        visit.require_clean()
+
+
+# Measure ------------------------------------------------------------------------------------------
+
+
+FIGURE = ".cocurve-fidelity"
+
+# points of all traces but the first four, which are lines and single units, and the last, a ring
+PLANS = """() => [...document.querySelector('.cocurve-fidelity .js-plotly-plot').data].slice(4, -1)
+  .reduce((sum, trace) => sum + (trace.x?.length ?? 0), 0)"""
+
+
+def plans(page: Any) -> int:
+    """How many plans the picture shows."""
+    return int(page.evaluate(PLANS))
+
+
+def idle(page: Any) -> None:
+    """Until Cancel can no longer be pressed: nothing is being measured."""
+    page.wait_for_selector("button:has-text('Cancel'):disabled", timeout=120_000)
+
+
+def grown(page: Any, act: Callable[[], None], wanted: int) -> list[int]:
+    """The numbers of plans in the picture from `act` on until there are `wanted`."""
+    act()
+    seen = [plans(page)]
+    while seen[-1] < wanted:
+        page.wait_for_timeout(30)
+        if plans(page) != seen[-1]:
+            seen.append(plans(page))
+    return seen
+
+
+@in_browser
+def test_points_appear_cancel_keeps_them_and_a_click_makes_the_plan(lab: Lab) -> None:
+    with lab.open(NOTEBOOKS[3], SMALL | {"HELD_OUT": 6}) as visit:
+        visit.run_all()
+        page, pool = visit.page, visit.page.get_by_role("button", name="Same-budget pool")
+        page.locator(FIGURE).wait_for(state="attached", timeout=60_000)
+        eventually(lambda: plans(page) >= 4, seconds=120)
+        idle(page)
+        page.locator(FIGURE).scroll_into_view_if_needed()
+
+        seen = grown(page, lambda: pool.press("Enter"), plans(page) + 25)  # one was known
+        assert len(seen) >= 4, f"points came in {len(seen)} steps: {seen}"
+        idle(page)
+
+        before = plans(page)
+        page.get_by_label("Seed", exact=True).fill("7")
+        page.get_by_label("Seed", exact=True).press("Tab")
+        with visit.slow_model(0.05):
+            grown(page, pool.click, before + 3)
+            page.get_by_role("button", name="Cancel").click()
+            idle(page)
+        visit.becomes("f.measurer.active", "False")
+        kept = int(visit.ask("sum(f.points['kind'] == 'plan')"))
+        assert before + 3 <= kept < before + 20
+        eventually(lambda: plans(page) == kept)
+
+        assert visit.ask("f.session.selection") == "None"
+        box = page.locator(f"{FIGURE} .scatterlayer .trace .point").last.bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        page.locator(".hoverlayer", has_text="removes").wait_for()
+        page.mouse.down()
+        page.mouse.up()
+        name = eventually(page.get_by_role("combobox", name="Show plan").input_value, bool)
+        assert name
+        visit.becomes("any(m.selection is f.session.selection for m in f.session.measured)", "True")
+        visit.require_clean()
+
+
+# Generate -----------------------------------------------------------------------------------------
+
+
+# Keeps how long the text of an element was after each change.
+WATCH = """root => {
+  window.lengths = [];
+  new MutationObserver(() => window.lengths.push(root.textContent.length))
+    .observe(root, {childList: true, subtree: true});
+}"""
+
+
+def same_text(visit: Visit, group: Any, trait: str) -> None:
+    """The page shows the text that the kernel has."""
+    text = ast.literal_eval(visit.ask(f"' '.join(compare.{trait}.split())"))
+
+    def shown() -> str:
+        return " ".join(group.inner_text().split()).removesuffix("<eos>").strip()
+
+    eventually(shown, lambda found: found == text)
+
+
+@in_browser
+def test_both_texts_follow_prompt_and_slider_and_can_be_stopped(lab: Lab) -> None:
+    with lab.open(NOTEBOOKS[4], SMALL) as visit:
+        visit.run_all()
+        page, root = visit.page, visit.page.locator(".cocurve").first
+        root.wait_for(timeout=60_000)
+        root.scroll_into_view_if_needed()
+        dense, pruned = (root.get_by_role("group", name=f"{n} text") for n in ("Dense", "Pruned"))
+        prompt = root.get_by_label("Prompt (Ctrl+Enter generates)")
+        visit.becomes("compare.busy, bool(compare.dense_text)", "(False, True)")  # after Run all
+        assert visit.ask("compare.shown['right']['dense']") == "True"  # chosen by computation
+
+        prompt.click()
+        page.keyboard.press("Control+a")
+        page.keyboard.type("The job of Wren and Kit")  # letters stay in the field
+        page.keyboard.press("Control+Enter")
+        visit.becomes("compare.shown.get('prompt')", "'The job of Wren and Kit'")
+        visit.becomes("compare.busy", "False")
+        same_text(visit, dense, "dense_text")
+        same_text(visit, pruned, "pruned_text")
+        assert len(dense.inner_text()) > 3
+
+        # without a press of Generate; the first word that differs is marked
+        for ratio, keys in ((0.0, ["Home"]), (0.3, ["PageUp"] * 5)):
+            for key in keys:
+                root.get_by_label("share to remove (ratio)").press(key)
+            now = "(round(compare.ratio, 2), compare.stale, compare.busy)"
+            visit.becomes(now, f"({ratio}, '', False)")
+            same_text(visit, pruned, "pruned_text")
+            assert pruned.locator("mark").count() == (ratio > 0)
+
+        root.locator("summary", has_text="More").click()
+        prompt.fill("def f(x):")
+        root.get_by_label("Temperature (0: greedy)").fill("1.2")
+        root.get_by_label("New tokens, at most").fill("230")
+        page.evaluate(WATCH, dense.element_handle())
+        with visit.slow_model(0.1):
+            root.get_by_role("button", name="Generate", exact=True).click()
+            page.wait_for_function("() => new Set(window.lengths).size > 3")  # it streams
+            root.get_by_role("button", name="Stop", exact=True).click()
+            visit.becomes("compare.shown.get('stopped'), compare.busy", "(True, False)")
+        eventually(root.inner_text, lambda text: "(stopped)" in text)
+        assert 0 < int(visit.ask("len(compare.tokens['dense'])")) < 230
+        same_text(visit, dense, "dense_text")
         visit.require_clean()
