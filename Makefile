@@ -18,7 +18,7 @@ RUN := $(VENV)/bin/python -m
 INSTALLED := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help lab demo test notebooks pages newest smollm2 vllm check format lock clean
+.PHONY: help lab demo test notebooks pages page newest smollm2 vllm check format lock clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | \
@@ -47,6 +47,9 @@ pages: $(INSTALLED) ## write the pages of results, and README's table, from kept
 	@$(RUN) tests.benchmarks.bench_findings
 	@$(RUN) tests.benchmarks.bench_gemma --write
 	@$(RUN) tests.benchmarks.bench_smollm2 --write
+
+page: $(INSTALLED) ## write build/explore_demo.html: the demo's page with the model inside (12 MB)
+	@$(RUN) cocurve_widgets.make_page
 
 newest: $(INSTALLED) ## run the quick tests with the newest transformers, and read saved folders with 4.57
 	@ARGS="$(ARGS)" TORCH_INDEX="$(TORCH_INDEX)" sh .ci/newest $(VENV)

@@ -84,7 +84,7 @@ def test_all_positions() -> None:
         *({"bos": bos} for bos in ("two words", 10**6, -1)),
         *({"texts": texts} for texts in ("", [], ["", "  \n"], iter(()))),
     ],
-    ids=str,
+    ids="".join,
 )
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(cl.InputError):

@@ -47,23 +47,35 @@ _QUIET = {"showSendToCloud": False, "plotlyServerURL": "", "displaylogo": False}
 _MOST_CELLS = 320  # above this a heatmap of single units is megabytes and unreadable
 
 
-def plot_correlation(curvature: Curvature, by_layer: bool | None = None) -> Figure:
+def plot_correlation(
+    curvature: Curvature, by_layer: bool | None = None, plan: Selection | None = None
+) -> Figure:
     """Curvature correlation rho_uv in blocks: attention, cross, FFN; layers in order within each.
 
     Args:
         by_layer: False: a cell is a pair of units, signed. True: it is the mean |rho| over the
             pairs u != v of two (kind, layer) blocks, as in the paper's figure "evidence" (a). None
             takes pairs of units up to 320 of them.
+        plan: its units stand first, before those that stay; a cell is then a pair of units.
     """
     go = graph_objects()
-    # kind by kind, layers in order
-    units = sorted(curvature.units, key=lambda unit: kind_number(unit.kind))
-    order = curvature.units.indices(units)
+    gone: frozenset[int] = frozenset()
+    if plan is not None:
+        plan.require_curvature(curvature)
+        gone = frozenset(plan.pruned)
+    # the plan's units, then kind by kind; layers in order
+    group = [
+        0 if u in gone else kind_number(unit.kind) + (plan is not None)
+        for u, unit in enumerate(curvature.units)
+    ]
+    order = sorted(range(len(group)), key=group.__getitem__)
+    units = [curvature.units[u] for u in order]
     names = [unit.name for unit in units]
-    blocks = [(kind_number(unit.kind), unit.layer) for unit in units]
+    blocks = [(group[u], curvature.units[u].layer) for u in order]
     values = curvature.correlation()[np.ix_(order, order)]
     np.fill_diagonal(values, np.nan)  # a unit with itself is 1 and would hide the rest
     signed = len(names) <= _MOST_CELLS if by_layer is None else not by_layer
+    signed = signed or plan is not None
     if not signed:
         values, blocks = _average_blocks(np.abs(values), blocks)
         names = [f"L{layer} {LABELS[list(UNIT_KINDS)[kind]]}" for kind, layer in blocks]
@@ -90,7 +102,7 @@ def plot_correlation(curvature: Curvature, by_layer: bool | None = None) -> Figu
     text = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
     ticks = _layer_ticks(blocks)
     axis = {
-        "title_text": "layer of "
+        "title_text": ("layer of the plan's units, then of " if gone else "layer of ")
         + ", then of ".join(UNIT_KINDS[kind].plural for kind in UNIT_KINDS if kind in means),
         "tickvals": [names[place] for place in ticks],
         "ticktext": list(ticks.values()),

@@ -170,13 +170,18 @@ def tables(content: dict[str, Any]) -> Iterator[tuple[list[str], list[list[str]]
             for name in names
         ],
     )
-    cells = []
-    for strength in STRENGTHS[1:]:
-        cells.append([f"H, lambda {strength:g} minus 0"])
-        for ratio, text in columns:
-            with_, without = (plans[f"H, lambda {s:g}", ratio][text] for s in (strength, 0))
-            cells[-1].append(bar(np.subtract(with_, without).tolist(), "+"))
-    yield ["difference", *(f"{ratio:.0%}, {TEXTS[text]}" for ratio, text in columns)], cells
+
+    def beyond_diagonal(strength: float, ratio: float, text: str) -> str:
+        with_, without = (plans[f"H, lambda {s:g}", ratio][text] for s in (strength, 0))
+        return bar(np.subtract(with_, without).tolist(), "+")
+
+    yield (
+        ["difference", *(f"{ratio:.0%}, {TEXTS[text]}" for ratio, text in columns)],
+        [
+            [f"H, lambda {strength:g} minus 0", *(beyond_diagonal(strength, *at) for at in columns)]
+            for strength in STRENGTHS[1:]
+        ],
+    )
     cells = []
     for text, title in TEXTS.items():
         nats = content["bos"][text]

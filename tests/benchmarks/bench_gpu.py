@@ -19,11 +19,9 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
-from torch.utils.benchmark import timer
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -33,7 +31,7 @@ from cocurve_lab.estimator.teacher import row
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.runtime import measuring
 from cocurve_lab.models.units import Unit
-from helpers.benchmarks import arguments, flag, head
+from helpers.benchmarks import arguments, flag, head, seconds
 from helpers.benchmarks import row as table_row
 
 BUILDS = (
@@ -169,13 +167,10 @@ def measured_build(
     taken = curvature.provenance["sequence_seconds"]
     timed_rows = taken[1:] or taken
     one = median(timed_rows)
-    memory = "-"
-    if device.type == "cuda":
-        memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}"
     cells = [
         f"{one:.2f} ({min(timed_rows):.2f} to {max(timed_rows):.2f}; {len(timed_rows)} rows)",
         f"{naive / one:.2f}x",
-        memory,
+        f"{torch.cuda.max_memory_allocated() / 1e9:.1f}" if device.type == "cuda" else "-",
         duration(128 * one),
     ]
     return curvature, cells
@@ -240,16 +235,11 @@ def attempt(action: Callable[[], object], options) -> tuple[object, str]:
         return None, f"failed: {type(error).__name__}"
 
 
-def random_model(shape: str, device: torch.device, dtype: str) -> LlamaForCausalLM:
+def random_model(shape: str, device: torch.device, dtype: str) -> PreTrainedModel:
     """Random weights in the shape, made on the device."""
     torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, dtype))
-    try:
-        with device:
-            model = LlamaForCausalLM(LlamaConfig(**SHAPES[shape]))
-    finally:
-        torch.set_default_dtype(before)
+    with device:
+        model = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPES[shape]), dtype=dtype)
     return model.eval().requires_grad_(False)
 
 
@@ -271,13 +261,6 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def seconds(call: Callable[[], Any]) -> tuple[float, Any]:
-    """How long a call takes, with all that it started on a GPU, and what it returns."""
-    begun = timer()  # which waits for what the GPU has begun
-    found = call()
-    return timer() - begun, found
 
 
 def duration(seconds: float) -> str:

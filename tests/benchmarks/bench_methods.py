@@ -183,8 +183,8 @@ def leads(part: str, result: Comparison) -> None:
     measured = {each["method"] for each in result.rows}
     if treated(OURS_CHOSEN, repair) not in measured:
         return  # not among --only
-    rivals = [treated(get_method(name).title, repair) for name in (*BASELINES, *DEPTH)]
-    rivals = [rival for rival in rivals if rival in measured]
+    titles = (get_method(name).title for name in (*BASELINES, *DEPTH))
+    rivals = [treated(title, repair) for title in titles if treated(title, repair) in measured]
     rows = pick(result.leads(treated(OURS_CHOSEN, repair), rivals))
     print(f"{part}: KL behind {treated(OURS_CHOSEN, repair)}, guards searched")
     ratios = list(dict.fromkeys(each["requested_ratio"] for each in rows))

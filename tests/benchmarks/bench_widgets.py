@@ -21,7 +21,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,20 +59,6 @@ PROBE = """root => {
     attributeFilter: ['data-paints', 'data-draws']});
 }"""
 
-# Seconds from running the third cell to the frame after its first picture.
-FIRST_PICTURE = """async () => {
-  const old = document.querySelector('.cocurve canvas[data-draws]');
-  const begun = performance.now();
-  jupyterapp.shell.currentWidget.content.activeCellIndex = 2;
-  jupyterapp.commands.execute('notebook:run-cell');
-  let found = null;
-  while (!found || found === old) {
-    await new Promise(done => requestAnimationFrame(done));
-    found = document.querySelector('.cocurve canvas[data-draws]');
-  }
-  await new Promise(done => requestAnimationFrame(() => setTimeout(done)));
-  return (performance.now() - begun) / 1000;
-}"""
 # Remembers when a key went down, and when the damage panel first shows a KL of the plan it led to.
 FIRST_KL = """root => {
   window.first = {down: 0, before: '', times: []};
@@ -110,11 +96,10 @@ KEPT = """root => {
   }).observe(root, {attributes: true});
 }"""
 PACE = 900  # ms between keys: the next one comes after a plan is measured
-FIRST = 7  # runs of the cell of a map
 
 
 def main() -> None:
-    parts = ["kernel", "explorers", "map", "damage", "kept"]
+    parts = ["kernel", "explorers", "damage", "kept"]
     options = arguments(__doc__, repeats=40, parts=flag(parts, choices=parts))
     repeats = options.repeats
     print(f"{repeats} events each; median (min to max)\n")
@@ -129,9 +114,6 @@ def main() -> None:
             for size in (768, 1920):
                 in_browser(lab, "LambdaExplorer", size, repeats)
             in_browser(lab, "BridgeExplorer", 1000, repeats)
-        if "map" in options.parts:
-            for size in (768, 1920):
-                map_in_browser(lab, size, repeats)
         if "damage" in options.parts:
             damage_in_browser(lab, repeats)
             first_kl_in_browser(lab, repeats)
@@ -184,15 +166,14 @@ def in_browser(lab: Lab, name: str, size: int, repeats: int) -> None:
             f"{(visit.received - before) / 1e6:.2f} MB received"
         )
         page.evaluate(PROBE, root.element_handle())
-        slider = root.locator("input[type=range]").first
-        if name == "LambdaExplorer":
-            slider = root.get_by_label(SLIDER)
+        of_lambda = name == "LambdaExplorer"
+        slider = root.get_by_label(SLIDER) if of_lambda else root.locator("input[type=range]").first
         slider.focus()
         before = visit.received
         times = pressed(page, [*["ArrowLeft"] * 10, *["ArrowRight"] * 10], repeats)
         steps = (visit.received - before) / 1000 / repeats
         print(f"{name}, M = {size:>4}: key to painted {show(times)}; {steps:.1f} kB per step")
-        if name == "LambdaExplorer":
+        if of_lambda:
             drag(visit, root, slider, size)
 
 
@@ -224,7 +205,7 @@ def damaged_explorer() -> LambdaExplorer:
     explorer = LambdaExplorer(
         curvature, model=model, tokenizer=tokenizer, held_out=text, questions=asked, ratio=0.4
     )  # 40 % has more plans than there are moves
-    explorer.pin()
+    explorer.pinned = explorer.selection
     return explorer
 
 
@@ -237,7 +218,7 @@ def demo_explorer() -> LambdaExplorer:
     explorer = LambdaExplorer(
         curvature, model=model, tokenizer=tokenizer, held_out=held_out, questions=questions
     )
-    explorer.pin()
+    explorer.pinned = explorer.selection
     return explorer
 
 
@@ -297,13 +278,7 @@ def kept_values(page: Any, where: str, repeats: int) -> None:
     keys = [*["ArrowLeft"] * 5, *["ArrowRight"] * 5]
     times = pressed(page, keys, repeats, pace=0, probe="kept")
     page.evaluate("() => { kept.times.length = 0; }")
-    box = slider.bounding_box()
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 8)
-    page.mouse.down()
-    for move in range(60):
-        page.mouse.move(box["x"] + box["width"] * (0.5 + 0.4 * np.sin(move / 9)), box["y"] + 8)
-        page.wait_for_timeout(33)
-    page.mouse.up()
+    sixty_moves(page, slider, lambda move: 0.5 + 0.4 * np.sin(move / 9))
     dragged, empty = page.evaluate("() => [kept.times, kept.empty]")
     print(
         f"LambdaExplorer, SmolLM2, {where}: key to kept values {show(times)}; drag of 60 moves "
@@ -320,45 +295,10 @@ def explorer_of(visit: Visit) -> tuple[Any, Any, Any]:
     return visit.page, root, root.get_by_label(SLIDER)
 
 
-def map_in_browser(lab: Lab, size: int, repeats: int) -> None:
-    """CurvatureMap: first picture over several runs, and key to painted by kind of key."""
-    with lab.open(of_random(lab.folder.parent, "CurvatureMap", size)) as visit:
-        page = visit.page
-        run_cells(visit, 0, 2)
-        before = visit.received
-        times = [1000 * page.evaluate(FIRST_PICTURE) for _ in range(FIRST)]
-        page.wait_for_timeout(1500)
-        received = (visit.received - before) / 1e6 / FIRST
-        print(
-            f"CurvatureMap, M = {size:>4}: first picture {show(times)} after the cell was run, "
-            f"{FIRST} runs, {received:.2f} MB received each"
-        )
-        root = page.locator(".cocurve")
-        page.evaluate(PROBE, root.element_handle())
-        canvas = root.locator("canvas")
-        order = root.get_by_label("order of rows and columns")
-        for what, target, keys in (
-            ("zoom", canvas, ("+", "-")),
-            ("order", order, ("ArrowDown", "ArrowUp")),
-        ):
-            page.wait_for_timeout(500)
-            target.focus()
-            page.evaluate("() => { probe.times = []; probe.down = 0; }")
-            times = show(pressed(page, keys, repeats))
-            print(f"CurvatureMap, M = {size:>4}: {what}, key to painted {times}")
-
-
 def drag(visit: Visit, root: Any, slider: Any, size: int) -> None:
     """60 moves in two seconds; how long the kernel takes to hold the last value."""
-    page, box = visit.page, slider.bounding_box()
-    middle = box["y"] + box["height"] / 2
-    page.mouse.move(box["x"] + 20, middle)
-    page.mouse.down()
     begun = time.perf_counter()
-    for move in range(60):
-        page.mouse.move(box["x"] + 20 + (box["width"] - 60) * move / 60, middle)
-        time.sleep(max(0.0, begun + (move + 1) / 30 - time.perf_counter()))
-    page.mouse.up()
+    sixty_moves(visit.page, slider, lambda move: 0.05 + 0.85 * move / 60)
     released = time.perf_counter()
     wanted = root.evaluate("root => root.dataset.pruned") if size <= 1200 else None
     code = "' '.join(map(str, w.selection.pruned)) if w.selection else ''"
@@ -374,6 +314,19 @@ def drag(visit: Visit, root: Any, slider: Any, size: int) -> None:
         f"LambdaExplorer, M = {size:>4}: 60 moves in {released - begun:.2f} s; kernel and page on "
         f"the same plan {waited:.0f} ms after the release (first look; a look takes tens of ms)"
     )
+
+
+def sixty_moves(page: Any, slider: Any, place: Callable[[int], float]) -> None:
+    """Drag a slider for two seconds: `place` is where a move goes, from 0 to 1 of its width."""
+    box = slider.bounding_box()
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * place(0), middle)
+    page.mouse.down()
+    begun = time.perf_counter()
+    for move in range(60):
+        page.mouse.move(box["x"] + box["width"] * place(move), middle)
+        time.sleep(max(0.0, begun + (move + 1) / 30 - time.perf_counter()))
+    page.mouse.up()
 
 
 def of_random(folder: Path, name: str, size: int) -> Path:

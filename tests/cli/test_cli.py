@@ -27,7 +27,7 @@ from cocurve_lab.models.identity import demo_folder
 from cocurve_lab.solver.targets import flop_costs
 from data.make import measure
 from helpers.problems import interrupt_at
-from helpers.tiny_models import GROUPS, tiny_model, write_model
+from helpers.tiny_models import GROUPS, bytes_in, tiny_model, write_model
 from helpers.verbs import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,10 +75,6 @@ def the_h_in(folder: Path) -> cl.Curvature:
 
 def plan_in(path: Path) -> cl.Selection:
     return cl.Selection.from_json(path.read_text())
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")
@@ -199,10 +195,10 @@ def test_two_shards_and_merge_are_one_build_and_a_notebook_finds_it(
     assert np.array_equal(merged.group_grams, whole.group_grams)
     assert merged.fingerprint == whole.fingerprint
     monkeypatch.setattr(features, "gram_matrix", None)  # nothing may be built from here on
-    before = contents(out)
+    before = bytes_in(out)
     for again in (["merge", out], build_command(place, out)):
         cocurve(*again)
-        assert contents(out) == before
+        assert bytes_in(out) == before
     model, tokenizer = cl.load_model(place / "model", device="cpu")
     rows = default_rows("", tokenizer, ROWS, place / "calibration.jsonl", seq_len=20)
     units, options = cl.enumerate_units(model, GROUPS), cl.BuildOptions(groups=4)
@@ -367,11 +363,11 @@ def test_from_h_to_a_smaller_model(place: Path, built: Path, tmp_path: Path, coc
 def test_nothing_is_overwritten_and_other_weights_are_told(
     place: Path, pruned: list[str], tmp_path: Path, cocurve: Run
 ) -> None:
-    before, other = contents(tmp_path / "smaller"), tiny_model()
+    before, other = bytes_in(tmp_path / "smaller"), tiny_model()
     other.get_input_embeddings().weight.data[0] += 1
     write_model(tmp_path / "other", other)
     cocurve(*pruned, code=FAILED)
-    assert contents(tmp_path / "smaller") == before
+    assert bytes_in(tmp_path / "smaller") == before
     text = ["--text", place / "held_out.jsonl", "--length", "20", "--sequences", "3"]
     evaluate = ["evaluate", tmp_path / "smaller", "--against", tmp_path / "other", *CPU, *text]
     cocurve(*evaluate, code=FAILED)
@@ -389,7 +385,7 @@ def test_pruning_keeps_the_dtype_of_the_files_and_loads_nothing(
     with monkeypatch.context() as patch:
         patch.setattr("cocurve_lab.cli.common.load_model", None)
         cocurve(*prune, tmp_path / "smaller")
-    assert contents(tmp_path / "smaller") == contents(tmp_path / "verified")
+    assert bytes_in(tmp_path / "smaller") == bytes_in(tmp_path / "verified")
     assert cl.load_pruned(tmp_path / "smaller").config.dtype == torch.bfloat16
     file = write_model(tmp_path / "old") / "model.safetensors"
     torch.save(load_file(file), file.with_name("pytorch_model.bin"))
@@ -409,7 +405,7 @@ def test_refits_are_those_of_repair_and_streaming_changes_nothing(
         folders = [tmp_path / f"{how}{verb}" for how in ("loaded", "streamed")]
         for folder, more in zip(folders, ([], ["--stream"]), strict=True):
             cocurve(*pruned[:-1], folder, *text, verb, *more)
-        assert contents(folders[0]) == contents(folders[1])
+        assert bytes_in(folders[0]) == bytes_in(folders[1])
     model, tokenizer = cl.load_model(place / "model", device="cpu")
     rows = default_rows("", tokenizer, 3, place / "held_out.jsonl", seq_len=20)
     plan, quiet = plan_in(tmp_path / "plan.json"), RepairOptions(progress=False)

@@ -151,6 +151,7 @@ def test_single_unit_risk_is_the_mean_over_positions() -> None:
     # the factory stores half the squared features, of which H_uu is the mean square
     np.testing.assert_allclose(curvature.single_unit_risk, curvature.saliency / 2)
     assert random_curvature(UNITS).single_unit_risk is None
+    assert random_curvature(UNITS).saturation is None  # of no groups, so nothing was counted
 
 
 # Files --------------------------------------------------------------------------------------------
@@ -165,6 +166,7 @@ def test_round_trip(tmp_path: Path, suffix: str, groups: int | None) -> None:
     assert again.units == curvature.units
     assert again.provenance == curvature.provenance
     assert again.fingerprint == curvature.fingerprint
+    assert repr(again) == repr(curvature)
     if groups:
         for name in ("group_grams", "group_positions", "group_risks"):
             np.testing.assert_array_equal(getattr(again, name), getattr(curvature, name))

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.curvature.matrix import merge_shards
@@ -15,21 +14,12 @@ from cocurve_lab.curvature.merging import shard_sequences
 from cocurve_lab.curvature.settings import SETTINGS, BuildOptions
 from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.estimator.estimate import build_settings, complete_shards, files_in
-from helpers import builds
-from helpers.builds import require_same_bits, stop_after
+from helpers.builds import ROWS, build_of_seven, require_same_bits, stop_after
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
-
-ROWS = 7
-
-
-def build(
-    model: PreTrainedModel | None = None, text: cl.CalibrationSet | None = None, **options: Any
-) -> cl.Curvature:
-    return builds.build(model, text or tiny_text(ROWS, 20, 6), **({"groups": 5} | options))
 
 
 def shards(count: int, **options: Any) -> list[cl.Curvature]:
-    return [build(shard=(number, count), **options) for number in range(1, count + 1)]
+    return [build_of_seven(shard=(number, count), **options) for number in range(1, count + 1)]
 
 
 @pytest.mark.parametrize(("groups", "count"), [(16, 1), (16, 3), (5, 5), (4, 3)])
@@ -51,7 +41,7 @@ def test_every_setting_of_a_build_is_compared_between_shards() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_merged_shards_are_one_build_to_the_bit(count: int) -> None:
-    whole = build()
+    whole = build_of_seven()
     merged = cl.Curvature.merge(shards(count)[::-1])  # in any order
     require_same_bits(merged, whole)
     assert merged.fingerprint == whole.fingerprint
@@ -62,10 +52,10 @@ def test_merged_shards_are_one_build_to_the_bit(count: int) -> None:
 
 
 def test_a_shard_says_what_it_is_and_is_h_over_its_rows() -> None:
-    part, text = build(shard=(2, 3)), tiny_text(ROWS, 20, 6)
+    part, text = build_of_seven(shard=(2, 3)), tiny_text(ROWS, 20, 6)
     assert part.provenance["complete"] is False
     assert part.provenance["row_fingerprints"] == text.row_fingerprints[2:4]
-    np.testing.assert_allclose(part.matrix, build(text=text.rows(2, 4)).matrix, rtol=1e-12)
+    np.testing.assert_allclose(part.matrix, build_of_seven(text=text.rows(2, 4)).matrix, rtol=1e-12)
 
 
 SHARDS = [
@@ -89,7 +79,7 @@ SHARDS = [
 @pytest.mark.parametrize("case", range(len(SHARDS)))
 def test_shards_that_are_not_all_of_one_build_are_refused(case: int) -> None:
     options, error = SHARDS[case]
-    parts = [build(**each) for each in options]
+    parts = [build_of_seven(**each) for each in options]
     for merge in (merge_shards, cl.Curvature.merge):
         with pytest.raises(error):
             merge(parts)
@@ -97,20 +87,23 @@ def test_shards_that_are_not_all_of_one_build_are_refused(case: int) -> None:
 
 def test_an_interrupted_shard_is_refused_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
     path = tmp_path / "shard.ckpt"
-    part = build(checkpoint=path, shard=(1, 2), on_sequence=stop_after(2))
-    other = build(shard=(2, 2))
+    part = build_of_seven(checkpoint=path, shard=(1, 2), on_sequence=stop_after(2))
+    other = build_of_seven(shard=(2, 2))
     with pytest.raises(cl.InputError):
         merge_shards([part, other])
-    resumed = build(checkpoint=path, shard=(1, 2))
+    resumed = build_of_seven(checkpoint=path, shard=(1, 2))
     assert resumed.provenance["sequences_done"] == 5
-    require_same_bits(merge_shards([resumed, other]), build())
+    require_same_bits(merge_shards([resumed, other]), build_of_seven())
 
 
 def test_shards_run_differently_are_merged_with_a_note() -> None:
-    one, two = build(shard=(1, 2), units_per_batch=2), build(shard=(2, 2), units_per_batch=3)
+    one, two = (
+        build_of_seven(shard=(1, 2), units_per_batch=2),
+        build_of_seven(shard=(2, 2), units_per_batch=3),
+    )
     merged = merge_shards([one, two])
     assert any("units_per_batch" in event for event in merged.provenance["events"])
-    whole = build()
+    whole = build_of_seven()
     scale = np.sqrt(np.outer(whole.matrix.diagonal(), whole.matrix.diagonal()))
     assert (np.abs(merged.matrix - whole.matrix) < 1e-6 * scale).all()  # float32 features
 
@@ -139,7 +132,7 @@ def test_a_notebook_finds_the_shards_of_its_build(
     found = estimate_in(tmp_path)
     assert len(list(tmp_path.glob("*.pkl"))) == 3  # the shards stay
     monkeypatch.undo()
-    require_same_bits(found, build())
+    require_same_bits(found, build_of_seven())
 
 
 def test_a_damaged_shard_matters_only_where_its_set_is_whole(tmp_path: Path) -> None:
@@ -147,7 +140,7 @@ def test_a_damaged_shard_matters_only_where_its_set_is_whole(tmp_path: Path) -> 
     (damaged,) = tmp_path.glob("*.pkl")
     damaged.write_bytes(b"damaged")
     estimate_in(tmp_path, shard=(2, 3))
-    require_same_bits(estimate_in(tmp_path), build())
+    require_same_bits(estimate_in(tmp_path), build_of_seven())
     (whole,) = files_in(tmp_path).whole
     whole.unlink()
     estimate_in(tmp_path, shard=(2, 2))

@@ -16,17 +16,7 @@ from cocurve_lab.estimator.batches import Tick
 from cocurve_lab.estimator.build import Measured, Work, Worker
 from cocurve_lab.estimator.teacher import AblationPass, Ablations
 from cocurve_lab.models.runtime import measuring
-from helpers import builds
-from helpers.builds import require_same_bits
-from helpers.tiny_models import tiny_text
-
-ROWS = 7
-
-
-def build(
-    model: PreTrainedModel | None = None, text: cl.CalibrationSet | None = None, **options: Any
-) -> cl.Curvature:
-    return builds.build(model, text or tiny_text(ROWS, 20, 6), **({"groups": 5} | options))
+from helpers.builds import ROWS, build_of_seven, require_same_bits
 
 
 class Relay:
@@ -52,8 +42,8 @@ class Relay:
 
 def test_a_build_takes_its_sequences_from_the_workers() -> None:
     relay = Relay()
-    found = build(workers=relay)
-    require_same_bits(found, build())
+    found = build_of_seven(workers=relay)
+    require_same_bits(found, build_of_seven())
     assert found.provenance["device"] == "cpu 0, cpu 1"
     assert len(found.provenance["events"]) == ROWS
     assert [work.options.num_threads for work in relay.given] == [1]
@@ -62,15 +52,15 @@ def test_a_build_takes_its_sequences_from_the_workers() -> None:
 def test_work_stays_when_all_workers_die_and_goes_on_here(tmp_path: Path) -> None:
     path = tmp_path / "build.ckpt"
     with pytest.raises(WorkerError):
-        build(checkpoint=path, workers=Relay(die_at=4))
+        build_of_seven(checkpoint=path, workers=Relay(die_at=4))
     assert storage.load_plain(path, format_name="cocurve-build", version=1)["done"] == 4
-    require_same_bits(build(checkpoint=path), build())
+    require_same_bits(build_of_seven(checkpoint=path), build_of_seven())
 
 
 def test_a_finished_checkpoint_opens_no_workers(tmp_path: Path) -> None:
     path, relay = tmp_path / "build.ckpt", Relay()
-    build(checkpoint=path)
-    require_same_bits(build(checkpoint=path, workers=relay), build())
+    build_of_seven(checkpoint=path)
+    require_same_bits(build_of_seven(checkpoint=path, workers=relay), build_of_seven())
     assert relay.given == []
 
 
@@ -89,7 +79,7 @@ class Largest:
 
 def test_a_listener_hears_every_sequence_and_changes_nothing() -> None:
     largest = Largest()
-    require_same_bits(build(listeners=[largest]), build())
+    require_same_bits(build_of_seven(listeners=[largest]), build_of_seven())
     assert len(largest.found) == ROWS
     assert min(largest.found) > 0
 
@@ -101,4 +91,4 @@ def test_a_listener_hears_every_sequence_and_changes_nothing() -> None:
 )
 def test_what_is_no_listener_is_refused(given: Any) -> None:
     with pytest.raises(cl.InputError):
-        build(listeners=given)
+        build_of_seven(listeners=given)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.curvature.groups import Saturation
@@ -22,6 +21,7 @@ from helpers.tiny_models import (
     full_logits,
     masked_by_hand,
     naive_risk,
+    sharper,
     tiny_double,
     tiny_model,
     tiny_text,
@@ -29,14 +29,6 @@ from helpers.tiny_models import (
 )
 
 TEXT = tiny_text(4, 20, 6)
-
-
-def sharper(factor: float) -> PreTrainedModel:
-    """A tiny model whose logits are multiplied by a factor: the larger, the surer."""
-    model = tiny_model()
-    with torch.no_grad():
-        model.lm_head.weight.mul_(factor)
-    return model
 
 
 # Risks over the full vocabulary -------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -102,10 +101,12 @@ def error_bar(value: float, error: float, places: int = 4, sign: str = "") -> st
 
 
 def seconds(call: Callable[[], Any]) -> tuple[float, Any]:
-    """How long a call takes, and what it returns."""
-    begun = time.perf_counter()
+    """How long a call takes, with all that it started on a GPU, and what it returns."""
+    from torch.utils.benchmark import timer  # only here: see `arguments`
+
+    begun = timer()  # which waits for what the GPU has begun
     found = call()
-    return time.perf_counter() - begun, found
+    return timer() - begun, found
 
 
 def in_turn(

@@ -1,10 +1,12 @@
-"""What an exported page holds, and what axe-core says of it."""
+"""What an exported page holds, what axe-core says of it, and Node.js to run its script."""
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,21 @@ def curvature_of(page: Path, units: cl.UnitSet | None = None) -> cl.Curvature:
     packed = data_of(page)["lambda"]["_problem"]
     packed["matrix"] = base64.b64decode(packed["matrix"]["$bytes"])
     return cl.Curvature(matrix_of(packed), units or cl.enumerate_units(cl.load_model("demo")[0]))
+
+
+def node(*arguments: str, **environment: str) -> str:
+    """What the Node.js that comes with playwright prints."""
+    from playwright._impl._driver import compute_driver_executable
+
+    run = subprocess.run(
+        [str(compute_driver_executable()[0]), "--no-warnings", *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
 
 
 def serious_violations(page: Any, selector: str = "body") -> list[str]:

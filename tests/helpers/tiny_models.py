@@ -398,6 +398,21 @@ def tiny_model(
     return model.to(dtype).eval().requires_grad_(False)
 
 
+def sharper(factor: float) -> PreTrainedModel:
+    """A tiny model whose logits are multiplied by a factor: the larger, the surer."""
+    model = tiny_model()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(factor)
+    return model
+
+
+def nan_model() -> PreTrainedModel:
+    """A tiny model that gives NaN for one token."""
+    model = tiny_model()
+    model.lm_head.weight[3] = torch.nan
+    return model
+
+
 def routers(model: PreTrainedModel) -> Iterator[tuple[int, Any]]:
     """The layers with experts, and their routers, found by what they have."""
     for number, layer in enumerate(getattr(model.base_model, "layers", ())):
@@ -462,6 +477,11 @@ def write_model(folder: Path, model: Any = None, **how: Any) -> Path:
     (model or tiny_model()).save_pretrained(folder, **how)
     word_tokenizer(CONTEXT).save_pretrained(folder)
     return folder
+
+
+def bytes_in(folder: Path) -> dict[str, bytes]:
+    """What the files of a folder hold, by name."""
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def opening_tokenizer(*starts: str) -> PreTrainedTokenizerFast:

@@ -15,7 +15,7 @@ import cocurve_lab as cl
 from cocurve_lab.estimator.fisher import center, kl_divergence
 from cocurve_lab.measuring import plan_memory, risk
 from cocurve_lab.measuring.risk import PlanTable
-from helpers.tiny_models import GROUPS, naive_risk, tiny_model, tiny_text
+from helpers.tiny_models import GROUPS, naive_risk, nan_model, tiny_model, tiny_text
 
 PLANS = [[0], [2, 9], [], [1, 4, 5, 12, 17], list(range(18))]
 
@@ -239,12 +239,6 @@ PLAN = plans_of(MODEL, [[0]])
 FOREIGN = plans_of(tiny_model("llama", "mha"))[1]
 
 
-def broken() -> PreTrainedModel:
-    model = tiny_model()
-    model.lm_head.weight[3] = float("nan")
-    return model
-
-
 def seen(rows: cl.CalibrationSet, built: bool) -> Any:
     """Rows that H was built on, or that H."""
     units = PLAN[0].units
@@ -259,7 +253,7 @@ def seen(rows: cl.CalibrationSet, built: bool) -> Any:
         (lambda: cl.measure_plans(MODEL, [], TEXT), cl.InputError),
         (lambda: cl.pruning_risk(MODEL, PLAN[0], tiny_text(1, 65)), cl.InputError),
         (lambda: cl.measure_plans(MODEL, PLAN, tiny_text(2, 20, vocab=500)), cl.InputError),
-        (lambda: cl.pruning_risk(broken(), PLAN[0], TEXT), cl.NumericalError),
+        (lambda: cl.pruning_risk(nan_model(), PLAN[0], TEXT), cl.NumericalError),
         (lambda: risk.model_risk(MODEL, tiny_model(vocab_size=98), TEXT), cl.MismatchError),
         *(
             (

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import cocurve_lab as cl
+from cocurve_widgets import refresh_html
+from cocurve_widgets.make_page import demo_model, with_model
 from cocurve_widgets.packing import plan_mark
 from helpers.lab import NOTEBOOKS, SMALL, Lab, Visit, in_browser, running_lab
 from helpers.pages import curvature_of, data_of, serious_violations
@@ -60,10 +65,10 @@ def test_the_offline_page_draws_what_python_solves(lab: Lab) -> None:
     path = cl.lambda_path(curvature, 0.2, guards)
     kept = {mark["plan"]: mark["risk"] for mark in data_of(PAGE)["lambda"]["_marks"]["measured"]}
     with lab.page(PAGE) as page:
-        root, bridges, heat = page.locator(".cocurve").all()
+        root, bridges = page.locator(".cocurve").all()
         tour = root.locator(".cc-tour")  # a first visit is guided
         tour.get_by_text("Which one would you remove first?").wait_for()
-        root.locator("canvas").first.click()
+        root.locator("canvas[role=img]").first.click()
         tour.get_by_text("by price").wait_for()
         root.get_by_role("button", name="Skip").click()
         root.locator("summary", has_text="exact values").click()
@@ -74,8 +79,6 @@ def test_the_offline_page_draws_what_python_solves(lab: Lab) -> None:
             wanted = cl.solve_greedy(curvature, percent / 100, strength, guards)
             shows(root, wanted)
             eventually(lambda before=before: picture(root) != before)
-            marked = f"plan: {len(wanted)} units removed"
-            eventually(heat.inner_text, lambda text, marked=marked: marked in text)
         said = eventually(lambda: measured(root), lambda text: "kept" in text)
         assert float(said.split(" ± ")[0]) == pytest.approx(
             kept[plan_mark(path.at(0.3).selection.pruned)], rel=0.01
@@ -91,6 +94,22 @@ def test_the_offline_page_draws_what_python_solves(lab: Lab) -> None:
         name = curvature.units[0].name
         eventually(bridges.inner_text, lambda text: name in text)  # the other views follow
 
+        solved = str(root.get_attribute("data-shown"))
+        for step, more in (("+1", 1), ("−1", 0)):  # the solver's next unit goes, and returns
+            root.get_by_role("button", name=step, exact=True).click()
+            found = eventually(
+                lambda: root.get_attribute("data-shown").split(),
+                lambda x, more=more: len(x) == len(solved.split()) + more,
+            )
+            assert set(solved.split()) <= set(found)
+            page.wait_for_timeout(400)  # it is in the strip once the hand rests
+        root.locator(".cc-strip button").nth(-2).click()  # the strip goes back to the plan before
+        longer = len(solved.split()) + 1
+        eventually(lambda: len(root.get_attribute("data-shown").split()), lambda n: n == longer)
+        page.keyboard.press("Control+Shift+z")
+        enter(root, "ratio in percent, typed", 20)
+        shows(root, path.segments[-2].selection)
+
         link = eventually(lambda: page.evaluate("location.href"), lambda x: "selected_unit=" in x)
         page.goto("about:blank")
         page.goto(link)  # a link reopens what was shown
@@ -101,10 +120,10 @@ def test_the_offline_page_draws_what_python_solves(lab: Lab) -> None:
             assert serious_violations(page) == []
 
         root.get_by_role("button", name="Guided").click()
-        root.locator("canvas").first.click()
+        root.locator("canvas[role=img]").first.click()
         follow = tour.get_by_role("button", name="Next")
         follow.click()
-        shows(root, path.at(0.5).selection)
+        shows(root, path.at(0).selection)
         root.locator("button.cc-word").first.click()
         follow.click()
         for strength, shown in ((0, 0), (0, 1)):  # what is set for the guess, and then shown
@@ -115,6 +134,58 @@ def test_the_offline_page_draws_what_python_solves(lab: Lab) -> None:
         assert root.locator("button.cc-word").count() == 0  # the last step asks for no word
         tour.get_by_role("button", name="Skip").click()
         shows(root, path.segments[-2].selection)  # it ends where it began
+
+
+def bars(root: Any, side: int) -> list[str]:
+    """The next words that one of the models says, likeliest first."""
+    column = root.locator(".cc-sentence .cc-next").first.locator("> div").nth(side)
+    return [str(text) for text in column.locator(".cc-word > span").all_inner_texts()]
+
+
+@in_browser
+def test_the_page_reads_a_sentence_and_measures_a_plan_offline(lab: Lab, tmp_path: Path) -> None:
+    page_file = tmp_path / "page.html"
+    page_file.write_bytes(PAGE.read_bytes())
+    packed = demo_model()
+    text = with_model(refresh_html(page_file).read_text(encoding="utf-8"), packed)
+    page_file.write_text(text, encoding="utf-8")
+    assert page_file.stat().st_size < 12_000_000
+    before = page_file.read_bytes()
+    assert refresh_html(page_file).read_bytes() == before  # the model stays
+    with lab.page(page_file) as page:
+        root = page.locator(".cocurve").first
+        root.get_by_role("button", name="Skip").click()
+        box = root.get_by_label("sentence", exact=True)
+        box.fill("For dinner Yuri always wants")
+        eventually(lambda: bars(root, 0), lambda words: words[:2] == ["bread", "beans"])
+        slider = root.get_by_label("ratio, share of cost to remove")
+        slider.fill("0.5")
+        eventually(lambda: bars(root, 1)[0], lambda word: word != "bread")
+        eventually(root.locator(".cc-goes mark").count)  # both go on, and not alike
+
+        root.locator("canvas[role=img]").first.press("ArrowDown")
+        root.locator("canvas[role=img]").first.press("Enter")  # removed by hand
+        order = [int(u) for u in str(root.get_attribute("data-shown")).split()]
+        line, number = root.locator(".cc-measuring"), root.locator(".cc-kl b")
+        eventually(line.inner_text, lambda said: said.startswith("8 of 8"), 60)
+        model, _ = cl.load_model("demo")
+        units = cl.enumerate_units(model)
+        rows = cl.CalibrationSet(torch.tensor(json.loads(packed)["rows"]))
+        kl = cl.pruning_risk(model, [units[u] for u in order], rows)
+        assert float(number.inner_text()) == pytest.approx(kl, rel=0.01)
+
+        root.locator("canvas[role=img]").first.press("ArrowDown")
+        root.locator("canvas[role=img]").first.press("Enter")
+        eventually(line.inner_text, lambda said: not said.startswith("8 of 8"))
+        line.get_by_role("button", name="Stop").click()
+        eventually(line.get_by_role("button", name="Measure").count)
+        assert not line.inner_text().startswith("8 of 8")
+        eventually(
+            lambda: root.locator(".cc-sentence [style*='0.5']").count(), lambda dim: dim == 0
+        )
+        for theme in ("dark", "light"):
+            page.emulate_media(color_scheme=theme)
+            assert serious_violations(page) == []
 
 
 def same_plan(visit: Visit, root: Any) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.pruner.cutting import cut
+from helpers.builds import plan_of
 from helpers.tiny_models import (
     GROUPS,
     full_logits,
@@ -36,12 +36,6 @@ PLANS: dict[str, Callable[[cl.UnitSet], list[int]]] = {
 
 def where(units: cl.UnitSet, layer: int, kind: str) -> list[int]:
     return np.flatnonzero((units.layers == layer) & (units.kinds == kind)).tolist()
-
-
-def plan_of(model: PreTrainedModel, indices: Any, **gains: float) -> cl.Selection:
-    units = cl.enumerate_units(model, GROUPS)
-    plan = cl.Selection.from_pruned(units, indices)
-    return plan.with_gains({int(name[1:]): gain for name, gain in gains.items()})
 
 
 # Mask = physical removal ------------------------------------------------------------------------
@@ -124,7 +118,7 @@ def test_a_cut_is_the_pruned_model_without_a_manifest() -> None:
     model, ids = tiny_model(), tiny_text(1).input_ids
     once = cl.prune(model, plan_of(model, [0, 5]))
     for start in (model, once):  # `once` has a manifest, which is not that of what is cut out of it
-        plan = plan_of(start, [1, 7], _2=1.25)
+        plan = plan_of(start, [1, 7], {2: 1.25})
         bare = cut(start, plan)
         assert torch.equal(full_logits(bare, ids), full_logits(cl.prune(start, plan), ids))
         with pytest.raises(cl.InputError):
@@ -135,13 +129,13 @@ def test_a_cut_is_the_pruned_model_without_a_manifest() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gains_are_folded_into_the_kept_columns(dtype: torch.dtype) -> None:
     model, ids = tiny_model(dtype=dtype), tiny_text(1).input_ids
-    plan = plan_of(model, [0, 3], _2=1.25, _10=0.5)
+    plan = plan_of(model, [0, 3], {2: 1.25, 10: 0.5})
     pruned, units = cl.prune(model, plan, verify=tiny_text(2)), plan.units
     if dtype == torch.float32:
         with masked_by_hand(model, [units[0], units[3]], {units[2]: 1.25, units[10]: 0.5}):
             assert (full_logits(pruned, ids) - full_logits(model, ids)).abs().max() < 2e-5
     # a layer that loses nothing may still have gains; they are rounded once
-    gained = cl.prune(model, plan_of(model, [], _2=1.1))
+    gained = cl.prune(model, plan_of(model, [], {2: 1.1}))
     down, dense = (m.model.layers[0].mlp.down_proj.weight for m in (gained, model))
     assert torch.equal(down[:, :11], (dense[:, :11].double() * 1.1).to(dtype))
     assert torch.equal(down[:, 11:], dense[:, 11:])
@@ -176,7 +170,7 @@ def test_another_plan_and_nan_are_noticed(dtype: torch.dtype) -> None:
     ours, theirs = plan_of(model, [0, 3]), plan_of(model, [0, 5])
     pruned, broken = cl.prune(model, theirs), cl.prune(model, theirs)
     broken.lm_head.weight[:] = float("nan")
-    wrong = (ours, plan_of(model, [0]), plan_of(model, [0, 5], _2=1.5))
+    wrong = (ours, plan_of(model, [0]), plan_of(model, [0, 5], {2: 1.5}))
     for found, plan in (*((pruned, plan) for plan in wrong), (model, ours), (broken, theirs)):
         with pytest.raises(cl.EquivalenceError):
             cl.check_equivalence(model, found, plan, text)

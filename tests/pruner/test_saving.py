@@ -16,9 +16,10 @@ import cocurve_lab as cl
 from cocurve_lab.base import atomic
 from cocurve_lab.extensions.publishing.configuration import MODELING_FILE
 from cocurve_lab.models.identity import MANIFEST, fingerprint_model
+from helpers.builds import plan_of
 from helpers.seals import reseal
 from helpers.tiny_models import (
-    GROUPS,
+    bytes_in,
     full_logits,
     tiny_model,
     tiny_text,
@@ -33,10 +34,6 @@ def other_model() -> PreTrainedModel:
     """Another plan on the model of `folder`."""
     model = tiny_model()
     return cl.prune(model, plan_of(model, EVEN))
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize(
@@ -104,14 +101,6 @@ def test_folders_are_not_overwritten_by_accident(folder: Path) -> None:
 
 
 EVEN = [f"L{layer}.{unit}" for layer in range(3) for unit in ("attention[0]", "ffn[0]")]
-
-
-def plan_of(
-    model: PreTrainedModel, names: Any, gains: dict[str, float] | None = None
-) -> cl.Selection:
-    units = cl.enumerate_units(model, GROUPS)
-    plan = cl.Selection.from_pruned(units, names)
-    return plan.with_gains({units.index(name): gain for name, gain in (gains or {}).items()})
 
 
 # What became of the weights since they were pruned -------------------------------------------
@@ -287,7 +276,7 @@ def test_an_interrupted_save_leaves_what_was_there(
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    before, tokenizer = files(folder), word_tokenizer()
+    before, tokenizer = bytes_in(folder), word_tokenizer()
     place = {
         "card": "cocurve_lab.extensions.publishing.card.model_card",
         "tokenizer": "transformers.PreTrainedTokenizerFast.save_pretrained",
@@ -297,7 +286,7 @@ def test_an_interrupted_save_leaves_what_was_there(
     for target in (folder, folder.parent / "new"):
         with pytest.raises(KeyboardInterrupt):
             cl.save_pruned(other_model(), target, tokenizer=tokenizer, overwrite=True)
-    assert files(folder) == before
+    assert bytes_in(folder) == before
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
@@ -305,7 +294,7 @@ def test_a_failed_rename_brings_the_old_model_back(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a file system that cannot exchange two folders, where there are two renames."""
-    before, rename = files(folder), Path.rename
+    before, rename = bytes_in(folder), Path.rename
 
     def fail(self: Path, target: Path) -> Path:
         if self.parent.name == "new":
@@ -316,7 +305,7 @@ def test_a_failed_rename_brings_the_old_model_back(
     monkeypatch.setattr(Path, "rename", fail)
     with pytest.raises(OSError, match="no"):
         cl.save_pruned(other_model(), folder, overwrite=True)
-    assert files(folder) == before
+    assert bytes_in(folder) == before
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
@@ -324,11 +313,11 @@ def test_the_working_directory_is_not_replaced(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    before = files(folder)
+    before = bytes_in(folder)
     for place in (".", folder):
         with pytest.raises(cl.InputError):
             cl.save_pruned(other_model(), place, overwrite=True)
-    assert files(folder) == before
+    assert bytes_in(folder) == before
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     assert cl.load_pruned(cl.save_pruned(other_model(), "inside")).num_parameters() > 0
 

@@ -1,4 +1,4 @@
-"""BridgeExplorer without kernel and browser: what is sent, filters, plans, code and files."""
+"""BridgeExplorer without kernel and browser: what is sent, plans, code and files."""
 
 from __future__ import annotations
 
@@ -59,34 +59,10 @@ def test_the_graph_opens_with_a_few_edges_of_the_bridges(layers: int) -> None:
     listed = set(explorer.bridges["indices"])
     shown = [{u, v} for u, v, rho in sent_edges(explorer) if abs(rho) >= explorer.threshold]
     near = [edge for edge in shown if edge & listed]
-    assert 24 <= len(near) == len(explorer.table()) < 30
-    explorer.edges_of = "all"
-    assert len(explorer.table()) == len(shown)
+    assert explorer.edges_of == "bridges"
+    assert 24 <= len(near) < 30
     # a threshold of one's own is about all edges, as it always was
     assert BridgeExplorer(curvature, threshold=0.2, session=Session(curvature)).edges_of == "all"
-
-
-def test_compared_plans_differ_on_the_bridges_where_they_can(
-    explorer: BridgeExplorer, curvature: cl.Curvature
-) -> None:
-    listed = set(explorer.bridges["indices"])
-
-    def differ(ratio: float) -> bool:
-        plans = [set(cl.solve_greedy(curvature, ratio, s).pruned) & listed for s in (0.0, 1.0)]
-        return plans[0] != plans[1]
-
-    shown, tried = explorer.plans["ratio"], [0.2, *(n / 20 for n in range(1, 13))]
-    good = [ratio for ratio in tried if differ(ratio)]
-    assert good  # else this H tests nothing
-    assert shown == min(good, key=lambda r: (round(abs(r - 0.2), 9), r))
-    assert bool(explorer.plans["note"]) == (shown != 0.2)
-    explorer.compared_ratio = 0.1
-    assert (explorer.plans["ratio"], explorer.plans["note"]) == (0.1, "")
-    explorer.compared_ratio = None
-    explorer.session.selection = cl.solve_greedy(curvature, 0.1 + 0.2)
-    plans = explorer.plans  # a ratio that rounding moved is the first that is tried
-    assert (plans["ratio"] == 0.1 + 0.2) == (plans["note"] == "")
-    assert plans["ratio"] != 0.3
 
 
 def test_the_flow_of_a_bridge_is_its_edges_by_layer(
@@ -106,37 +82,10 @@ def test_ten_thousand_strongest_edges_are_sent() -> None:
     curvature = random_curvature(llama_8b_units(), seed=1)
     explorer = BridgeExplorer(curvature, threshold=0.0)
     assert len(sent_edges(explorer)) == 10_000
-    assert "294,528" in explorer.status  # of so many
+    assert explorer.edge_total == 294_528  # of so many
     size = len(json.dumps({k: v for k, v in explorer.state().items() if k == "nodes"}))
     size += sum(len(getattr(explorer, n)) for n in ("edge_ends", "edge_correlation", "partners"))
     assert size < 500_000
-
-
-def test_filters_agree_with_edge_graph_and_a_plain_loop(curvature: cl.Curvature) -> None:
-    one, two = (
-        BridgeExplorer(curvature, threshold=0.1, session=Session(curvature)) for _ in range(2)
-    )
-    graph = cl.edge_graph(curvature, threshold=0.1)
-    names = [unit.name for unit in curvature.units]
-    found = {(r["first"], r["second"]) for r in one.table()}
-    assert found == {(names[u], names[v]) for u, v in graph.edges}
-    values = {"sign": "negative", "blocks": ["cross"], "ego": True, "selected_unit": 4}
-    one.set_state(values)  # as the page does
-    for name, value in values.items():
-        setattr(two, name, value)
-    assert one.table() == two.table()
-    want = {
-        (names[u], names[v])
-        for u, v, rho in graph.edges(data="correlation")
-        if rho < 0 and curvature.units.kinds[u] != curvature.units.kinds[v] and 4 in (u, v)
-    }
-    assert want
-    assert {(row["first"], row["second"]) for row in one.table()} == want
-    for row in one.table():
-        u, v = names.index(row["first"]), names.index(row["second"])
-        assert row["curvature"] == curvature.matrix[u, v]
-    one.blocks = ["ffn", "attention"]
-    assert one.blocks == ["attention", "ffn"]
 
 
 def test_quantiles_run_bridge_units_again(
@@ -148,39 +97,43 @@ def test_quantiles_run_bridge_units_again(
     assert explorer.bridges["saliency_threshold"] == found.saliency_threshold
     assert not explorer.bridges["ranked"]
     assert len(found) > 5
-    explorer.table_of = "bridges"
-    assert [row["unit"] for row in explorer.table()] == [curvature.units[u].name for u in found]
-    assert explorer.table()[0]["residual"] == found.residual[found.indices[0]]
+    listed = [row["unit"] for row in explorer.table() if row["bridge"]]
+    assert listed == [curvature.units[u].name for u in sorted(found)]
+    assert explorer.table()[0]["residual"] == found.residual[0]
     explorer.saliency_quantile, explorer.connectivity_quantile = 0.0, 1.0
     assert explorer.bridges["ranked"]  # a model without bridges has a note
     assert explorer.bridges["note"]
 
 
 def test_plans_follow_the_session(explorer: BridgeExplorer, curvature: cl.Curvature) -> None:
-    session = explorer.session
-    explorer.table_of, explorer.compared_ratio = "units", 0.2
-    diagonal, aware = (cl.solve_greedy(curvature, 0.2, strength) for strength in (0.0, 1.0))
-    assert explorer.plans["diagonal"] == list(diagonal.pruned)
-    assert explorer.plans["edge_aware"] == list(aware.pruned)
-    assert explorer.plans["present"] is None
+    session, opening = explorer.session, cl.opening_guards(curvature.units)
+    assert (explorer.plans["present"], explorer.plans["ratio"]) == (None, 0.2)
 
-    session.selection = plan = cl.solve_greedy(curvature, 0.4, 0.5, cl.Guards(protect_first=1))
-    explorer.compared_ratio = 0.4
+    def orders(ratio: float) -> list[list[int]]:
+        """The plans of both runs at a ratio, as the page reads them off."""
+        runs = [explorer.plans["runs"][name] for name in ("diagonal", "edge_aware")]
+        return [
+            run["order"][: sum(share < ratio * (1 - 1e-12) for share in run["share"]) + 1]
+            for run in runs
+        ]
+
+    def solved(ratio: float, guards: cl.Guards) -> list[list[int]]:
+        plans = [cl.solve_greedy(curvature, ratio, strength, guards) for strength in (0.0, 1.0)]
+        return [list(plan.pruned) for plan in plans]
+
+    assert orders(0.2) == solved(0.2, opening)
+    guards = cl.Guards(protect_first=1)
+    session.selection = plan = cl.solve_greedy(curvature, 0.4, 0.5, guards)
     assert explorer.plans["present"] == list(plan.pruned)
-    guarded = cl.solve_greedy(curvature, 0.4, 1.0, plan.guards)
-    assert explorer.plans["edge_aware"] == list(guarded.pruned)
-    rows = explorer.table()
-    for step, unit in enumerate(plan.pruned):
-        assert rows[unit]["present_plan"] == f"removed at step {step + 1}"
-    assert sum(row["present_plan"] == "kept" for row in rows) == len(plan.kept)
+    assert orders(0.4) == solved(0.4, guards)
+    gone = [row["unit"] for row in explorer.table() if row["removed"]]
+    assert gone == [curvature.units[u].name for u in sorted(plan.pruned)]
 
     guards = cl.Guards(layer_cap=0.1)
     session.selection = cl.Selection.from_pruned(
         curvature.units, range(20), requested_ratio=0.6, guards=guards
     )
-    explorer.compared_ratio = None
-    assert explorer.plans["diagonal"] is None  # out of reach: said, and not raised
-    assert explorer.plans["problem"]
+    assert explorer.plans["runs"]["diagonal"]["share"][-1] < 0.6  # out of reach, and not raised
     assert explorer.error == ""
     session.selection = None
     assert explorer.plans["present"] is None
@@ -193,22 +146,20 @@ def test_units_that_do_nothing_and_a_graph_without_edges(size: int, tmp_path: Pa
     explorer = BridgeExplorer(curvature, session=Session(curvature))
     assert explorer.nodes["residual"][0] is None
     assert np.frombuffer(explorer.partners, np.uint32)[:5].tolist() == [0] * 5
-    assert (explorer.threshold, explorer.edge_total, explorer.table()) == (0, 0, [])
-    assert explorer.save(tmp_path / "none.csv").read_text() == ""
+    assert (explorer.threshold, explorer.edge_total) == (0, 0)
     assert len(nx.read_gexf(explorer.save(tmp_path / "none.gexf"))) == size
     json.dumps([explorer.nodes, explorer.bridges], allow_nan=False)
 
 
-def test_gexf_holds_the_shown_graph(
+def test_gexf_holds_the_strongest_edges_and_the_plan(
     tmp_path: Path, explorer: BridgeExplorer, curvature: cl.Curvature
 ) -> None:
-    explorer.threshold = 0.1
     explorer.session.selection = cl.solve_greedy(curvature, 0.2)
     graph = nx.read_gexf(explorer.save(tmp_path / "all.gexf"), node_type=int)
-    assert graph.number_of_edges() == len(explorer.table())
+    assert graph.number_of_edges() == explorer.edge_total
     assert len(graph) == len(curvature.units)
     removed = sorted(explorer.session.selection.pruned)
     assert [u for u, gone in graph.nodes(data="removed") if gone] == removed
-    explorer.ego, explorer.selected_unit = True, 0
-    graph = nx.read_gexf(explorer.save(tmp_path / "ego.gexf"), node_type=int)
-    assert graph.number_of_edges() == len(explorer.table()) == len(graph) - 1
+    assert {u for u, is_one in graph.nodes(data="bridge") if is_one} == set(
+        explorer.bridges["indices"]
+    )

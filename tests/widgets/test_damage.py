@@ -18,7 +18,7 @@ from cocurve_widgets import LambdaExplorer, Measured, Session
 from cocurve_widgets.damage import STAGES, plain_record
 from cocurve_widgets.packing import plan_mark
 from cocurve_widgets.session import text_name
-from helpers.instruments import received, say, settle
+from helpers.instruments import received, settle
 from helpers.problems import random_curvature
 from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
 from helpers.waiting import eventually
@@ -183,26 +183,19 @@ def test_kl_and_answers_outlive_the_kernel_in_a_folder_shared_with_the_studies(
 def test_clicks_make_plan_a_and_it_is_measured(explorer: LambdaExplorer) -> None:
     start = explorer.selection.pruned
     kept = next(u for u in range(len(CURVATURE.units)) if u not in start)
-    say(explorer, hand=[*start[1:], kept], yours=True)
+    by_hand = {"strength": None, "ratio": None, "controls": None, "hand": True}
+    explorer.set_state({"_pin": {"order": [*start[1:], kept]} | by_hand})  # as the page does
     assert set(explorer.pinned.pruned) == (set(start) | {kept}) - {start[0]}
     assert explorer.selection.pruned == start  # B stays the solver's plan
     pin = received(explorer, "pin")
     assert (pin["hand"], pin["controls"]) == (True, None)
-    assert pin["node"] + pin["edge"] == pytest.approx(CURVATURE.risk(pin["order"]))
     settle(explorer)
     found = explorer.damage.of(explorer.pinned)
     assert found.risk == pytest.approx(cl.pruning_risk(MODEL, explorer.pinned, TEXT))
-    explorer.toggle(CURVATURE.units[kept].name)  # restored, by name
-    assert set(explorer.pinned.pruned) == set(start) - {start[0]}
-    explorer.clear()
-    assert explorer.pinned.pruned == ()
-    say(explorer, hand=[4], yours=False)  # undone: it was pinned, not made
-    assert not received(explorer, "pin")["hand"]
-    explorer.pin(cl.Selection.from_pruned(CURVATURE.units, [1, 2]))
+    explorer.pinned = cl.Selection.from_pruned(CURVATURE.units, [1, 2])
     assert not received(explorer, "pin")["hand"]  # of code
-    explorer.toggle(3)
-    assert received(explorer, "pin")["hand"]
-    assert set(explorer.pinned.pruned) == {1, 2, 3}
+    explorer.set_state({"_pin": {}})
+    assert explorer.pinned is None
 
 
 def test_an_edge_is_what_two_units_cost_beyond_what_each_costs(explorer: LambdaExplorer) -> None:

@@ -81,8 +81,7 @@ def test_no_name_changes_where_the_data_ends(tmp_path: Path, name: str) -> None:
 def test_a_bare_matrix_is_enough_and_no_widget_is_left_behind(tmp_path: Path) -> None:
     before = set(_instances)
     bare = cl.Curvature(SMALL.matrix, SMALL.units)  # no groups, no provenance
-    path = export_html(bare, tmp_path / "page.html")
-    assert "pairs" not in data_of(path)["map"]  # made from H, which is there
+    export_html(bare, tmp_path / "page.html")
     assert set(_instances) == before
 
 

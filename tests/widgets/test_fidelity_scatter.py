@@ -1,4 +1,4 @@
-"""The fidelity scatter without a browser: points, measuring, cancelling, linking and code."""
+"""The fidelity scatter without a browser: points, measuring, cancelling and linking."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from scipy.stats import spearmanr
 
 import cocurve_lab as cl
-from cocurve_lab.extensions.judging.gap import RiskSplit
 from cocurve_lab.measuring.risk import PlanTable
 from cocurve_widgets import FidelityScatter, Measured, Session
 from cocurve_widgets.fidelity_figure import CHOSEN, MARKS, WAITING
@@ -156,9 +155,9 @@ def test_filters_hide_points_and_texts_are_told_apart(scatter: FidelityScatter) 
     assert [row["method"] for row in plans(scatter)] == ["edge-aware greedy"]
     scatter.methods = list(METHODS)
     settle(scatter)
-    for trace in scatter.picture.data:  # as a click on the legend does
-        if trace.legendgroup not in (None, "diagonal greedy"):
-            trace.visible = "legendonly"
+    groups = enumerate(trace.legendgroup for trace in scatter.picture.data)
+    hidden = [number for number, group in groups if group not in (None, "diagonal greedy")]
+    scatter.picture.plotly_restyle({"visible": "legendonly"}, hidden)  # as a click on the legend
     assert scatter.methods == ["diagonal greedy"]
     assert scatter.points["method"].tolist() == ["diagonal greedy"]
     scatter.methods, scatter.rows = list(METHODS), 2
@@ -203,38 +202,19 @@ def test_cancel_at_once_then_measure_again(scatter: FidelityScatter, slowly: Tur
     assert not scatter.measurer.active
 
 
-@pytest.mark.parametrize("how", ["Cancel", "Ctrl-C"])
-def test_a_stopped_split_keeps_its_rows_and_goes_on(
-    scatter: FidelityScatter, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    plan, done, real = cl.solve_greedy(CURVATURE, 0.3), [], cl.split_risk
+def test_ctrl_c_keeps_what_is_measured(scatter: FidelityScatter, slowly: Turns) -> None:
+    def interrupt() -> None:
+        eventually(lambda: slowly.begun == 1)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        assert scatter.measurer._token.wait(20)
+        slowly.release(9)
 
-    def split(*args: Any, **kwargs: Any) -> RiskSplit:
-        done.append(0)
-        if len(done) == 2 and how == "Cancel":
-            press(scatter, "Cancel")
-        elif len(done) == 2:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            assert scatter.measurer._token.wait(20)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(cl, "split_risk", split)
-    if how == "Ctrl-C":
-        with pytest.raises(KeyboardInterrupt):
-            scatter.split(plan)
-        settle(scatter)  # the row that was in the model still counts
-    else:
-        assert scatter.split(plan).p_max.shape[0] == 2
-    eventually(lambda: "2 of 3 rows measured" in scatter.status)
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        scatter.measure_pool(0.3)
+    settle(scatter)  # those that were in the model still count
+    assert len(plans(scatter)) == 4
     assert not scatter.measurer.active
-    expected = real(MODEL, plan, HELD_OUT, progress=False)
-    found = scatter.split(plan)
-    for name in ("p_max", "quadratic_of_sum", "kl_of_joint"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
-    assert len(done) == 3  # the third row alone was missing
-    scatter.session.selection = plan
-    assert repr(scatter.split()) == repr(expected)  # kept: nothing is measured again
-    assert len(done) == 3
 
 
 def test_an_error_of_the_worker_is_shown(
@@ -294,7 +274,6 @@ def test_a_plan_of_another_view_is_marked_then_measured(scatter: FidelityScatter
     assert (row["method"], row["text"]) == ("other plan", "another text")
     assert row["predicted_risk"] == pytest.approx(CURVATURE.risk([1, 4]))
     assert drawn(scatter)[-1][1] == 0.25
-    assert "another text" in scatter.code()  # as a comment: it cannot be measured again
 
 
 def test_without_a_model_it_shows_what_is_known() -> None:
@@ -302,8 +281,6 @@ def test_without_a_model_it_shows_what_is_known() -> None:
     assert len(scatter.points) == len(UNITS)
     press(scatter, "Ratio sweep")
     assert "no model" in scatter.error
-    with pytest.raises(cl.InputError, match="no plan"):
-        scatter.split()
     scatter.session.attach(MODEL)
     scatter.measure(cl.solve_greedy(CURVATURE, 0.2))
     assert len(plans(scatter)) == 1
@@ -318,22 +295,3 @@ def test_a_matrix_alone_has_no_gray_points_and_its_overlap_is_the_readers_word()
     assert scatter.points.empty
     scatter.measure_lambda_sweep(0.3, [0.0, 1.0])
     assert len(drawn(scatter)) == scatter.points["measured_risk"].nunique()
-
-
-def test_code_reproduces_the_points(scatter: FidelityScatter) -> None:
-    scatter.measure_pool(0.3, seed=2)
-    scatter.measure_lambda_sweep(0.2, [0.0, 1.0])
-    scatter.rows = 2
-    guarded = cl.solve_greedy(CURVATURE, 0.2, 0.5, cl.Guards(layer_cap=0.6))
-    byhand = cl.Selection.from_pruned(UNITS, [2, 0], CURVATURE).with_gains({4: 1.25})
-    scatter.measure([guarded, byhand])
-    names: dict[str, Any] = {"model": MODEL, "calibration": HELD_OUT}
-    # a curvature of another fingerprint has a session of its own
-    names["curvature"] = cl.Curvature(CURVATURE.matrix * (1 + 1e-12), UNITS, CURVATURE.provenance)
-    exec(scatter.code(), names)
-    again = names["f"]
-    found, expected = (
-        {(m.selection.fingerprint, m.text): m.risk for m in shown.session.measured}
-        for shown in (again, scatter)
-    )
-    assert found == pytest.approx(expected, rel=1e-4)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-import os
 import re
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from cocurve_lab.solver.guards import Rules, reachable_ratio
 from cocurve_lab.solver.protection import in_the_way
 from cocurve_widgets.instrument import front
 from cocurve_widgets.packing import nodes_of, pack_problem, plan_mark
-from helpers.pages import matrix_of
+from helpers.pages import matrix_of, node
 from helpers.problems import make_units, random_curvature
 
 HERE = Path(__file__).resolve().parent
@@ -36,21 +34,6 @@ GUARDS = (
     cl.Guards(kinds=("ffn",)),
     cl.Guards(layer_cap=0.3, protect_last=1, kinds=("attention",)),
 )
-
-
-def node(*arguments: str, **environment: str) -> str:
-    """What the Node.js that comes with playwright prints."""
-    from playwright._impl._driver import compute_driver_executable
-
-    run = subprocess.run(
-        [str(compute_driver_executable()[0]), "--no-warnings", *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    return run.stdout
 
 
 def controls(ratio: float, strength: float, guards: cl.Guards) -> dict[str, Any]:
@@ -147,7 +130,7 @@ def test_what_is_copied_of_a_plan_makes_it_and_prunes(
     assert gone == units.costs[order].sum()
 
 
-@pytest.mark.parametrize("entry", ["page", "lambda", "bridge", "map", "generation", "monitor"])
+@pytest.mark.parametrize("entry", ["page", "lambda", "bridge", "generation", "monitor"])
 def test_joined_files_share_no_name_and_import_nothing(entry: str) -> None:
     joined = front(f"{entry}.js", render="renderIt")
     assert "import {" not in joined

@@ -282,7 +282,7 @@ def test_it_opens_with_a_question_that_tells_what_pruning_does(
         [*cl.solve_greedy(bench.curvature, 0.5).pruned],
     ]
     assert tried == [questions[n] for n in (0, 1, 3, 4, 6)]  # two of each ability
-    assert (g.prompt, g.choice) == ("w3", 3)  # known, and lost at twice the ratio
+    assert g.prompt == "w3"  # known, and lost at twice the ratio
     assert (g.dense_text != "", g.busy) == (True, False)
     given = GenerationCompare(bench.model, bench.tokenizer, bench.curvature, prompt="w2", **usual)
     given._ipython_display_()
@@ -394,21 +394,13 @@ def test_the_menu_is_what_the_user_gives_and_answers_are_judged(bench: Bench) ->
     text = bench.instrument().generate()[0]
     questions = [Question("own", PROMPT, text.strip()), "w5 w6"]
     g = bench.instrument(prompts=questions, prompt="")
-    assert (g.choice, g.prompt) == (0, PROMPT)
+    assert g.prompt == PROMPT
     _, pruned = g.generate()
     right = {"dense": True, "diagonal": g.diagonal_text == text, "pruned": pruned == text}
     assert (g.shown["answer"], g.shown["right"]) == (text.strip(), right)
-    g.choice = 1
-    assert g.prompt == "w5 w6"
     g.generate("w9 w9")
-    assert (g.choice, g.shown["answer"], {*g.shown["right"].values()}) == (None, None, {None})
-    g.prompt = PROMPT
-    assert g.choice == 0
-    g.choice = 7
-    assert (g.error != "", g.choice) == (True, None)
-    kept = bench.instrument(prompts=questions, prompt="w9")
-    assert (kept.choice, kept.prompt) == (None, "w9")
-    assert bench.instrument(prompts=questions, prompt="", choice=1).prompt == "w5 w6"
+    assert (g.shown["answer"], {*g.shown["right"].values()}) == (None, {None})
+    assert bench.instrument(prompts=questions, prompt="w9").prompt == "w9"
 
 
 # Errors and code --------------------------------------------------------------------------------

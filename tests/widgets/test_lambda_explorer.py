@@ -30,8 +30,8 @@ def test_it_opens_with_the_papers_protection_and_no_cap(layers: int, kept: int) 
     guards = cl.Guards(protect_first=kept, protect_last=kept)
     assert explorer.guards == explorer.selection.guards == guards
     assert explorer.selection.pruned == cl.solve_greedy(curvature, 0.3, 1.0, guards).pruned
-    bridges = BridgeExplorer(curvature, session=Session(curvature), compared_ratio=0.3)
-    assert bridges.plans["edge_aware"] == list(explorer.selection.pruned)
+    run = BridgeExplorer(curvature, session=Session(curvature)).plans["runs"]["edge_aware"]
+    assert run["order"][: len(explorer.selection)] == list(explorer.selection.pruned)
     other = LambdaExplorer(curvature, session=explorer.session)  # follows the plan that is there
     explorer.protect_first = 0
     assert (other.protect_first, other.protect_last) == (0, kept)
@@ -90,7 +90,7 @@ def test_an_unreachable_ratio_names_limit_and_guard_inside_the_widget(
     assert explorer.error == ""
 
 
-def test_flips_are_the_exact_path_and_next_and_previous_walk_it(explorer: LambdaExplorer) -> None:
+def test_flips_are_the_exact_path(explorer: LambdaExplorer) -> None:
     explorer.ratio, explorer.interaction_strength = 0.3, 0.0
     assert explorer.flips_stale
     settle(explorer)
@@ -99,13 +99,6 @@ def test_flips_are_the_exact_path_and_next_and_previous_walk_it(explorer: Lambda
     assert explorer.flips == list(path.breakpoints)
     sets = [set(segment.selection.pruned) for segment in path.segments]
     assert received(explorer, "changes") == [sorted(a ^ b) for a, b in itertools.pairwise(sets)]
-    for wanted in sets[1:]:
-        explorer.next_plan()
-        assert set(explorer.selection.pruned) == wanted
-    end = explorer.interaction_strength
-    assert explorer.next_plan() == end
-    explorer.previous_plan()
-    assert set(explorer.selection.pruned) == sets[-2]
 
 
 def test_plan_a_is_the_diagonal_plan_until_another_is_pinned(explorer: LambdaExplorer) -> None:
@@ -114,26 +107,25 @@ def test_plan_a_is_the_diagonal_plan_until_another_is_pinned(explorer: LambdaExp
     a = received(explorer, "view")["a"]
     assert (explorer.pinned, a["order"]) == (None, list(diagonal.pruned))
     assert a["edge"] == pytest.approx(diagonal.edge_risk)
-    say(explorer, pin="pin")
-    assert explorer.pinned is first
+    explorer.pinned = first
     pin = received(explorer, "pin")
-    assert pin["order"] == list(first.pruned)
+    assert (pin["order"], pin["hand"]) == (list(first.pruned), False)
     assert (pin["node"], pin["edge"]) == pytest.approx((first.node_risk, first.edge_risk))
-    explorer.ratio, explorer.interaction_strength = 0.2, 0.1
-    second = explorer.selection
-    say(explorer, pin="swap")
-    assert (explorer.ratio, explorer.interaction_strength) == (0.3, 0.8)
-    assert explorer.selection.pruned == first.pruned
-    assert explorer.pinned is second
-    say(explorer, pin="unpin")
+    guards = {name: pin["controls"][name] for name in ("layer_cap", "protect_first", "kinds")}
+    other = cl.solve_greedy(CURVATURE, 0.2, 0.1, cl.Guards(layer_cap=0.6))
+    guards["layer_cap"] = 0.6
+    made = pin["controls"] | guards | {"ratio": 0.2, "interaction_strength": 0.1}
+    facts = {"strength": 0.1, "ratio": 0.2, "controls": made, "hand": False}
+    explorer.set_state({"_pin": {"order": list(other.pruned)} | facts})  # as the page does
+    assert explorer.pinned.pruned == other.pruned
+    assert explorer.pinned.guards == other.guards
+    explorer.pinned = None
     assert received(explorer, "pin") == {}
 
-    explorer.pin(cl.Selection.from_pruned(CURVATURE.units, [1, 5]))
+    explorer.pinned = cl.Selection.from_pruned(CURVATURE.units, [1, 5])
     assert received(explorer, "pin")["controls"] is None
-    with pytest.raises(cl.InputError):
-        explorer.swap()
     with pytest.raises(cl.MismatchError):
-        explorer.pin(cl.Selection.from_pruned(make_units(3, 2, 2), [0]))
+        explorer.pinned = cl.Selection.from_pruned(make_units(3, 2, 2), [0])
 
 
 def test_code_makes_the_plan_on_the_screen(explorer: LambdaExplorer) -> None:

@@ -18,7 +18,6 @@ from cocurve_lab.extensions.pretrained.kept import write_plans
 from cocurve_lab.models.runtime import exclusive
 from cocurve_widgets import (
     BridgeExplorer,
-    CurvatureMap,
     FidelityScatter,
     LambdaExplorer,
     Measured,
@@ -152,7 +151,7 @@ def test_one_session_per_curvature_as_long_as_somebody_holds_it() -> None:
 @pytest.mark.parametrize("name", ["H.npz", "H.pkl"])
 def test_an_instrument_opens_on_the_file_of_an_h(name: str, tmp_path: Path) -> None:
     file = CURVATURE.save(tmp_path / name)
-    for make in (LambdaExplorer, BridgeExplorer, CurvatureMap, FidelityScatter):
+    for make in (LambdaExplorer, BridgeExplorer, FidelityScatter):
         instruments = make(str(file)), make(file)  # type: ignore[operator]
         assert instruments[0].session is instruments[1].session
         np.testing.assert_array_equal(instruments[0].curvature.matrix, CURVATURE.matrix)

@@ -14,7 +14,6 @@ _HOMES = {
     "LambdaExplorer": "lambda_explorer",
     "BridgeExplorer": "bridge_explorer",
     "BuildMonitor": "build_monitor",
-    "CurvatureMap": "curvature_map",
     "FidelityScatter": "fidelity_scatter",
     "GenerationCompare": "generation_compare",
     "Measured": "session",

@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from traitlets import Bool, Bytes, Dict, Enum, Int
+from traitlets import Bytes, Dict, Enum, Int
 
 import cocurve_lab as cl
 from cocurve_lab.curvature.matrix import BLOCKS
-from cocurve_lab.extensions.figures import COLORS
 
-from .instrument import Explorer, counted, front, guarded, named_matrix
-from .packing import nodes_of, pair_rows, plain, unit_rows
-from .still import plot_html
+from .instrument import Explorer, front, guarded, named_matrix
+from .packing import nodes_of, plain, unit_rows
 from .traits import Some, Within
 
 MOST_EDGES = 10_000  # sent to the page once; the filters choose among these
 PARTNERS = 5
 FEW = 24  # edges that pass the default threshold: more cannot be followed by eye
 RATIO = 0.2  # of the compared plans, until the session has one
-# tried for the compared plans, where they treat the bridges alike at the ratio asked for
-RATIOS = tuple(n / 20 for n in range(1, 13))
-FILTERS = ("threshold", "edges_of", "sign", "blocks", "ego")
 CONTROLS = (
-    *FILTERS,
-    "compared_ratio",
-    "saliency_quantile",
-    "connectivity_quantile",
-    "selected_unit",
-    "brushed",
-    "table_of",
+    *("threshold", "edges_of", "sign", "blocks", "saliency_quantile", "connectivity_quantile"),
+    *("selected_unit", "brushed"),
 )
 
 
@@ -51,14 +40,9 @@ class BridgeExplorer(Explorer):
             the bridges, unless a threshold is given or no unit is listed.
         sign: "both", "positive" (worse together) or "negative" (losses partly cancel).
         blocks: blocks of shown edges, a subset of ["attention", "cross", "ffn"].
-        ego: show only the selected unit, its edges and its neighbors.
-        compared_ratio: ratio of the two compared plans, [0, 0.6]; None takes the session plan's
-            (0.2 without one) or, where the two treat the listed units alike there, the nearest
-            ratio of 5, 10, ... 60 % where they do not.
         saliency_quantile, connectivity_quantile: bounds of "low" and "high", [0, 1]; see
             `cl.bridge_units`.
         selected_unit: index of the chosen unit, shared with the session; None for none.
-        table_of: rows of `table()`, the table and the CSV: the shown "edges", "units" or "bridges".
 
     Sent to the page (traits, not to be set):
         nodes: columns of M values: kind, layer, index, name, saliency and connectivity [nats per
@@ -69,21 +53,20 @@ class BridgeExplorer(Explorer):
             uint32 [M, 5] and float32 [M, 5]; a unit in its own row means "no more partners".
         bridges: indices, thresholds and note of `cl.bridge_units`, and the flow of each: the sums
             of its positive and negative H_uv by layer, [bridges, layers], nats per token.
-        plans: the compared removal orders: ratio, diagonal, edge_aware, present, ordered, problem,
-            and note, which says how the ratio was chosen.
+        plans: ratio; runs, the removals of greedy at lambda 0 ("diagonal") and 1 ("edge_aware"),
+            each with the removed share after it; present and ordered, of the session's plan. The
+            page compares the two at that ratio, or at the nearest one where they treat the bridges
+            differently.
     """
 
     _esm = front("bridge.js", render="renderBridge")
 
     threshold = Within(0, 1, 0.0).tag(sync=True)
     edges_of = Enum(("all", "bridges"), "all").tag(sync=True)
-    compared_ratio = Within(0, RATIOS[-1], None, allow_none=True).tag(sync=True)
     sign = Enum(("both", "positive", "negative"), "both").tag(sync=True)
     blocks = Some(BLOCKS).tag(sync=True)
-    ego = Bool(False).tag(sync=True)
     saliency_quantile = Within(0, 1, 0.5).tag(sync=True)
     connectivity_quantile = Within(0, 1, 0.5).tag(sync=True)
-    table_of = Enum(("edges", "units", "bridges"), "edges").tag(sync=True)
 
     nodes = Dict().tag(sync=True)
     edge_ends = Bytes().tag(sync=True)
@@ -96,9 +79,6 @@ class BridgeExplorer(Explorer):
 
     def _opening(self, controls: dict[str, Any]) -> dict[str, Any]:
         self._ends, self._rho = _strongest_edges(self.curvature)
-        self._solved: tuple[Any, dict[str, Any]] | None = None
-        self._seconds = 0.0
-        self._source = f"Estimated from {named_matrix(self.curvature)}, not measured"
         return _payload(self.curvature, self._ends, self._rho) | controls
 
     def _opened(self, controls: dict[str, Any]) -> None:
@@ -114,15 +94,12 @@ class BridgeExplorer(Explorer):
             self.threshold = math.floor(1e3 * abs(rho[FEW - 1])) / 1e3 if len(rho) >= FEW else 0.0
         self.follow(self._compare_plans, "selection")
         self.observe(self._find_bridges, ("saliency_quantile", "connectivity_quantile"))
-        self.observe(self._compare_plans, "compared_ratio")
-        self.observe(self._tell, (*FILTERS, "selected_unit"))
-        self._tell()
+        self.status = f"Estimated from {named_matrix(self.curvature)}, not measured."
 
     # Bridges and plans --------------------------------------------------------------------------
 
     @guarded
     def _find_bridges(self, change: Any = None) -> None:
-        start = time.perf_counter()
         found = cl.bridge_units(self.curvature, self.saliency_quantile, self.connectivity_quantile)
         self.bridges = {
             "indices": list(found.indices),
@@ -133,97 +110,34 @@ class BridgeExplorer(Explorer):
             "correlation": plain(found.saliency_connectivity_correlation),
             "flow": _flow(self.curvature, list(found.indices)),
         }
-        self._seconds = time.perf_counter() - start
         self._compare_plans()
 
     @guarded
     def _compare_plans(self, change: Any = None) -> None:
-        """Set `plans`: the session's plan, and the two it is compared with, under its guards."""
-        start = time.perf_counter()
+        """Set `plans`: the session's plan, and the runs it is compared with, under its guards."""
         plan = self.session_plan()
         ratio, guards = RATIO, cl.opening_guards(self.curvature.units)
         if plan is not None:
             ratio, guards = plan.requested_ratio, plan.guards
-        if self.compared_ratio is not None:
-            ratio = self.compared_ratio
-        self._guards = guards
-        key = (ratio, guards, self.compared_ratio is None, tuple(self.bridges["indices"]))
-        if self._solved is None or self._solved[0] != key:
-            self._solved = (key, self._compared(ratio, guards))
-            self._seconds += time.perf_counter() - start
+        runs = {
+            "diagonal": self._run(ratio, 0.0, guards),
+            "edge_aware": self._run(ratio, 1.0, guards),
+        }
         self.plans = {
-            **self._solved[1],
+            "ratio": ratio,
+            "runs": runs,
             "present": None if plan is None else list(plan.pruned),
             "ordered": plan is None or plan.ordered,
         }
-        self._tell()
 
-    def _compared(self, asked: float, guards: cl.Guards) -> dict[str, Any]:
-        """The two compared plans, at a ratio that shows a difference where there is one."""
-        listed = set(self.bridges["indices"])
-        first = self._two_orders(asked, guards)
-        if self.compared_ratio is not None or not listed:
-            return first
-        nearest = {r: (r != asked, round(abs(r - asked), 9), r) for r in (asked, *RATIOS)}
-        for ratio in sorted(nearest, key=nearest.__getitem__):
-            found = first if ratio == asked else self._two_orders(ratio, guards)
-            one, other = found["diagonal"], found["edge_aware"]
-            if one is None or other is None or not (set(one) ^ set(other)) & listed:
-                continue
-            if ratio != asked:
-                found["note"] = (
-                    f"At ratio {asked:.3g} the two plans treat these units alike. They are "
-                    f"compared at {ratio:.3g}, the nearest ratio tried where they do not."
-                )
-            return found
-        first["note"] = (
-            "At every ratio tried, up to 60 %, the diagonal and the edge-aware plan treat these "
-            "units alike."
-        )
-        return first
-
-    def _two_orders(self, ratio: float, guards: cl.Guards) -> dict[str, Any]:
-        found: dict[str, Any] = {"ratio": ratio, "problem": "", "note": ""}
-        for name, strength in (("diagonal", 0.0), ("edge_aware", 1.0)):
-            try:
-                plan = self.session.solve(ratio, strength, guards)
-                found[name] = list(plan.pruned)
-            except cl.CocurveError as error:  # out of reach under these guards; the page shows it
-                found |= {name: None, "problem": str(error)}
-        return found
-
-    @guarded
-    def _tell(self, change: Any = None) -> None:
-        shown, sent = int(self._shown().sum()), len(self._rho)
-        weakest = abs(self._rho[-1]) if sent else 0.0
-        where = f"{counted(self.edge_total, 'edge')} (|correlation| >= {self.threshold:.3g})"
-        if self.edge_total > sent and self.threshold <= weakest:
-            where = (
-                f"the {sent:,} strongest of {counted(self.edge_total, 'edge')} (>= {weakest:.3g})"
-            )
-        self.status = (
-            f"Shown: {shown:,} of {where}, {counted(len(self.bridges['indices']), 'unit')} listed. "
-            f"{self._source}; bridges and plans at ratio {self.plans['ratio']:.3g} under "
-            f"{self._guards} took {1e3 * self._seconds:.0f} ms."
-        )
+    def _run(self, ratio: float, strength: float, guards: cl.Guards) -> dict[str, list[Any]]:
+        """The removals of greedy in order, and the removed share after each."""
+        run = self.session.run(ratio, strength, guards)
+        costs = self.curvature.units.costs
+        share = np.cumsum(costs[list(run.pruned)]) / costs.sum()
+        return {"order": list(run.pruned), "share": share.tolist()}
 
     # What is shown ------------------------------------------------------------------------------
-
-    def _shown(self) -> np.ndarray:
-        """The mask of sent edges that pass threshold, sign, blocks and ego view: bool [E]."""
-        u, v = self._ends.T
-        shown: np.ndarray = np.abs(self._rho) >= self.threshold
-        if self.sign != "both":
-            shown &= (self._rho > 0) == (self.sign == "positive")
-        attention = self.curvature.units.kinds == "attention"
-        heads = attention[u].astype(int) + attention[v]
-        wanted = [self.blocks.count(block) > 0 for block in ("ffn", "cross", "attention")]
-        shown &= np.array(wanted)[heads]
-        if self.ego and self.selected_unit is not None:
-            shown &= (u == self.selected_unit) | (v == self.selected_unit)
-        elif self.edges_of == "bridges":
-            shown &= self._touches(self.bridges["indices"])
-        return shown
 
     def _touches(self, units: Iterable[int]) -> np.ndarray:
         """The mask of sent edges with an end among some units: bool [E]."""
@@ -231,45 +145,18 @@ class BridgeExplorer(Explorer):
         return found[:, 0] | found[:, 1]
 
     def table(self) -> list[dict[str, Any]]:
-        """The rows of `table_of`: one per shown edge, unit, or listed bridge.
-
-        H_uv, saliency and connectivity are in nats per token.
-        """
-        if self.table_of == "edges":
-            return pair_rows(self.curvature, self._ends[self._shown()])
-        everyone = range(len(self.curvature.units))
-        chosen = everyone if self.table_of == "units" else self.bridges["indices"]
-        return [self._unit_row(unit) for unit in chosen]
-
-    def _still_picture(self) -> str:
-        """Saliency against connectivity of all units."""
-        listed = set(self.bridges["indices"])
-        columns = [self.nodes[name] for name in ("saliency", "connectivity", "kind")]
-        points = [
-            (x, y, COLORS["bridge" if u in listed else kind])
-            for u, (x, y, kind) in enumerate(zip(*columns, strict=True))
-        ]
-        return plot_html(points, ("saliency, nats per token", "connectivity, nats per token"))
-
-    def _unit_row(self, unit: int) -> dict[str, Any]:
-        (row,) = unit_rows(self.nodes, [unit], "saliency", "connectivity", "residual")
-        return row | {
-            "bridge": unit in self.bridges["indices"],
-            "diagonal_plan": fate(unit, self.plans["diagonal"]),
-            "edge_aware_plan": fate(unit, self.plans["edge_aware"]),
-            "present_plan": fate(unit, self.plans["present"], self.plans["ordered"]),
-        }
+        """One row per unit; saliency and connectivity are in nats per token."""
+        columns = ("saliency", "connectivity", "residual")
+        rows = unit_rows(self.nodes, range(len(self.curvature.units)), *columns)
+        listed, present = self.bridges["indices"], self.plans["present"] or []
+        own = ({"bridge": u in listed, "removed": u in present} for u in range(len(rows)))
+        return [row | more for row, more in zip(rows, own, strict=True)]
 
     def _graph(self) -> Any:
-        """The shown edges as a networkx graph, each node with `bridge` and `removed`."""
+        """The strongest edges as a networkx graph, each node with `bridge` and `removed`."""
         graph = cl.edge_graph(self.curvature, top_k=MOST_EDGES)
-        graph.remove_edges_from(self._ends[~self._shown()].tolist())
-        if self.ego and self.selected_unit is not None:
-            near = {self.selected_unit, *graph[self.selected_unit]}
-            graph.remove_nodes_from([unit for unit in graph if unit not in near])
-        removed = self.plans["present"] or []
-        for unit, values in graph.nodes(data=True):
-            values |= {"bridge": unit in self.bridges["indices"], "removed": unit in removed}
+        for values, row in zip(graph.nodes.values(), self.table(), strict=True):
+            values |= {"bridge": row["bridge"], "removed": row["removed"]}
         return graph
 
     def code(self) -> str:
@@ -287,16 +174,7 @@ class BridgeExplorer(Explorer):
 
     def state(self) -> dict[str, Any]:
         """The initial state of the front end, for a page without a kernel (`kernel` is False)."""
-        return self.public_traits() | {"kernel": False, "status": f"{self._source}.", "error": ""}
-
-
-def fate(unit: int, removed: list[int] | None, ordered: bool = True) -> str:
-    """The fate of a unit in a removal order, in words; None is a plan that does not exist."""
-    if removed is None:
-        return "no plan"
-    if unit not in removed:
-        return "kept"
-    return f"removed at step {removed.index(unit) + 1}" if ordered else "removed"
+        return self.public_traits() | {"kernel": False, "error": ""}
 
 
 # Sent to the page -------------------------------------------------------------------------------

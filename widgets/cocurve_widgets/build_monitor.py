@@ -10,12 +10,11 @@ from traitlets import Float, Int, List, Unicode
 
 import cocurve_lab as cl
 from cocurve_lab.estimator.build import Build
-from cocurve_lab.extensions.figures import COLORS
 from cocurve_lab.solver.guards import reachable_ratio
 from cocurve_lab.solver.targets import require_ratio, require_strength
 
 from .instrument import counted, front
-from .still import Still, plot_html
+from .still import Still
 
 _PATIENCE = 0.5  # seconds between updates: an update solves two plans
 
@@ -77,11 +76,6 @@ class BuildMonitor(Still, anywidget.AnyWidget):
     def table(self) -> list[dict[str, Any]]:
         """The curve: sequences done, and the overlap of the two plans, 0 to 1."""
         return [{"sequences": done, "overlap": overlap} for done, overlap in self.overlap]
-
-    def _still_picture(self) -> str:
-        points = [(done, 100 * overlap, COLORS["attention"]) for done, overlap in self.overlap]
-        names = ("sequences done", "overlap of the plans, %")
-        return plot_html(points, names, log=False, joined=True)
 
     def _sentence(self, overlap: float | None, stopped: bool) -> str:
         text = f"{self.done} of {counted(self.total, 'sequence')}"

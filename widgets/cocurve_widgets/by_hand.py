@@ -26,7 +26,8 @@ class ByHand(HasTraits):
             plan A "your plan"; "pair" adds it to `pair`; "mark" only marks it.
         pair: indices of at most two units, whose edge is shown and measured.
         prompt: sentence whose next word is predicted by the dense model, A and B; empty for none.
-        pinned: plan A.
+        pinned: plan A (a Selection), which the present plan B is compared with; None, as at first,
+            compares with the diagonal plan (lambda 0) of the present ratio and guards.
     """
 
     mode = Enum(MODES, "remove").tag(sync=True)
@@ -44,26 +45,6 @@ class ByHand(HasTraits):
         if len(units) > 2 or len(set(units)) < len(units):
             raise TraitError(f"pair is {units}. Give at most two different units.")
         return units
-
-    def toggle(self, unit: int | str | cl.Unit) -> None:
-        """Remove a unit in plan A, or restore it; plan A is then yours.
-
-        Without a pinned plan it begins with the present plan B.
-        """
-        (index,) = self.curvature.units.indices([unit])
-        start = self.selection if self.pinned is None else self.pinned
-        before = () if start is None else start.pruned
-        kept = [u for u in before if u != index]
-        self._take_by_hand(kept if index in before else [*before, index])
-
-    def clear(self) -> None:
-        """Make plan A your plan, and begin it without any removed unit."""
-        self._take_by_hand([])
-
-    def _take_by_hand(self, pruned: list[int], *, yours: bool = True) -> None:
-        plan = self._removing(pruned)
-        self._own = plan if yours else None
-        self.pinned = plan
 
     def _removing(self, pruned: list[int]) -> cl.Selection:
         return cl.Selection.from_pruned(self.curvature.units, pruned, self.curvature)

@@ -1,4 +1,4 @@
-"""Explorers and the map of H in one HTML file, to mail to a class: no kernel, no network."""
+"""Both explorers in one HTML file, to mail to a class: no kernel, no network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from cocurve_lab.base.atomic import write_atomically
 from cocurve_lab.base.files import read_regular
 
 from .bridge_explorer import BridgeExplorer
-from .curvature_map import CurvatureMap
 from .instrument import counted, front, named_matrix
 from .lambda_explorer import LambdaExplorer
 from .packing import plain
@@ -38,7 +37,7 @@ _PAGE = """<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
-script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
+script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; worker-src blob:">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>
@@ -47,12 +46,13 @@ script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
 </head>
 <body>
 <header><h1>{title}</h1>
-<p>Remove parts of a language model, and see what it still says. Parts that cost little alone can
-cost much <em>together</em>: λ sets how much that counts.</p></header>
+<p>Remove parts of a language model, and see what it still says. λ weighs what parts cost
+<em>together</em>.</p></header>
 <p id="blocked">Scripts are blocked here. Open this file in a browser that allows them.</p>
-<main><div id="lambda"></div><div id="bridge"></div><div id="map"></div></main>
+<main><div id="lambda"></div><div id="bridge"></div></main>
 <footer><small>{about}</small></footer>
 <script type="application/json" id="cocurve-data">{data}</script>
+<script type="application/json" id="cocurve-model">{model}</script>
 <script type="module">
 {script}
 </script>
@@ -61,10 +61,13 @@ cost much <em>together</em>: λ sets how much that counts.</p></header>
 """
 
 _OPENING = {"interaction_strength": 0.5}  # favors neither end
-_HELD = re.compile(  # what a page holds of its own: title, about, data
-    "<title>(.*?)</title>.*?<footer><small>(.*?)</small></footer>.*?"
-    '<script type="application/json" id="cocurve-data">(.*?)</script>',
-    re.DOTALL,
+_HELD = (
+    re.compile(  # what a page holds of its own: title, about, data, and the model where it has one
+        "<title>(.*?)</title>.*?<footer><small>(.*?)</small></footer>.*?"
+        '<script type="application/json" id="cocurve-data">(.*?)</script>'
+        '(?:\n<script type="application/json" id="cocurve-model">(.*?)</script>)?',
+        re.DOTALL,
+    )
 )
 
 
@@ -81,7 +84,7 @@ def export_html(
     questions: Sequence[Question] = (),
     cache: str | os.PathLike[str] | None = "kept",
 ) -> Path:
-    """Write both explorers and the map of H into one HTML file, which works without a kernel.
+    """Write both explorers into one HTML file, which works without a kernel.
 
     The greedy solver runs in the page. H is stored in float64 up to 512 units and in float32 above
     (about 2 MB at M = 768, growing with M squared).
@@ -132,32 +135,29 @@ def refresh_html(path: str | os.PathLike[str]) -> Path:
     held = _HELD.search(read_regular(path).decode())
     if held is None:
         raise cl.InputError(f"{path} is not a page of export_html. Write one with export_html.")
-    title, about, data = held.groups()
+    title, about, data, model = held.groups("")
     # the page may not be ours: what was inert text there stays text
     title, about = (html.escape(html.unescape(text)) for text in (title, about))
-    return _write(Path(path), title, about, data.replace("<", "\\u003c"))
+    data, model = (text.replace("<", "\\u003c") for text in (data, model))
+    return _write(Path(path), title, about, data, model)
 
 
-def _write(path: Path, title: str, about: str, data: str) -> Path:
-    text = _PAGE.format(
-        title=title, about=about, data=data, css=front(*STYLES), script=front("page.js")
-    )
+def _write(path: Path, title: str, about: str, data: str, model: str = "") -> Path:
+    css, script = front(*STYLES), front("page.js")
+    text = _PAGE.format(title=title, about=about, data=data, model=model, css=css, script=script)
     write_atomically(path, text.encode())
     return path
 
 
 def _states(session: Session, **controls: Any) -> dict[str, Any]:
-    """What the three instruments on a session open with."""
+    """What the two instruments on a session open with."""
     plan = LambdaExplorer(session.curvature, session=session, **controls)
     bridge = BridgeExplorer(session.curvature, session=session)
-    heat = CurvatureMap(session.curvature, session=session)
     try:
-        drawn = heat.state()
-        del drawn["pairs"]  # the page makes them from H
-        return {"lambda": plan.state(), "bridge": bridge.state(), "map": drawn}
+        return {"lambda": plan.state(), "bridge": bridge.state()}
     finally:
-        for instrument in (plan, bridge, heat):
-            instrument.close()
+        plan.close()
+        bridge.close()
 
 
 def _at_scale(interactions: Interactions, session: Session) -> dict[str, Any]:

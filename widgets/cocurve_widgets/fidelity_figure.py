@@ -58,7 +58,7 @@ class Picture(FigureWidget):
             self.add_trace(_marks(name, method, symbol, 11))
         self.add_trace(Scatter(name=CHOSEN, mode="markers", marker=ring, hoverinfo="skip"))
         self.update_traces(hoverinfo="skip", selector={"mode": "lines"})
-        finish(self, "", height=620)
+        finish(self, "", height=720)
         axis = {"exponentformat": "power", "showline": True, "linecolor": "#808080"}
         self.update_xaxes(title_text="predicted ½ sᵀHs, nats per token", **axis)
         self.update_yaxes(title_text="measured KL(dense ‖ pruned), nats per token", **axis)
@@ -68,7 +68,7 @@ class Picture(FigureWidget):
             title=None,
             autosize=True,
             margin={"l": 70, "r": 10, "t": 60, "b": 60},
-            legend={"orientation": "v", "x": 1.01, "y": 1.0, "itemsizing": "constant"},
+            legend={"orientation": "h", "x": 0.0, "y": -0.1, "itemsizing": "constant"},
             coloraxis={"colorscale": list(ORDERED), "cmin": 0.0, "cmax": 0.6, "colorbar": _BAR},
         )
         self._config = {**self._config, **QUIET}  # type: ignore[has-type]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cocurve_lab as cl
-from cocurve_lab.extensions.judging.gap import RiskSplit
 
 from .instrument import counted
 from .session import Cancelled, CancelToken, MeasuredPlan, Session, text_name
 
 CHUNK = 4  # plans measured at once; between two chunks Cancel is heard and the model is free
-Step = tuple[int, Callable[[Any], None]]  # how many plans or rows, and what measures them
+Step = tuple[Sequence[cl.Selection], cl.CalibrationSet]
 
 
 class Measurer:
@@ -30,8 +28,7 @@ class Measurer:
         failed: called with an error.
 
     Attributes:
-        done, total: plans of the present work, or rows where it splits the risk of one plan.
-        noun: what `done` and `total` count, for a status line.
+        done, total: plans of the present work.
         took: size and time of the last finished work, in words; empty before the first.
     """
 
@@ -45,7 +42,7 @@ class Measurer:
         self._error: Exception | None = None
         self._began = 0.0
         self.done = self.total = 0
-        self.noun, self.took = "plan", ""
+        self.took = ""
 
     @property
     def active(self) -> bool:
@@ -57,7 +54,7 @@ class Measurer:
         with self._lock:
             if not self._steps:
                 return ""
-            text = f"{self.done} of {counted(self.total, self.noun)} measured"
+            text = f"{self.done} of {counted(self.total, 'plan')} measured"
             if self._token.cancelled:
                 return f"{text}, stopping after the plans being measured"
             left = (time.monotonic() - self._began) / max(1, self.done) * (self.total - self.done)
@@ -65,21 +62,18 @@ class Measurer:
 
     def measure(self, plans: Sequence[cl.Selection], held_out: cl.CalibrationSet) -> None:
         """Measure plans, after those that wait."""
-        chunks = (plans[start : start + CHUNK] for start in range(0, len(plans), CHUNK))
-        self._add("plan", ((len(x), partial(self._measure, x, held_out)) for x in chunks))
-
-    def split(
-        self, plan: cl.Selection, held_out: cl.CalibrationSet, parts: list[RiskSplit]
-    ) -> None:
-        """Split the risk of a plan row by row, after what waits.
-
-        Args:
-            plan: the plan.
-            held_out: text to measure on.
-            parts: one per row done so far; the others are appended as they come.
-        """
-        rows = (held_out.rows(k, k + 1) for k in range(len(parts), len(held_out)))
-        self._add("row", ((1, partial(self._split, plan, row, parts)) for row in rows))
+        new = [(plans[k : k + CHUNK], held_out) for k in range(0, len(plans), CHUNK)]
+        with self._lock:
+            if not self._steps:
+                self.done = self.total = 0
+                self._began, self._error = time.monotonic(), None
+            idle = not self._steps or self._token.cancelled
+            self._steps += new
+            self.total += len(plans)
+            if new and idle:
+                kind = f"measure {id(self)}"
+                self._token = self.session.worker.submit(kind, self._work, self._failed)
+        self._moved()
 
     def wait(self) -> None:
         """Wait until all is measured or cancelled, and raise the error of what failed."""
@@ -101,27 +95,14 @@ class Measurer:
 
     # Steps --------------------------------------------------------------------------------------
 
-    def _add(self, noun: str, steps: Iterable[Step]) -> None:
-        with self._lock:
-            if not self._steps:
-                self.done = self.total = 0
-                self._began, self.noun, self._error = time.monotonic(), noun, None
-            idle, new = not self._steps or self._token.cancelled, list(steps)
-            self._steps += new
-            self.total += sum(count for count, _ in new)
-            if new and idle:
-                kind = f"measure {id(self)}"
-                self._token = self.session.worker.submit(kind, self._work, self._failed)
-        self._moved()
-
     def _work(self, token: CancelToken) -> None:
         while self._steps and not token.cancelled:
             self._moved()
-            count, step = self._steps[0]
+            plans, held_out = self._steps[0]
             try:
                 with self.session.exclusive(token) as model:
-                    step(model)
-                self.done += count
+                    self._measure(plans, held_out, model)
+                self.done += len(plans)
             except Cancelled:
                 pass  # while it waited for the model
             except Exception as error:
@@ -145,15 +126,10 @@ class Measurer:
             *(MeasuredPlan(p, kl, se, text, **facts) for p, kl, se in numbers)
         )
 
-    def _split(
-        self, plan: cl.Selection, row: cl.CalibrationSet, parts: list[RiskSplit], model: Any
-    ) -> None:
-        parts.append(cl.split_risk(model, plan, row, progress=False))
-
     def _sum_up(self) -> None:
         """Tell what the work took."""
         stopped = ", then stopped" if self.done < self.total else ""
         seconds = time.monotonic() - self._began
-        of = f"{self.done} of {counted(self.total, self.noun)}"
+        of = f"{self.done} of {counted(self.total, 'plan')}"
         self.took = f"{of} measured in {seconds:.1f} s{stopped}"
         self._lock.notify_all()

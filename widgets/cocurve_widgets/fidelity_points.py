@@ -1,4 +1,4 @@
-"""The points of FidelityScatter as plain rows: their names, statistics, and the code for them."""
+"""The points of FidelityScatter as plain rows: their names and statistics."""
 
 from __future__ import annotations
 
@@ -32,12 +32,10 @@ class Book:
     Attributes:
         names: plan fingerprint -> (method, name).
         pools: name of a set measured together -> fingerprints.
-        rows: name of a text -> number of held-out rows it stands for.
     """
 
     names: dict[str, tuple[str, str]] = field(default_factory=dict)
     pools: dict[str, list[str]] = field(default_factory=dict)
-    rows: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, session: Session) -> Book:

@@ -13,9 +13,7 @@ from pandas import DataFrame
 from traitlets import Enum, Float, Int, List, Unicode, validate
 
 import cocurve_lab as cl
-from cocurve_lab.extensions.figures import COLORS
 from cocurve_lab.extensions.judging.agreement import same_budget_pool
-from cocurve_lab.extensions.judging.gap import RiskSplit
 from cocurve_lab.extensions.writing import brief, typeset
 from cocurve_lab.solver.targets import require_ratio, require_strength
 
@@ -23,9 +21,9 @@ from . import fidelity_points
 from .fidelity_figure import Picture
 from .fidelity_measuring import Measurer
 from .fidelity_points import METHODS, SINGLE, Book, Plans, Pool, Row, Rows, rows_of
-from .instrument import Instrument, counted, guarded, plan_code
+from .instrument import Instrument, counted, guarded
 from .session import AnyCurvature, CancelToken, Mailbox, MeasuredPlan, Session, opened, text_name
-from .still import plot_html, table_html
+from .still import table_html
 from .traits import Some
 
 if TYPE_CHECKING:
@@ -117,7 +115,6 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         super().__init__(curvature, session=session, model=model, tokenizer=tokenizer, **controls)
         self.book = Book.of(self.session)
         self._singles = fidelity_points.single_rows(curvature)
-        self._splits: dict[tuple[str, str], list[RiskSplit]] = {}  # a part per row done
         self._drawing, self._drawn_at = Mailbox(), 0.0
         self.measurer = Measurer(self.session, self._changed, self.report)
         self._actions = {
@@ -135,8 +132,6 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
             self.follow(self._changed, trait)
         self.observe(self._changed, ["methods", "text", "rows", "axes"])
         self.observe(self._tell, ["status", "error"])
-        self.observe(self._name_unit, "selected_unit")
-        self._name_unit()
         self.refresh()
 
     # Values -------------------------------------------------------------------------------------
@@ -193,14 +188,6 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         """The points, as in `points`."""
         return [row for _, row in self._plans()] + self._units()
 
-    def _still_picture(self) -> str:
-        """Predicted against measured KL of the shown points."""
-        points = [
-            (row["predicted_risk"], row["measured_risk"], COLORS["attention"])
-            for row in self.table()
-        ]
-        return plot_html(points, ("predicted, nats per token", "measured, nats per token"))
-
     def statistics(self) -> dict[str, dict[str, Any]]:
         """How well the predictions agree with measurements, for the shown points.
 
@@ -221,30 +208,6 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
             if rows or name == fidelity_points.ALL_PLANS
         }
 
-    def code(self) -> str:
-        """The Python that measures the shown plans again; needs curvature, model, calibration."""
-        controls = ("ratio", "interaction_strength", "strengths", "ratios", "seed")
-        changed = self.changed((*controls, "methods"))
-        options = "".join(f", {name}={value!r}" for name, value in changed.items())
-        lines = [
-            "import cocurve_lab as cl",
-            "from cocurve_widgets import FidelityScatter",
-            "",
-            "# curvature, model and calibration (the held-out text) as in the notebook",
-            f"f = FidelityScatter(curvature, model, calibration{options})",
-        ]
-        rows = 0
-        for plan, row in sorted(self._plans(), key=lambda pair: pair[1]["text"]):
-            here = self.book.rows.get(row["text"])
-            if here is None:
-                lines.append(f"# {row['name']!r} on {row['text']!r} was measured elsewhere")
-                continue
-            if here != rows:
-                lines.append(f"f.rows = {here}")
-                rows = here
-            lines.append(f"f.measure({plan_code(plan, self.curvature)})")
-        return "\n".join(lines) + "\n"
-
     # Measuring ----------------------------------------------------------------------------------
 
     def measure(self, selections: cl.Selection | Iterable[cl.Selection], wait: bool = True) -> Rows:
@@ -261,7 +224,6 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         plans = [selections] if isinstance(selections, cl.Selection) else list(selections)
         held_out = self._require_measurable(plans)
         text = text_name(held_out)
-        self.book.rows[text] = len(held_out)
         known = self._on(text)
         fresh: dict[str, cl.Selection] = {}
         for plan in plans:  # of equal plans the first gives the name
@@ -362,27 +324,6 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         self.book.add_pool(name, pool)
         return self.measure(plans, wait)
 
-    def split(self, plan: cl.Selection | None = None) -> RiskSplit:
-        """Measure where the prediction of a plan and its KL part (`cocurve_lab.split_risk`).
-
-        It measures row by row, under the bar of the instrument. Cancel and Ctrl-C keep the finished
-        rows, and another call goes on after them.
-
-        Args:
-            plan: a plan without gains; None takes the session's.
-
-        Returns:
-            The split over the rows done: all of them, or fewer after Cancel.
-        """
-        plan = self.session.require_plan() if plan is None else plan
-        held_out = self._require_measurable([plan])
-        parts = self._splits.setdefault((plan.fingerprint, text_name(held_out)), [])
-        self.measurer.split(plan, held_out, parts)
-        self._wait()
-        if not parts:
-            raise cl.InputError("the split was cancelled before its first row. Call split again.")
-        return RiskSplit.join(parts)
-
     def _wait(self) -> None:
         try:
             self.measurer.wait()
@@ -418,11 +359,7 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         self._do(partial(self._mark if row["kind"] == SINGLE else self.choose, row["name"]))
 
     def _mark(self, name: str) -> None:
-        self.selected_unit = self.curvature.units.index(name) if name else None
-
-    def _name_unit(self, _: Any = None) -> None:
-        unit = self.selected_unit
-        self._unit.value = "" if unit is None else self.curvature.units[unit].name
+        self.selected_unit = self.curvature.units.index(name)
 
     def _hide(self, hidden: set[str]) -> None:
         self.methods = [name for name in METHODS if name not in hidden]
@@ -453,9 +390,6 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         menu, typed = ipywidgets.Combobox, {"continuous_update": False}
         self._plan = _named("Show plan", menu, **typed)
         self._plan.observe(self._choose_name, "value")
-        names = [unit.name for unit in self.curvature.units]
-        self._unit = _named("Mark unit", menu, options=names, **typed)
-        self._unit.observe(lambda change: self._do(partial(self._mark, change["new"])), "value")
         self._text = self._tied("text", "Text", menu, placeholder="all texts", **typed)
         axes = self._tied("axes", "Axes", ipywidgets.Dropdown, options=["log", "linear"])
         self._words, self._agreement = ipywidgets.HTML(), ipywidgets.HTML()
@@ -464,7 +398,7 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
             _row(*fields),
             _row(*self._buttons.values(), self._bar, self._moving),
             self.picture,
-            _row(self._plan, self._unit, self._text, axes),
+            _row(self._plan, self._text, axes),
             self._words,
             self._agreement,
         ]
@@ -502,9 +436,9 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         self._chosen = mine[0]["name"] if mine else ""
         rows = [row for _, row in plans]
         waiting = None if plan is None or known else self.curvature.risk(plan.pruned)
-        self.picture.show_points(
-            rows, self._units(), [self._chosen, self._unit.value], waiting, self.axes
-        )
+        unit = self.selected_unit
+        marked = [] if unit is None else [self.curvature.units[unit].name]
+        self.picture.show_points(rows, self._units(), [self._chosen, *marked], waiting, self.axes)
         self._drawn_at = time.monotonic()
         work = self.measurer
         for name, button in self._buttons.items():

@@ -121,9 +121,8 @@ class GenerationCompare(Drawn):
         ratio, interaction_strength: those of plan B. Setting one solves anew, under its guards.
         prompt, max_new_tokens, temperature, seed: settings of Generate; temperature 0 is greedy.
         selection: plan B, the session's; None for none.
-        choice: index of the chosen menu entry; None for a prompt of your own. When it is shown
-            without a prompt, it opens with a question that the dense model and B answer, and a
-            plan of twice the ratio does not, if there is one.
+        menu: the prompts to choose from. Shown without a prompt, it opens with a question that the
+            dense model and B answer, and a plan of twice the ratio does not, if there is one.
         columns: beside the dense text: "refitted" for the pruned and the refitted one, "plans" for
             those of A and B.
         chat: whether prompts are asked through the chat template; None: where there is one. The
@@ -144,7 +143,6 @@ class GenerationCompare(Drawn):
     max_new_tokens = Int(64).tag(sync=True)
     temperature = Float(0.0).tag(sync=True)
     seed = Int(0).tag(sync=True)
-    choice = Int(None, allow_none=True).tag(sync=True)
     chat = Bool(None, allow_none=True).tag(sync=True)
     columns = Enum(("refitted", "plans"), "refitted").tag(sync=True)
     ratio = Float(0.2).tag(sync=True)
@@ -192,7 +190,7 @@ class GenerationCompare(Drawn):
         session = Session.bind(curvature, session, model, tokenizer)
         curvature = session.curvature
         self._questions = _menu_questions(session.require_model(), prompts)
-        self._choosing = not controls.keys() & {"prompt", "choice"}
+        self._choosing = "prompt" not in controls
         self._kind = (
             f"generate {id(self)}"  # two instruments of a session must not cancel each other
         )
@@ -205,7 +203,7 @@ class GenerationCompare(Drawn):
             {"group": q.capability, "prompt": q.prompt, "answer": q.answer} for q in self._questions
         ]
         if self.menu and not self.prompt:
-            self.choice = self.choice or 0
+            self.prompt = self._questions[0].prompt
         if selection is None and not controls.keys() & {"ratio", "interaction_strength"}:
             selection = session.selection
         if selection is None:  # an empty plan is falsy
@@ -224,7 +222,7 @@ class GenerationCompare(Drawn):
         """Write the first text."""
         if self._choosing and self._questions:
             with self.session.exclusive(token) as model:
-                self.choice = self._telling(model)
+                self.prompt = self._questions[self._telling(model)].prompt
         self._write(self._begin(), token)
 
     def _telling(self, model: PreTrainedModel) -> int:
@@ -288,23 +286,9 @@ class GenerationCompare(Drawn):
         if newest is None or not _same_plan(newest.selection, plan):
             self.start()
 
-    @observe("choice")
-    @guarded
-    def _take_choice(self, change: Any) -> None:
-        if change.new is None:
-            return
-        if not 0 <= change.new < len(self._questions):
-            self.choice = None
-            count = len(self._questions)
-            raise cl.InputError(f"choice is {change.new}. Choose one from 0 to {count - 1}.")
-        self.prompt = self._questions[change.new].prompt
-
     @observe(*SETTINGS)
     @guarded
-    def _settings_changed(self, change: Any) -> None:
-        if change.name == "prompt":
-            question = self._question(self.prompt)
-            self.choice = None if question is None else self._questions.index(question)
+    def _settings_changed(self, _: Any) -> None:
         self._judge()
 
     def _question(self, prompt: str) -> Question | None:
@@ -582,7 +566,7 @@ class GenerationCompare(Drawn):
             ]
         )
 
-    def _still_picture(self) -> str:
+    def _still_texts(self) -> str:
         """The texts one below the other."""
         if self._shown is None:
             return ""

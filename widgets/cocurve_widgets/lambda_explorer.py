@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from traitlets import Bool, Dict, Float, Instance, Int, List, TraitError, validate
 
 import cocurve_lab as cl
@@ -20,7 +19,7 @@ from .by_hand import ByHand
 from .damage import Damage, plain_record
 from .first_screen import as_sentence, kept_first_screen
 from .instrument import Explorer, front, guarded, plan_code
-from .packing import gray_image, nodes_of, pack_problem, unit_rows
+from .packing import nodes_of, pack_problem, unit_rows
 from .session import MOST_RATIO, AnyCurvature, CancelToken, Session
 from .traits import Some, Within
 
@@ -59,9 +58,8 @@ class LambdaExplorer(ByHand, Explorer):
         protect_first, protect_last: number of layers at either end that stay whole; as at first,
             those of `opening_guards`.
         kinds: kinds that may be pruned, of ["attention", "ffn"].
-        pinned: plan A, which the present plan B is compared with (a Selection); None, as at first,
-            compares with the diagonal plan (lambda 0) of the present ratio and guards.
-        mode, pair, prompt: clicking units, measuring pairs, next tokens (see by_hand.py).
+        mode, pair, prompt, pinned: clicking units, measuring pairs, next tokens, plan A (see
+            by_hand.py).
         live: whether A and B are measured by themselves, where there is a model and text.
         damage: measures them (a Damage); `damage.of(plan)` is what is known of a plan. None without
             a model and text.
@@ -112,7 +110,6 @@ class LambdaExplorer(ByHand, Explorer):
         curvature = session.curvature
         self._solved: tuple[Any, ...] | None = None
         self._guarded: tuple[Any, ...] | None = None
-        self._path: LambdaPath | None = None
         self._adopting = False
         self._seconds = 0.0
         ends = cl.opening_guards(curvature.units)
@@ -142,6 +139,7 @@ class LambdaExplorer(ByHand, Explorer):
         self._mark()
         self.observe(self._changed, CONTROLS)
         self.observe(self._show_pin, "pinned")
+        self.observe(self._hear_pin, "_pin")
         self.observe(self._watch, ("live", "pair", "prompt"))
         self.follow(self._adopt, "selection")
         self.follow(self._mark, "measured")
@@ -161,54 +159,9 @@ class LambdaExplorer(ByHand, Explorer):
     @property
     def guards(self) -> cl.Guards:
         """The guards as set."""
-        return cl.Guards(
-            self.layer_cap,
-            self.layer_cap_factor,
-            self.protect_first,
-            self.protect_last,
-            tuple(self.kinds) if len(self.kinds) < len(cl.KINDS) else None,
-        )
-
-    def next_plan(self) -> float:
-        """Go to the next larger lambda with another plan; return the new lambda."""
-        return self._go(1)
-
-    def previous_plan(self) -> float:
-        """Go to the next smaller lambda with another plan; return the new lambda."""
-        return self._go(-1)
-
-    def _go(self, step: int) -> float:
-        path = self.path()
-        here = path.segments.index(path.at(self.interaction_strength)) + step
-        if 0 <= here < len(path):
-            segment = path.segments[here]
-            plan = segment.selection
-            strength = None if plan is None else plan.interaction_strength
-            middle = (segment.start + segment.stop) / 2
-            self.interaction_strength = middle if strength is None else strength
-        return float(self.interaction_strength)
+        return _guards_of(*(getattr(self, name) for name in GUARDS))
 
     # A against B --------------------------------------------------------------------------------
-
-    def pin(self, selection: cl.Selection | None = None) -> None:
-        """Make a plan plan A: the given one, or the present one."""
-        self.pinned = self.selection if selection is None else selection
-
-    def unpin(self) -> None:
-        """Compare with the diagonal plan again."""
-        self.pinned = None
-
-    def swap(self) -> None:
-        """Show plan A, and pin the present one."""
-        plan, present = self._plan_a(), self.selection
-        if plan is None or present is None:
-            raise cl.InputError("there is no plan to swap with. Lower the ratio.")
-        if self._controls_of(plan) is None:
-            raise cl.InputError(
-                f"plan A is {plan!r}, which these controls cannot make. Unpin it instead."
-            )
-        self.pin(present)
-        self._take(plan)
 
     @guarded
     def _watch(self, _: Any = None) -> None:
@@ -237,27 +190,36 @@ class LambdaExplorer(ByHand, Explorer):
     @guarded
     def _show_pin(self, _: Any = None) -> None:
         plan = self.pinned
-        controls = None if plan is None else self._controls_of(plan)
-        made = dict(zip(CONTROLS, controls, strict=True)) if controls else None
-        self._pin = (
-            {}
-            if plan is None
-            else {
-                **(self._order_and_parts(plan) or {}),
-                "strength": plan.interaction_strength,
-                "ratio": plan.requested_ratio,
-                "controls": made,
-                "hand": plan is self._own,
-            }
-        )
+        order = None if plan is None else list(plan.pruned)
+        # what the page has set itself is not sent back: a second click may be on its way
+        if plan is None or not self._problem["matrix"] or self._pin.get("order") != order:
+            self._pin = {} if plan is None else self._as_pin(plan)
         self._watch()
 
-    def path(self) -> LambdaPath:
-        """All plans for lambda in [0, 1] at the present ratio and guards; computed if stale."""
-        if self._path is None:
-            self._keep_path(cl.lambda_path(self.curvature, self.ratio, self.guards))
-        assert self._path is not None
-        return self._path
+    def _as_pin(self, plan: cl.Selection) -> dict[str, Any]:
+        """Plan A as the page has it."""
+        controls = self._controls_of(plan)
+        return {
+            **(self._order_and_parts(plan) or {}),
+            "strength": plan.interaction_strength,
+            "ratio": plan.requested_ratio,
+            "controls": dict(zip(CONTROLS, controls, strict=True)) if controls else None,
+            "hand": plan is self._own,
+        }
+
+    @guarded
+    def _hear_pin(self, _: Any = None) -> None:
+        """Make what the page pinned plan A."""
+        pin, plan = self._pin, None
+        if pin:
+            if self.pinned is not None and list(self.pinned.pruned) == pin["order"]:
+                return
+            plan = self._removing(pin["order"])
+            if made := pin["controls"]:
+                guards = _guards_of(*(made[name] for name in GUARDS))
+                plan = self.session.solve(made["ratio"], made["interaction_strength"], guards)
+            self._own = plan if pin["hand"] else None
+        self.pinned = plan
 
     # Solving ------------------------------------------------------------------------------------
 
@@ -273,7 +235,7 @@ class LambdaExplorer(ByHand, Explorer):
         self._solved = key
         renew = self._guarded != key[1:]
         if renew:
-            self._guarded, self._path = key[1:], None
+            self._guarded = key[1:]
             self.flips_stale = True
         self._asked = list(key)  # the page waits for the kernel as long as it knows the controls
         self._find_plan()
@@ -338,7 +300,6 @@ class LambdaExplorer(ByHand, Explorer):
                 self._keep_path(path)
 
     def _keep_path(self, path: LambdaPath) -> None:
-        self._path = path
         sets = [set() if s.selection is None else set(s.selection.pruned) for s in path.segments]
         with self.hold_sync():
             self.flips = list(path.breakpoints)
@@ -407,16 +368,10 @@ class LambdaExplorer(ByHand, Explorer):
 
     @guarded
     def _heard(self, widget: Any, content: Any, buffers: Any) -> None:
-        """Answer the front end: a row of H, a step along the path, or a file."""
+        """Answer the front end: a row of H, or a file."""
         if "row" in content:
             u = int(content["row"])
             self.send({"row": u}, [self.curvature.matrix[u].astype("<f8").tobytes()])
-        elif "go" in content:
-            self._go(1 if content["go"] > 0 else -1)
-        elif "pin" in content:
-            {"pin": self.pin, "swap": self.swap, "unpin": self.unpin}[content["pin"]]()
-        elif "hand" in content:
-            self._take_by_hand([int(u) for u in content["hand"]], yours=bool(content["yours"]))
         else:
             super()._heard(widget, content, buffers)
 
@@ -447,24 +402,20 @@ class LambdaExplorer(ByHand, Explorer):
             "kernel": False,
         }
 
-    def _still_picture(self) -> str:
-        """The map as a PNG: layer across, attention above FFN, removed units dark."""
-        units = self.curvature.units
-        kinds = [[unit for unit in units if unit.kind == kind] for kind in cl.KINDS]
-        tall = [max((unit.index + 1 for unit in kind), default=0) for kind in kinds]
-        grid = np.full((sum(tall), units.num_layers), 255, np.uint8)
-        gone = set(() if self.selection is None else self.selection.pruned)
-        for u, unit in enumerate(units):
-            row = unit.index + (tall[0] if unit.kind == cl.KINDS[1] else 0)
-            grid[row, unit.layer] = 70 if u in gone else 215
-        return gray_image(np.kron(grid, np.ones((8, 16), np.uint8)), "map of the units")
-
     def close(self) -> None:
         if self._followed:  # else the constructor failed: there is nothing to stop
             self.session.worker.cancel(f"flips {id(self)}")
             if self.damage is not None:
                 self.damage.stop()
         super().close()
+
+
+def _guards_of(
+    cap: float | None, factor: float | None, first: int, last: int, kinds: Sequence[str]
+) -> cl.Guards:
+    """Guards from the values of GUARDS."""
+    only = tuple(kinds) if len(kinds) < len(cl.KINDS) else None
+    return cl.Guards(cap, factor, first, last, only)
 
 
 def _same(a: cl.Selection, b: cl.Selection) -> bool:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import base64
-import html
 import math
-import struct
-import zlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -77,20 +74,6 @@ def unit_rows(
     return [{"unit": nodes["name"][u]} | {c: nodes[c][u] for c in columns} for u in chosen]
 
 
-def pair_rows(curvature: cl.Curvature, pairs: np.ndarray) -> list[dict[str, Any]]:
-    """Rows of a table of pairs [N, 2]: both names, H_uv (nats per token) and rho_uv."""
-    names, rho = [unit.name for unit in curvature.units], curvature.correlation()
-    return [
-        {
-            "first": names[u],
-            "second": names[v],
-            "curvature": float(curvature.matrix[u, v]),
-            "correlation": float(rho[u, v]),
-        }
-        for u, v in pairs.tolist()
-    ]
-
-
 def plain(value: Any) -> Any:
     """The value for JSON: bytes as {"$bytes": base64}, NaN and infinity as null."""
     if isinstance(value, bytes):
@@ -100,22 +83,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def image_html(kind: str, data: bytes, alt: str) -> str:
-    """A picture in a file of a kind ("png", "svg+xml") as HTML that holds it."""
-    encoded = base64.b64encode(data).decode()
-    return f'<img alt="{html.escape(alt)}" src="data:image/{kind};base64,{encoded}">'
-
-
-def gray_image(pixels: np.ndarray, alt: str) -> str:
-    """A picture [height, width] of uint8, 0 black, as HTML with a PNG inside."""
-    tall, wide = pixels.shape
-    rows = b"".join(b"\0" + row.tobytes() for row in pixels)  # 0: a row is not filtered
-    header = struct.pack(">IIBBBBB", wide, tall, 8, 0, 0, 0, 0)
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
-    chunks = (
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in parts
-    )
-    return image_html("png", b"\x89PNG\r\n\x1a\n" + b"".join(chunks), alt)

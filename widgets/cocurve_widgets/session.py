@@ -281,11 +281,11 @@ class Session(HasTraits):
             session.tokenizer = tokenizer
         return session
 
-    def solve(self, ratio: float, strength: float, guards: cl.Guards) -> cl.Selection:
-        """The greedy plan of a ratio at a lambda under guards; InfeasibleError where there is none.
+    def run(self, ratio: float, strength: float, guards: cl.Guards) -> cl.Selection:
+        """The removals of greedy up to MOST_RATIO, under the cap that holds at a ratio.
 
-        Greedy is nested: one run up to MOST_RATIO has the plans of all ratios with the same cap, so
-        a dragged ratio is solved once.
+        Greedy is nested: one run has the plans of all ratios with the same cap, so a dragged ratio
+        is solved once.
         """
         cap = guards.cap_at(ratio)
         fixed = replace(guards, layer_cap=cap if 0 < cap < 1 else None, layer_cap_factor=None)
@@ -296,8 +296,12 @@ class Session(HasTraits):
             self._solved[key] = run  # the newest is the last
             for old in list(self._solved)[:-MOST_KEPT]:
                 del self._solved[old]
+        return run
+
+    def solve(self, ratio: float, strength: float, guards: cl.Guards) -> cl.Selection:
+        """The greedy plan of a ratio at a lambda; InfeasibleError where there is none."""
         try:
-            return run.prefix(ratio).with_made(guards=guards)
+            return self.run(ratio, strength, guards).prefix(ratio).with_made(guards=guards)
         except cl.CocurveError:
             return cl.solve_greedy(self.curvature, ratio, strength, guards)
 

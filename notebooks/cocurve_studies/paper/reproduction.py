@@ -305,7 +305,6 @@ class Reproduction:
                 "data": self._data,
                 "tokenizer": tokenizer_mark(self.tokenizer),
                 "limit": options.limit,
-                "max_length": options.tasks.max_length,
                 "lm_eval": version("lm_eval"),
             }
         )

@@ -25,7 +25,7 @@ from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import weight_marks
 from cocurve_lab.models.loading import keep_score_cap, shapes_only
 from cocurve_lab.models.weights import reader_of
-from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer, write_model
+from helpers.tiny_models import GROUPS, bytes_in, tiny_model, tiny_text, word_tokenizer, write_model
 
 # every way in which a layer is laid out, in pairs with heads and dtype
 EVERY_WAY = [
@@ -63,12 +63,8 @@ def ragged(model: PreTrainedModel, seed: int = 1) -> cl.Selection:
     return cl.Selection.from_pruned(units, gone).with_gains(gains)
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 def differing(one: Path, other: Path) -> list[str]:
-    mine, theirs = files(one), files(other)
+    mine, theirs = bytes_in(one), bytes_in(other)
     return [name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)]
 
 
@@ -292,7 +288,7 @@ def test_files_that_change_under_a_streamed_model_are_told_and_nothing_is_left(
 
 def test_what_needs_the_model_in_memory_is_refused(tmp_path: Path) -> None:
     model, out = dense(tmp_path / "model"), {"out": tmp_path / "small"}
-    plan, before = ragged(model), files(tmp_path / "model")
+    plan, before = ragged(model), bytes_in(tmp_path / "model")
     stored, text = open_model(tmp_path / "model"), tiny_text()
     for call, error in (
         (lambda: cl.prune(stored, plan, out=tmp_path / "model"), cl.InputError),
@@ -310,7 +306,7 @@ def test_what_needs_the_model_in_memory_is_refused(tmp_path: Path) -> None:
         with pytest.raises(error):
             call()
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    assert files(tmp_path / "model") == before
+    assert bytes_in(tmp_path / "model") == before
 
 
 # Memory ------------------------------------------------------------------------------------------
@@ -358,7 +354,7 @@ def test_a_folder_keeps_what_goes_with_the_weights(tmp_path: Path) -> None:
     cl.prune(model, plan, out=disk, tokenizer=tokenizer)
     cl.save_pruned(cl.load_pruned(memory), memory, tokenizer=tokenizer, overwrite=True)
     for folder in (memory, disk):
-        found = files(folder)
+        found = bytes_in(folder)
         assert found.keys() >= wanted
         assert "notes.txt" not in found
         assert b"auto_map" not in found["tokenizer_config.json"]

@@ -24,18 +24,9 @@ from cocurve_lab.estimator.build import Measured
 from cocurve_lab.extensions.big_models import cluster as distributed
 from cocurve_lab.extensions.big_models.cluster import RayWorkers, RemoteWorker, parcel, unpack
 from cocurve_lab.models.identity import fingerprint_model, fingerprint_tensor
-from helpers import builds
-from helpers.builds import require_same_bits
+from helpers.builds import ROWS, build_of_seven, require_same_bits
 from helpers.tiny_models import tiny_model, tiny_text, write_model
 from helpers.waiting import eventually
-
-ROWS = 7
-
-
-def build(
-    model: PreTrainedModel | None = None, text: cl.CalibrationSet | None = None, **options: Any
-) -> cl.Curvature:
-    return builds.build(model, text or tiny_text(ROWS, 20, 6), **({"groups": 5} | options))
 
 
 class Answer:
@@ -177,13 +168,15 @@ def test_workers_read_a_streamed_model_and_what_is_done_outlasts_a_kill_and_an_e
     streamed, _ = cl.load_model(tmp_path / "model", device="cpu", stream=True)
     there, seen = RayWorkers(1, start_seconds=240.0, source=tmp_path / "model"), list[int]()
     with pytest.raises(cl.NumericalError):
-        build(streamed, checkpoint=path, workers=there, on_sequence=lambda b: seen.append(b.done))
+        build_of_seven(
+            streamed, checkpoint=path, workers=there, on_sequence=lambda b: seen.append(b.done)
+        )
     assert seen == list(range(1, ROWS))
     runs = [file.name.split("-") for file in log.iterdir()]
     assert sorted(int(number) for number, _ in runs) == [0, 1, 2, *range(2, ROWS)]
     assert len({process for _, process in runs}) == 2
     monkeypatch.undo()
-    require_same_bits(build(checkpoint=path, num_threads=1), build(num_threads=1))
+    require_same_bits(build_of_seven(checkpoint=path, num_threads=1), build_of_seven(num_threads=1))
     # the actor is ended: its CPU comes back
     eventually(lambda: cluster.available_resources().get("CPU"), lambda free: free == 2, seconds=30)
 

@@ -27,14 +27,16 @@ from cocurve_lab.extensions.judging.agreement import (
 from cocurve_lab.extensions.judging.gap import RiskSplit
 from cocurve_lab.extensions.judging.perplexity import PerplexityOptions
 from cocurve_lab.models import logits
+from helpers.builds import plan_of
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import (
     CONTEXT,
-    GROUPS,
     VOCAB,
     full_logits,
     masked_by_hand,
+    nan_model,
     opening_tokenizer,
+    sharper,
     tiny_double,
     tiny_model,
     tiny_text,
@@ -52,18 +54,6 @@ RISKS = (
     "units_predicted",
     "units_measured",
 )
-
-
-def plan_of(model: PreTrainedModel, chosen: list[int] = PLAN) -> cl.Selection:
-    return cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), chosen)
-
-
-def sharp(factor: float) -> PreTrainedModel:
-    """A tiny model whose logits are multiplied by a factor: the larger, the surer."""
-    model = tiny_model()
-    with torch.no_grad():
-        model.lm_head.weight.mul_(factor)
-    return model
 
 
 def split(
@@ -103,7 +93,7 @@ def naive(model: PreTrainedModel, chosen: list[int]) -> dict[str, np.ndarray]:
     return {name: np.array(values) for name, values in out.items()}
 
 
-@pytest.mark.parametrize("model", [sharp(20), tiny_model("gemma2"), tiny_model("opt", "mha")])
+@pytest.mark.parametrize("model", [sharper(20), tiny_model("gemma2"), tiny_model("opt", "mha")])
 def test_every_risk_is_that_of_naive_full_passes(model: PreTrainedModel) -> None:
     found, expected = split(model), naive(model, PLAN)
     for name, values in expected.items():
@@ -116,7 +106,7 @@ def test_every_risk_is_that_of_naive_full_passes(model: PreTrainedModel) -> None
     ("by", "edges"), [("p_max", (0.5, 0.9, 0.99)), ("shift", (1e-3, 1e-2, 1e-1, 1.0))]
 )
 def test_bins_add_up_to_the_whole(by: Any, edges: tuple[float, ...]) -> None:
-    found = split(sharp(20))
+    found = split(sharper(20))
     rows = found.bins(by).to_dict("records")
     values = found.p_max if by == "p_max" else found.quadratic_of_sum
     assert sum(row["share"] for row in rows) == pytest.approx(1)
@@ -150,7 +140,7 @@ def test_parts_joined_are_the_whole_and_batches_do_not_matter(
 
 
 def test_the_causes_multiply_to_the_gap_and_are_told_apart() -> None:
-    found = split(sharp(20))
+    found = split(sharper(20))
     ratio = found.measured / found.predicted
     assert found.expansion * found.adding_up == pytest.approx(ratio)
     a, b, c, d = np.full((4, 1, 2), [[[1.0]], [[10.0]], [[1.2]], [[20.0]]])
@@ -169,7 +159,7 @@ def test_the_causes_multiply_to_the_gap_and_are_told_apart() -> None:
 
 def test_what_cannot_be_split_is_refused() -> None:
     model = tiny_model()
-    plan = plan_of(model)
+    plan = plan_of(model, PLAN)
     with pytest.raises(cl.InputError):
         cl.split_risk(model, plan.with_gains({3: 1.1}), TEXT)
     with pytest.raises(cl.MismatchError):
@@ -268,12 +258,6 @@ def test_the_standard_error_is_that_of_windows() -> None:
     )
 
 
-def broken() -> Any:
-    model = tiny_model()
-    model.lm_head.weight[3, 0] = torch.nan
-    return model
-
-
 @pytest.mark.parametrize(
     ("call", "error"),
     [
@@ -301,7 +285,7 @@ def broken() -> Any:
             cl.InputError,
         ),
         (
-            lambda: cl.perplexity(broken(), word_tokenizer(), words(50), 16, 4, QUIET),
+            lambda: cl.perplexity(nan_model(), word_tokenizer(), words(50), 16, 4, QUIET),
             cl.NumericalError,
         ),
         (lambda: cl.agreement([1.0, 2.0], [1.0, 2.0, 3.0]), cl.InputError),

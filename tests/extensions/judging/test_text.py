@@ -36,6 +36,7 @@ from cocurve_lab.extensions.judging.lockstep import (
 )
 from cocurve_lab.models import logits
 from cocurve_lab.models.runtime import exclusive
+from helpers.builds import plan_of
 from helpers.problems import make_units
 from helpers.tiny_models import (
     CHAT,
@@ -49,6 +50,7 @@ from helpers.tiny_models import (
 )
 
 PROMPT = "w1 w5 w7 w20"
+UNITS = (0, 3, 8, 13)
 
 
 def in_lockstep(model: Any, tokenizer: Any, prompt: str, plan: Any, *sampling: Sampling) -> Any:
@@ -64,10 +66,6 @@ def tokenizer() -> PreTrainedTokenizerBase:
 @pytest.fixture(scope="module")
 def demo() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return cl.load_model("demo", device="cpu")
-
-
-def plan_of(model: PreTrainedModel, indices: tuple[int, ...] = (0, 3, 8, 13)) -> cl.Selection:
-    return cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), indices)
 
 
 def ids_alone(
@@ -96,7 +94,7 @@ def test_greedy_rows_are_the_texts_of_each_alone(
     family: str, changes: dict[str, Any], tokenizer: Any
 ) -> None:
     model = tiny_model(family, **changes)
-    plan, prompt = plan_of(model).with_gains({4: 1.9, 9: 0.1}), PROMPT + " w3 w4 w9"
+    plan, prompt = plan_of(model, UNITS).with_gains({4: 1.9, 9: 0.1}), PROMPT + " w3 w4 w9"
     pair = cl.compare_text(model, tokenizer, prompt, plan, Sampling(20))
     assert pair.dense_ids == ids_alone(model, tokenizer, prompt, 20)
     assert pair.pruned_ids == ids_alone(model, tokenizer, prompt, 20, plan)
@@ -110,7 +108,7 @@ def test_greedy_rows_are_the_texts_of_each_alone(
 
 def test_next_token_probabilities_are_those_of_the_ablated_model(tokenizer: Any) -> None:
     model = tiny_model()
-    plans = [plan_of(model), plan_of(model, ())]
+    plans = [plan_of(model, UNITS), plan_of(model, ())]
     found = next_token_probabilities(model, tokenizer, plans, PROMPT)
     ids = torch.tensor([encode_prompt(model, tokenizer, PROMPT)])
     for row, one in zip(found, plans, strict=True):
@@ -122,7 +120,7 @@ def test_next_token_probabilities_are_those_of_the_ablated_model(tokenizer: Any)
 def test_a_prompt_is_a_turn_of_a_chat_where_there_is_a_template(tokenizer: Any) -> None:
     model, chatting = tiny_model(), word_tokenizer()
     chatting.chat_template = CHAT
-    plan, asked = plan_of(model), f"w80 {PROMPT} w81 w82"
+    plan, asked = plan_of(model, UNITS), f"w80 {PROMPT} w81 w82"
     for chat, prompt in ((None, asked), (True, asked), (False, PROMPT)):
         ids = tuple(tokenizer(prompt)["input_ids"])
         said = cl.continue_text(model, tokenizer, prompt, 6)
@@ -156,7 +154,7 @@ def test_strings_of_the_checkpoint_end_a_text(demo: Any, monkeypatch: pytest.Mon
 
 def test_a_row_ends_while_the_other_goes_on(tokenizer: Any) -> None:
     model = tiny_model()
-    plan = plan_of(model)
+    plan = plan_of(model, UNITS)
     free = cl.compare_text(model, tokenizer, PROMPT, plan, Sampling(12))
     end = next(token for token in free.dense_ids[:10] if token not in free.pruned_ids)
     place = free.dense_ids.index(end)
@@ -171,7 +169,7 @@ def test_a_row_ends_while_the_other_goes_on(tokenizer: Any) -> None:
 
 def test_sampling_is_the_inverse_cdf_of_one_draw_per_step(tokenizer: Any) -> None:
     model = tiny_model()
-    plan = plan_of(model)
+    plan = plan_of(model, UNITS)
     pair = cl.compare_text(model, tokenizer, PROMPT, plan, Sampling(10, 0.8, seed=3))
     draws = torch.Generator().manual_seed(3)
     uniform = torch.rand(10, generator=draws, dtype=torch.float64).tolist()
@@ -189,7 +187,7 @@ def test_sampling_is_the_inverse_cdf_of_one_draw_per_step(tokenizer: Any) -> Non
 
 def test_the_model_may_be_used_between_steps_and_is_restored(tokenizer: Any) -> None:
     model = tiny_model("gpt2", "mha", attn_pdrop=0.5, resid_pdrop=0.5)
-    plan = plan_of(model)
+    plan = plan_of(model, UNITS)
     expected = cl.continue_text(model, tokenizer, PROMPT, 9)
     model.train()
     model.lm_head.eval()  # modes may differ from the top
@@ -241,9 +239,9 @@ def test_an_error_in_a_step_restores_everything(tokenizer: Any) -> None:
     before = state_of(model)
     model.model.norm.weight.data[0] = float("nan")
     for call in (
-        lambda: cl.compare_text(model, tokenizer, PROMPT, plan_of(model)),
+        lambda: cl.compare_text(model, tokenizer, PROMPT, plan_of(model, UNITS)),
         lambda: cl.continue_text(model, tokenizer, PROMPT, 4),
-        lambda: forced_kl(model, plan_of(model), [3, 4, 5]),
+        lambda: forced_kl(model, plan_of(model, UNITS), [3, 4, 5]),
     ):
         with pytest.raises(cl.NumericalError):
             call()
@@ -256,7 +254,7 @@ def test_an_error_in_a_step_restores_everything(tokenizer: Any) -> None:
 @pytest.mark.parametrize("family", ["llama", "phi3"])
 def test_forced_kl_is_the_kl_of_full_logits(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(family)
-    plan = plan_of(model)
+    plan = plan_of(model, UNITS)
     row = torch.randint(VOCAB, (30,), generator=torch.Generator().manual_seed(5))
     wide = tiny_double(model)
     log_p = torch.log_softmax(full_logits(wide, row[None])[0, :-1], dim=-1)
@@ -283,10 +281,10 @@ WORDS = word_tokenizer()
         (lambda: in_lockstep(TINY, WORDS, "w1 " * 64, []), cl.InputError),
         (lambda: in_lockstep(tiny_model(vocab_size=9), WORDS, PROMPT, []), cl.InputError),
         (lambda: next_token_probabilities(TINY, WORDS, [], PROMPT), cl.InputError),
-        (lambda: forced_kl(TINY, plan_of(TINY), [4]), cl.InputError),
-        (lambda: forced_kl(TINY, plan_of(TINY), [4] * 65), cl.InputError),
+        (lambda: forced_kl(TINY, plan_of(TINY, UNITS), [4]), cl.InputError),
+        (lambda: forced_kl(TINY, plan_of(TINY, UNITS), [4] * 65), cl.InputError),
         (
-            lambda: cl.compare_text(tiny_model(layers=2), WORDS, PROMPT, plan_of(TINY)),
+            lambda: cl.compare_text(tiny_model(layers=2), WORDS, PROMPT, plan_of(TINY, UNITS)),
             cl.MismatchError,
         ),
         (lambda: cl.compare_text(TINY, WORDS, PROMPT, ["L9.ffn[0]"]), cl.InputError),
@@ -303,7 +301,7 @@ def test_bad_input_is_refused(call: Any, error: type[Exception]) -> None:
 
 def test_the_context_ends_a_text(tokenizer: Any) -> None:
     model = tiny_model()
-    pair = cl.compare_text(model, tokenizer, "w1 " * 60, plan_of(model), Sampling(30))
+    pair = cl.compare_text(model, tokenizer, "w1 " * 60, plan_of(model, UNITS), Sampling(30))
     assert len(pair.dense_ids) == len(pair.pruned_ids) == 4
 
 

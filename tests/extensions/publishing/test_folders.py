@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 from markdown_it import MarkdownIt
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.judging.perplexity import Perplexity
@@ -26,6 +26,7 @@ from cocurve_lab.models.identity import MANIFEST, weight_marks
 from cocurve_lab.pruner.folder import CardFacts
 from cocurve_lab.pruner.manifest import manifest_on
 from helpers.bare_process import run_bare, save_expected
+from helpers.builds import plan_of
 from helpers.tiny_models import (
     GROUPS,
     LLAMA_3,
@@ -71,14 +72,6 @@ CASES: dict[str, tuple[str, str, list[str], dict[str, Any], str]] = {
 
 
 GAINS = {"L0.ffn[2]": 1.25, "L1.ffn[0]": 0.8}  # kept in every case but where a block is gone
-
-
-def plan_of(
-    model: PreTrainedModel, names: list[str], gains: dict[str, float] | None = None
-) -> cl.Selection:
-    units = cl.enumerate_units(model, GROUPS)
-    plan = cl.Selection.from_pruned(units, names)
-    return plan.with_gains({units.index(name): gain for name, gain in (gains or {}).items()})
 
 
 def saved_case(folder: Path, name: str) -> None:

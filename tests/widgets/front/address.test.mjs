@@ -6,15 +6,12 @@ import { pinOf, readAddress, writeAddress } from "../../../widgets/cocurve_widge
 const plan = { interaction_strength: 1, ratio: 0.2, layer_cap: null, layer_cap_factor: null,
   protect_first: 0, protect_last: 0, kinds: ["attention", "ffn"], selected_unit: null };
 const bridge = { threshold: 0.15, edges_of: "bridges", sign: "both",
-  blocks: ["attention", "cross", "ffn"], ego: false, compared_ratio: null, brushed: [],
-  table_of: "edges" };
-const map = { order: "layer", scale: "correlation", window: [0, 0, 160],
-  partner: null, table_of: "units" };
-const opening = { plan, bridge, map };
-const nothing = { plan: {}, bridge: {}, map: {}, pin: null };
+  blocks: ["attention", "cross", "ffn"], brushed: [] };
+const opening = { plan, bridge };
+const nothing = { plan: {}, bridge: {}, pin: null };
 const model = (values) => ({ get: (name) => values[name] });
-const write = (one, two = bridge, three = map, start = opening) => writeAddress(
-  { plan: model(one), bridge: model(two), map: model(three) }, start, 160, 8);
+const write = (one, two = bridge, start = opening) => writeAddress(
+  { plan: model(one), bridge: model(two) }, start, 160, 8);
 
 test("what the page opens with has no address", () => {
   assert.equal(write(plan), "");
@@ -24,26 +21,17 @@ test("what the page opens with has no address", () => {
 test("what differs is written, and read again as it was", () => {
   const mine = { interaction_strength: 0.123456789, ratio: 0.35, layer_cap_factor: 1.5,
     protect_last: 2, kinds: ["ffn"], selected_unit: 17 };
-  const theirs = { threshold: 0.3, edges_of: "all", blocks: ["cross"], ego: true,
-    compared_ratio: 0.4, brushed: [3, 159] };
-  const its = { order: "clustering", scale: "curvature", window: [12.5, 0, 40.125],
-    partner: 9, table_of: "pairs" };
-  const text = write({ ...plan, ...mine }, { ...bridge, ...theirs }, { ...map, ...its });
-  assert.deepEqual(readAddress(`#${text}`, 160, 8), { plan: mine, bridge: theirs, map: its, pin: null });
+  const theirs = { threshold: 0.3, edges_of: "all", blocks: ["cross"], brushed: [3, 159] };
+  const text = write({ ...plan, ...mine }, { ...bridge, ...theirs });
+  assert.deepEqual(readAddress(`#${text}`, 160, 8), { plan: mine, bridge: theirs, pin: null });
 });
 
 test("a value that goes back to none, or to an empty list, is told from one that is not there", () => {
   const start = { ...opening, plan: { ...plan, layer_cap: 0.4, selected_unit: 3 } };
-  const text = write(plan, { ...bridge, blocks: [] }, map, start);
+  const text = write(plan, { ...bridge, blocks: [] }, start);
   const found = readAddress(text, 160, 8);
   assert.deepEqual(found.plan, { layer_cap: null, selected_unit: null });
   assert.deepEqual(found.bridge, { blocks: [] });
-});
-
-test("a window is read as it was drawn", () => {
-  const text = write(plan, bridge, { ...map, window: [1 / 3, 120.0004, 40] });
-  assert.equal(text, "map.window=0.333,120,40");
-  assert.deepEqual(readAddress("map.window=0.333,120.001,40", 160, 8).map, { window: [0.333, 120, 40] });
 });
 
 test("plan A is kept by the controls that made it", () => {
@@ -61,16 +49,14 @@ test("a plan A without controls is kept by its units", () => {
   assert.deepEqual(pin, { units: [3, 1] });
   const problem = { size: 2, matrix: Float64Array.of(2, 0.5, 0.5, 4), half: [1, 2], costs: [10, 30], total: 80 };
   const made = pinOf(problem, { ...plan, units: [1, 0] });
-  assert.deepEqual([made.order, made.node, made.edge, made.ratio], [[1, 0], 3, 0.5, 0.5]);
+  assert.deepEqual([made.order, made.hand, made.ratio], [[1, 0], true, 0.5]);
 });
 
 test("what no control could set is not taken", () => {
   for (const bad of ["ratio=0.7", "ratio=-0.1", "ratio=", "ratio=NaN", "ratio=Infinity", "ratio=x",
-    "selected_unit=160", "selected_unit=1.5", "kinds=", "kinds=heads", "ego=1",
-    "ego=toString", "brushed=1,x", "blocks=x", "layer_cap=0", "_problem=1", "kernel=true", "toString=1",
+    "selected_unit=160", "selected_unit=1.5", "kinds=", "kinds=heads", "brushed=1,x", "blocks=x", "layer_cap=0", "_problem=1", "kernel=true", "toString=1",
     "pin._pin=1", "pin.units=1,1", "pin.units=160", "pair=1,2,3", "pair=4,4", "mode=x", "axis=plans",
-    "map.order=x", "map.window=0,0", "map.window=0,0,161", "map.window=150,0,40", "map.window=0,0,1",
-    "map.window=0,0,x", "map.step=161", "map.plan=1", "map.ratio=0.3", "order=saliency", "map.", "pin.", "%E0%A4%A"]) {
+    "map.order=x", "order=saliency", "pin.", "%E0%A4%A"]) {
     assert.deepEqual(readAddress(`#${bad}`, 160, 8), nothing, bad);
   }
   const { plan: found } = readAddress("#layer_cap=0.4&layer_cap_factor=2", 160, 8);

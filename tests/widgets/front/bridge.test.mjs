@@ -23,8 +23,7 @@ function gridOf({ kind, layer, index }, width = 276) {
 }
 const edges = readEdges(new Uint32Array([0, 1, 0, 2, 2, 6, 5, 7]),
   new Float32Array([0.9, -0.5, 0.25, -0.125]), nodes.kind);
-const everything = { threshold: 0, sign: "both", blocks: ["attention", "cross", "ffn"], ego: false,
-  unit: null };
+const everything = { threshold: 0, sign: "both", blocks: ["attention", "cross", "ffn"] };
 
 test("a grid puts layers across and attention above FFN", () => {
   const grid = gridOf(nodes);
@@ -43,7 +42,7 @@ test("edges know their block", () => {
   assert.deepEqual([...edges.v], [1, 2, 6, 7]);
 });
 
-test("threshold, sign, blocks and ego view choose edges", () => {
+test("threshold, sign and blocks choose edges", () => {
   const shown = (changes) => visibleEdges(edges, { ...everything, ...changes });
   assert.deepEqual(shown({}), [0, 1, 2, 3]);
   assert.deepEqual(shown({ threshold: 0.25 }), [0, 1, 2]); // at least, not above
@@ -52,10 +51,6 @@ test("threshold, sign, blocks and ego view choose edges", () => {
   assert.deepEqual(shown({ sign: "negative", threshold: 0.2 }), [1]);
   assert.deepEqual(shown({ blocks: ["cross"] }), [1, 3]);
   assert.deepEqual(shown({ blocks: [] }), []);
-  assert.deepEqual(shown({ ego: true, unit: 2 }), [1, 2]);
-  assert.deepEqual(shown({ ego: true, unit: 0 }), [0, 1]);
-  assert.deepEqual(shown({ ego: true, unit: 8 }), []);
-  assert.deepEqual(shown({ ego: true, unit: null }), [0, 1, 2, 3]); // nobody to be alone with
 });
 
 test("the nearest mark within reach is hit", () => {
@@ -118,25 +113,22 @@ test("the line runs where the residual is 0, over units that have one", () => {
   assert.equal(lineEnds({ saliency: [0, 0], connectivity: [0, 0], residual: [null, null] }), null);
 });
 
-test("edges can be those of some units, and the ego view is of any unit", () => {
+test("edges can be those of some units", () => {
   const ends = Uint32Array.from([0, 1, 1, 2, 2, 3]);
   const edges = readEdges(ends, Float32Array.from([0.9, 0.8, 0.7]), nodes.kind);
-  const filters = { threshold: 0, sign: "both", blocks: ["attention", "cross", "ffn"], ego: false,
-    unit: null, among: new Set([3]) };
+  const filters = { threshold: 0, sign: "both", blocks: ["attention", "cross", "ffn"], among: new Set([3]) };
   assert.deepEqual(visibleEdges(edges, filters), [2]);
   assert.deepEqual(visibleEdges(edges, { ...filters, among: null }), [0, 1, 2]);
-  assert.deepEqual(visibleEdges(edges, { ...filters, ego: true, unit: 1 }), [0, 1]);
 });
 
 test("plans are compared at the nearest ratio where they differ on the units", () => {
   const share = [0.1, 0.2, 0.3, 0.4];
   const runs = { diagonal: { order: [4, 5, 6, 7], share }, edge_aware: { order: [4, 5, 7, 6], share } };
-  const found = comparedPlans(runs, [7], 0.2, false);
+  const found = comparedPlans(runs, [7], 0.2);
   assert.equal(found.ratio, 0.25); // three steps
   assert.deepEqual([found.diagonal, found.edge_aware], [[4, 5, 6], [4, 5, 7]]);
   assert.ok(found.note.includes("0.25"));
-  assert.equal(comparedPlans(runs, [7], 0.3, false).note, "");
-  assert.equal(comparedPlans(runs, [7], 0.2, true).ratio, 0.2);
-  assert.ok(comparedPlans(runs, [4], 0.2, false).note.startsWith("At every ratio tried"));
-  assert.equal(comparedPlans(runs, [4], 0.5, true).diagonal, null); // out of reach
+  assert.equal(comparedPlans(runs, [7], 0.3).note, "");
+  assert.ok(comparedPlans(runs, [4], 0.2).note.startsWith("At every ratio tried"));
+  assert.equal(comparedPlans(runs, [], 0.5).diagonal, null); // out of reach
 });

@@ -2,11 +2,11 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
 
-import { edgeText, measuredPairs, ownPlan, pairRows, pairWith, toggled,
+import { edgeText, measuredPairs, pairRows, pairWith, toggled,
 } from "../../../widgets/cocurve_widgets/front/by_hand.js";
 import { markOf } from "../../../widgets/cocurve_widgets/front/measured.js";
 import { pairsInTurn, strongestPair } from "../../../widgets/cocurve_widgets/front/edge.js";
-import { unpack } from "../../../widgets/cocurve_widgets/front/solver.js";
+import { partsOf, unpack } from "../../../widgets/cocurve_widgets/front/solver.js";
 
 const [{ packed, cases }] = JSON.parse(readFileSync(process.env.COCURVE_FIXTURES, "utf8"));
 const bytes = (text) => new DataView(Uint8Array.from(Buffer.from(text, "base64")).buffer);
@@ -19,12 +19,12 @@ test("your plan has the risk that Python predicts for its units, in any order", 
   assert.ok(full.length > 3);
   for (const { order, node, edge } of full) {
     for (const mine of [order, [...order].reverse()]) {
-      const plan = ownPlan(problem, mine);
-      close(plan.node, node);
-      close(plan.edge, edge);
+      const parts = partsOf(problem, mine);
+      close(parts.node, node);
+      close(parts.edge, edge);
     }
   }
-  assert.equal(ownPlan({ ...problem, matrix: null, rows: new Map() }, [0]), null);
+  assert.equal(partsOf({ ...problem, matrix: null, rows: new Map() }, [0]), null);
 });
 
 test("clicks add and remove; a pair keeps the newest two", () => {

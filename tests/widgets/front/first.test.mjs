@@ -10,7 +10,7 @@ import { arcsOf, pricesOf } from "../../../widgets/cocurve_widgets/front/price.j
 import { wordsOf } from "../../../widgets/cocurve_widgets/front/sentence.js";
 import { unpack } from "../../../widgets/cocurve_widgets/front/solver.js";
 import { breaksAt, marksOf, timesText } from "../../../widgets/cocurve_widgets/front/thermometer.js";
-import { stateOf } from "../../../widgets/cocurve_widgets/front/unit_map.js";
+import { Fading, stateOf } from "../../../widgets/cocurve_widgets/front/unit_map.js";
 
 const PROBLEMS = JSON.parse(readFileSync(process.env.COCURVE_FIXTURES, "utf8"));
 const bytes = (text) => new DataView(Uint8Array.from(Buffer.from(text, "base64")).buffer);
@@ -40,6 +40,19 @@ test("the arcs of a unit are its largest edges with their sign", () => {
   assert.ok(arcs.length <= 20 && arcs.every(([u, v, size, sign]) => u === 3 && v !== 3 && size <= 1 && sign === Math.sign(edge(v))));
   assert.deepEqual(arcs.map(([, v]) => Math.abs(edge(v))), arcs.map(([, v]) => Math.abs(edge(v))).sort((x, y) => y - x));
   assert.deepEqual(arcsOf(problem, null), []);
+});
+
+test("a gap wanders from each cell that returns to one that goes", () => {
+  globalThis.matchMedia = () => ({ matches: false });
+  globalThis.requestAnimationFrame = () => 1;
+  const fading = new Fading(() => undefined);
+  fading.take(new Set([1, 2]), 6, 0);
+  assert.deepEqual([fading.moves, fading.at(1, 0), fading.at(0, 0)], [[], 1, 0]); // as it opens nothing moves
+  fading.take(new Set([2, 4, 5]), 6, 1000);
+  assert.deepEqual(fading.moves, [[1, 4, 1000]]); // 5 goes without one that returns
+  assert.ok(fading.at(4, 1100) > 0 && fading.at(4, 1100) < 1);
+  fading.take(new Set([2, 4, 5]), 6, 2000);
+  assert.deepEqual([fading.moves, fading.at(4, 2000), fading.at(1, 2000)], [[], 1, 0]);
 });
 
 test("a cell is gone in both plans, in one of them alone, or alive", () => {
@@ -82,7 +95,9 @@ test("undo goes back through all changes, redo forward, and a new change ends re
   let state = { ratio: 0 };
   const home = new EventTarget();
   const cleaner = new Cleaner();
-  const history = keepHistory(cleaner, home, () => ({ ...state }), (before) => { state = before; });
+  let told = 0;
+  const history = keepHistory(cleaner, home, () => (state.tour ? null : { ...state }),
+    (before) => { state = before; }, () => { told += 1; });
   const change = (ratio) => {
     state = { ratio };
     history.redo(); // settles what was noted
@@ -104,6 +119,14 @@ test("undo goes back through all changes, redo forward, and a new change ends re
   assert.equal(state.ratio, 1);
   press({ key: "Z", shiftKey: true });
   assert.equal(state.ratio, 7);
+  state = { tour: true };
+  history.settle(); // what is left out is no state
+  assert.deepEqual(history.list().map(({ state: one, here }) => [one.ratio, here]), [[0, false], [1, false], [7, true]]);
+  const before = told;
+  history.list()[0].go();
+  assert.deepEqual([state.ratio, told], [0, before + 1]);
+  history.redo();
+  assert.equal(state.ratio, 1);
   cleaner.run();
 });
 

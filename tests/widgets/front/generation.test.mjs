@@ -2,7 +2,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { compared, forkBar, grown } from "../../../widgets/cocurve_widgets/front/generation.js";
+import { compared } from "../../../widgets/cocurve_widgets/front/compare.js";
+import { forkBar, grown } from "../../../widgets/cocurve_widgets/front/generation.js";
 
 const tokens = (...ids) => ids.map((id) => [id, `t${id} `]);
 

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
 
-import { NO_GUARDS, flips, greedy, inTheWay, ledger, nameOf, orderOf, prefix, reachable, riskOf, rulesFor, runner,
+import { NO_GUARDS, flips, greedy, inTheWay, ledger, nameOf, orderOf, partsOf, prefix, reachable, rulesFor, runner,
   targetCost, unpack, viewOf } from "../../../widgets/cocurve_widgets/front/solver.js";
 
 const problems = JSON.parse(readFileSync(process.env.COCURVE_FIXTURES, "utf8"));
@@ -48,7 +48,8 @@ test("the view at a ratio is the prefix of one longer run", () => {
       assert.equal(view.feasible, !stalled);
       if (!stalled) assert.deepEqual(view.order, order);
       assert.deepEqual(orderOf(problem, controls, run), stalled ? null : order); // the same, remembered
-      if (!stalled) close(riskOf(problem, order), view.node + view.edge);
+      if (!stalled) close(partsOf(problem, order).node, view.node);
+      if (!stalled) close(partsOf(problem, order).edge, view.edge);
     }
   }
 });

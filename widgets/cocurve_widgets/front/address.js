@@ -1,10 +1,8 @@
 // The state of the page in its address, after the "#": a link reopens what was shown. Only what
-// differs from how the page opens is written, under the names of the traits; those of the map of H
-// begin with "map.".
+// differs from how the page opens is written, under the names of the traits.
 
 import { ownPlan } from "./by_hand.js";
 import { assign } from "./kit.js";
-import { inside } from "./map_parts.js";
 import { viewOf } from "./solver.js";
 
 const SOON = 300; // ms: browsers limit how often an address may change
@@ -21,7 +19,6 @@ const whole = (low, high) => (text) => {
 };
 const orNone = (reader) => (text) => (text === "none" ? null : reader(text));
 const oneOf = (...values) => (text) => (values.includes(text) ? text : undefined);
-const bool = (text) => new Map([["true", true], ["false", false]]).get(text);
 /** A list that `fits`. */
 const several = (reader, fits = () => true) => (text) => {
   const values = text === "" ? [] : text.split(",").map(reader);
@@ -32,12 +29,6 @@ const different = (values) => new Set(values).size === values.length;
 const some = (values, least = 0) => (text) => {
   const found = several(oneOf(...values), (list) => list.length >= least)(text);
   return found && values.filter((value) => found.includes(value));
-};
-const windowOf = (units) => (text) => {
-  // rounded when it was written, so it may end a little outside
-  const found = several(between(0, units), (list) => list.length === 3
-    && inside(list, units).every((value, k) => Math.abs(value - list[k]) < 0.01))(text);
-  return found && inside(found, units);
 };
 
 const GUARDS = ["layer_cap", "layer_cap_factor", "protect_first", "protect_last", "kinds"];
@@ -57,17 +48,13 @@ function entries(units, layers) {
     selected_unit: orNone(unit), mode: oneOf("mark", "remove", "pair"),
     pair: several(unit, (pair) => pair.length <= 2 && different(pair)) };
   const bridge = { threshold: between(0, 1), edges_of: oneOf("bridges", "all"),
-    sign: oneOf("both", "positive", "negative"), blocks: some(["attention", "cross", "ffn"]), ego: bool,
-    compared_ratio: orNone(between(0, 0.6)), brushed: several(unit),
-    table_of: oneOf("edges", "units", "bridges") };
-  const map = { order: oneOf("layer", "saliency", "clustering", "plan"),
-    scale: oneOf("correlation", "curvature"), window: windowOf(units),
-    partner: orNone(unit), table_of: oneOf("units", "pairs") };
+    sign: oneOf("both", "positive", "negative"), blocks: some(["attention", "cross", "ffn"]),
+    brushed: several(unit) };
   const pin = Object.fromEntries(PINNED.map((trait) => [trait, plan[trait]]));
   pin.units = several(unit, different);
-  return Object.entries({ plan, bridge, map, pin }).flatMap(([place, traits]) =>
+  return Object.entries({ plan, bridge, pin }).flatMap(([place, traits]) =>
     Object.entries(traits).map(([trait, read]) =>
-      ({ name: ["map", "pin"].includes(place) ? `${place}.${trait}` : trait, place, trait, read })));
+      ({ name: place === "pin" ? `pin.${trait}` : trait, place, trait, read })));
 }
 
 const rounded = (value) => (typeof value !== "number" ? value
@@ -75,10 +62,10 @@ const rounded = (value) => (typeof value !== "number" ? value
 const written = (value) => (value === null ? "none"
   : Array.isArray(value) ? value.map(rounded).join(",") : String(value));
 
-/** The traits that an address sets, by instrument: {plan, bridge, map, pin}; pin is null without one. */
+/** The traits that an address sets, by instrument: {plan, bridge, pin}; pin is null without one. */
 export function readAddress(hash, units, layers) {
   const known = new Map(entries(units, layers).map((entry) => [entry.name, entry]));
-  const found = { plan: {}, bridge: {}, map: {}, pin: {} };
+  const found = { plan: {}, bridge: {}, pin: {} };
   for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
     const { place, trait, read } = known.get(name) ?? {};
     const value = read?.(text);
@@ -90,7 +77,7 @@ export function readAddress(hash, units, layers) {
   return { ...found, pin: Object.keys(found.pin).length ? found.pin : null };
 }
 
-/** The address of the models {plan, bridge, map}; `opening` holds their traits as the page opens. */
+/** The address of the models {plan, bridge}; `opening` holds their traits as the page opens. */
 export function writeAddress(models, opening, units, layers) {
   const { controls, order } = models.plan.get("_pin") ?? {};
   const pin = controls ?? { units: order };
@@ -112,18 +99,18 @@ export function pinOf(problem, { units, ...controls }) {
   if (!problem.matrix) return {};
   if (units) return ownPlan(problem, units);
   const view = viewOf(problem, controls);
-  return !view.feasible ? {} : { order: view.order, node: view.node, edge: view.edge, controls,
+  return !view.feasible ? {} : { order: view.order, controls, hand: false,
     strength: controls.interaction_strength, ratio: controls.ratio };
 }
 
 /**
- * Keep the address and the models {plan, bridge, map} equal from now on; first take over what the
+ * Keep the address and the models {plan, bridge} equal from now on; first take over what the
  * address says. An address of another scale opens the page again.
  */
 export function keepAddress(models, problem, scale = "") {
   const size = [problem.size, problem.numLayers];
   const known = entries(...size).filter(({ place }) => place !== "pin");
-  const opening = { plan: {}, bridge: {}, map: {} };
+  const opening = { plan: {}, bridge: {} };
   for (const { place, trait } of known) opening[place][trait] = models[place].get(trait) ?? null;
   let timer = 0;
 
@@ -134,7 +121,6 @@ export function keepAddress(models, problem, scale = "") {
     const pin = asked.pin && pinOf(problem, { ...opening.plan, ...asked.pin });
     assign(models.plan, { ...opening.plan, ...asked.plan, _pin: pin ?? {} });
     assign(models.bridge, { ...opening.bridge, ...asked.bridge });
-    assign(models.map, { ...opening.map, ...asked.map });
   }
   function write() {
     const text = [scale && `scale=${scale}`, writeAddress(models, opening, ...size)].filter(Boolean).join("&");

@@ -8,9 +8,6 @@ import { comparedPlans, flowChart, graphKey, joined, lineEnds, markPaths, placeG
   shownText, strokeEdges, unitsInside, visibleEdges } from "./bridge_parts.js";
 import { drawGridAxes, lineOf, paintPaths, unitGrid } from "./unit_map.js";
 
-const MOST_RATIO = 60; // percent
-const TABLE_ROWS = 500; // on the page
-
 export function renderBridge({ model, el }) {
   const cleaner = new Cleaner();
   const nodes = model.get("nodes");
@@ -33,8 +30,7 @@ export function renderBridge({ model, el }) {
   const key = h("div", {});
   const request = receiveFiles(model, cleaner, "bridges");
   const ui = frame(model, el, cleaner, { title: "Bridges", name: "bridges",
-    table: tableOf, mostRows: TABLE_ROWS,
-    tables: { edges: "shown edges", units: "units", bridges: "bridges" },
+    table: tableOf,
     canvases: () => [graph, key.firstChild, plane.firstChild, flow.firstChild],
     caption: pictureWords, redraw: drawGraph,
     gexf: live ? () => request(".gexf", () => complain(GONE)) : null });
@@ -49,24 +45,18 @@ export function renderBridge({ model, el }) {
   const number = (attributes) => h("input", { type: "number", min: 0, ...attributes });
   const slider = h("input", { type: "range", min: 0, max: most, step: 0.005, "aria-label": "threshold" });
   const box = number({ max: 1, step: 0.01, "aria-label": "threshold as number" });
-  const ego = tie("ego", h("input", { type: "checkbox" }));
-  const compared = number({ max: MOST_RATIO, step: 1, placeholder: "auto" });
   const quantile = (name) => numberInput(model, cleaner, name, { min: 0, max: 1, step: 0.05 });
   controls.append(
     labeled("weakest edge shown (|ρ|)", h("span", { class: "cc-row" },
       tie("threshold", slider, { event: "input" }),
       tie("threshold", box, { shown: (x) => Number(x.toPrecision(6)) }))),
     labeled("edges of", tie("edges_of", menu([["bridges", "listed bridges"], ["all", "all units"]]))),
-    labeled("sign of the edges (ρ)", tie("sign", menu(["both", "positive", "negative"].map((one) => [one, one])))),
-    h("label", { class: "cc-row", title: "the selected unit, its edges and its neighbors" },
-      ego, "ego view"));
+    labeled("sign of the edges (ρ)", tie("sign", menu(["both", "positive", "negative"].map((one) => [one, one])))));
   controls.after(h("details", { class: "cc-more" }, h("summary", {}, "More"),
     h("div", { class: "cc-controls" },
       h("fieldset", { class: "cc-row", style: "border:0;padding:0;margin:0" },
         h("legend", { class: "cc-muted" }, "blocks"),
         ...checks(model, cleaner, "blocks", ["attention", "cross", "ffn"])),
-      labeled("plans compared at, % (empty: where they differ)", tie("compared_ratio", compared,
-        { empty: true, shown: (x) => (x === null ? "" : 100 * x), meant: (x) => (x === null ? null : x / 100) })),
       ...(live ? [
         labeled("low saliency quantile", quantile("saliency_quantile"),
           "low: at most this; 0.5 is the median"),
@@ -109,13 +99,10 @@ export function renderBridge({ model, el }) {
   const unitButton = (unit) => button(nodes.name[unit], "select this unit", () => select(unit));
   const curvature = (u, v, rho) => rho * Math.sqrt(nodes.saliency[u] * nodes.saliency[v]);
   const isBridge = (unit) => model.get("bridges").indices.includes(unit);
-  /** The compared plans; without a kernel they are read off the runs of the other instrument. */
+  /** The present plan, and the two that it is compared with. */
   function plansNow() {
     const plans = model.get("plans");
-    const asked = model.get("compared_ratio");
-    if (!plans.runs) return plans;
-    return { ...plans, ...comparedPlans(plans.runs, model.get("bridges").indices,
-      asked ?? plans.ratio, asked != null) };
+    return { ...plans, ...comparedPlans(plans.runs, model.get("bridges").indices, plans.ratio) };
   }
   const fate = (unit, plan, plans = plansNow()) => fateText(unit, plans[plan],
     plan !== "present" || plans.ordered);
@@ -157,16 +144,16 @@ export function renderBridge({ model, el }) {
       table(["strongest partners", "H_uv", "ρ"], rows));
   }
 
-  /** [unit, paths of its mark] of all units; marked ones come last, so that nothing covers them. */
+  /** The paths of the marks of all units; marked ones come last, so that nothing covers them. */
   function marks(place, r, colors) {
     const [removed, bridges, brushed] = [model.get("plans").present ?? [],
       model.get("bridges").indices, model.get("brushed")].map((units) => new Set(units));
     const selected = model.get("selected_unit");
     const weight = (u) => (u === selected ? 4 : 2 * bridges.has(u) + brushed.has(u));
     const order = nodes.name.map((_, u) => u).sort((u, v) => weight(u) - weight(v));
-    return order.map((u) => [u, markPaths({ kind: nodes.kind[u], bridge: bridges.has(u),
+    return order.map((u) => markPaths({ kind: nodes.kind[u], bridge: bridges.has(u),
       removed: removed.has(u), brushed: brushed.has(u), selected: u === selected },
-    place.x[u], place.y[u], r, colors)]);
+    place.x[u], place.y[u], r, colors));
   }
 
   /** Widths of graph and plane: side by side where there is room. */
@@ -182,36 +169,28 @@ export function renderBridge({ model, el }) {
     const among = model.get("edges_of") !== "bridges" ? null
       : new Set(model.get("bridges").indices);
     const [filters, width] = [{ unit: model.get("selected_unit"), among }, widths()[0]];
-    for (const name of ["threshold", "sign", "blocks", "ego"]) filters[name] = model.get(name);
+    for (const name of ["threshold", "sign", "blocks"]) filters[name] = model.get(name);
     shown = visibleEdges(edges, filters);
     const colors = palette(root);
     const place = graphPlace = placeGraph(grid, width);
     const g = fit(graph, width, grid.geometry.height);
-    const alone = filters.ego && filters.unit != null;
     const mine = (e) => edges.u[e] === filters.unit || edges.v[e] === filters.unit;
-    const focus = alone ? [] : shown.filter(mine);
+    const focus = shown.filter(mine);
     strokeEdges(g, colors, place, edges, shown, focus.length ? 0.3 : 1);
     strokeEdges(g, colors, place, edges, focus, 1);
-    const near = new Set([filters.unit, ...shown.flatMap((e) => [edges.u[e], edges.v[e]])]);
-    const made = marks(place, place.radius, colors);
-    const isFar = ([u]) => alone && !near.has(u);
-    for (const far of [true, false]) {
-      g.globalAlpha = far ? 0.15 : 1;
-      paintPaths(g, joined(made.filter((mark) => isFar(mark) === far).map(([, paths]) => paths)));
-    }
+    paintPaths(g, joined(marks(place, place.radius, colors)));
     drawGridAxes(g, colors, grid);
     key.replaceChildren(graphKey(colors, width));
-    sayShown(filters, alone);
+    sayShown(filters);
     graph.dataset.edges = shown.length;
     graph.dataset.draws = Number(graph.dataset.draws ?? 0) + 1;
   }
 
-  function sayShown(filters, alone) {
-    const text = shownText(filters, { shown: shown.length, rho: edges.rho,
-      total: model.get("edge_total"), alone: alone && nodes.name[filters.unit] });
+  function sayShown(filters) {
+    const text = shownText(filters, { shown: shown.length, rho: edges.rho, total: model.get("edge_total") });
     caption.textContent = text;
     graph.setAttribute("aria-label", named(model, `Graph of ${unitCount(nodes.name.length)}. ` +
-      `${text}. Arrow keys choose a unit; the table holds the same data`));
+      `${text}. Arrow keys choose a unit, whose partners are then listed`));
   }
 
   function drawPlane() {
@@ -233,7 +212,7 @@ export function renderBridge({ model, el }) {
       svg("path", { d: `M${left} ${top}H${corner[0]}V${corner[1]}H${left}z`, fill: COLORS.bridge,
         "fill-opacity": 0.16 }),
       line && svg("path", lineOf(`M${line.join("L")}`, colors.muted, 1.5, "4 3"))),
-      ...joined(marks(planePlace, 4, colors).map(([, paths]) => paths)).map((one) => svg("path", one)),
+      ...joined(marks(planePlace, 4, colors)).map((one) => svg("path", one)),
       text(left + 6, top + 13, "bridge region", { fill: colors.text }),
       line && text(right - 6, base - 6, "dashed: typical connectivity", { fill: colors.text,
         "text-anchor": "end" })));
@@ -264,8 +243,7 @@ export function renderBridge({ model, el }) {
       : "Too few bridges by the thresholds, and no unit is connected beyond its saliency";
     const together = correlation === null ? "" : "Saliency and connectivity correlate at " +
       `${show(correlation)} (the paper reports 0.63 for its 8B). `;
-    listNote.textContent = `${note} ${together}Plans at ratio ${show(plans.ratio)}` +
-      `${plans.problem ? `; ${plans.problem}` : "."} ${plans.note ?? ""}`;
+    listNote.textContent = `${note} ${together}Plans at ratio ${show(plans.ratio)}. ${plans.note}`;
     const wide = graphSide.clientWidth > 720; // else the card has the numbers, the list the plans
     const number = (name) => [name, (u) => show(nodes[name][u])];
     const plan = (head, name) => [head, (u) => fate(u, name, plans)];
@@ -283,22 +261,12 @@ export function renderBridge({ model, el }) {
       "Drag a rectangle in the plane to brush units.");
   }
 
-  function tableOf(most) {
-    if (model.get("table_of") === "edges") {
-      const rows = shown.slice(0, most).map((e) => {
-        const [u, v, rho] = [edges.u[e], edges.v[e], edges.rho[e]];
-        return [nodes.name[u], nodes.name[v], curvature(u, v, rho), rho];
-      });
-      if (rows.length < shown.length) rows.push([`${shown.length - rows.length} more in the CSV`]);
-      return { columns: ["first", "second", "curvature", "correlation"], rows };
-    }
-    const chosen = model.get("table_of") === "units" ? nodes.name.map((_, u) => u)
-      : model.get("bridges").indices;
-    return { columns: ["unit", "saliency", "connectivity", "residual", "bridge", "diagonal_plan",
-      "edge_aware_plan", "present_plan"],
-    rows: chosen.map((u) => [nodes.name[u], nodes.saliency[u], nodes.connectivity[u],
-      nodes.residual[u] ?? "", isBridge(u) ? "True" : "False",
-      ...["diagonal", "edge_aware", "present"].map((plan) => fate(u, plan))]) };
+  function tableOf() {
+    const present = new Set(model.get("plans").present ?? []);
+    const said = (is) => (is ? "True" : "False");
+    return { columns: ["unit", "saliency", "connectivity", "residual", "bridge", "removed"],
+      rows: nodes.name.map((name, u) => [name, nodes.saliency[u], nodes.connectivity[u],
+        nodes.residual[u] ?? "", said(isBridge(u)), said(present.has(u))]) };
   }
 
   // Events ----------------------------------------------------------------------------------------
@@ -358,7 +326,6 @@ export function renderBridge({ model, el }) {
   redrawing(model, cleaner, ui, { parts,
     turned: ["graph", "plane", "flow", "lists"],
     follows: { threshold: ["graph"], edges_of: ["graph"], sign: ["graph"], blocks: ["graph"],
-      ego: ["graph"], compared_ratio: ["lists", "card"], selected_unit: all,
-      brushed: ["graph", "plane", "lists"], bridges: all, plans: all, table_of: [] } });
+      selected_unit: all, brushed: ["graph", "plane", "lists"], bridges: all, plans: all } });
   return cleaner.run;
 }

@@ -28,15 +28,13 @@ export function readEdges(ends, correlation, kinds) {
 }
 
 /**
- * The indices of edges that pass {threshold, sign, blocks, ego, unit, among}, strongest first;
- * `among` is the set of units of which an edge needs one, null for all.
+ * The indices of edges that pass {threshold, sign, blocks, among}, strongest first; `among` is the
+ * set of units of which an edge needs one, null for all.
  */
-export function visibleEdges({ u, v, rho, block }, filters) {
-  const { threshold, sign, blocks, ego, unit, among } = filters;
-  const ends = ego && unit != null ? new Set([unit]) : among;
+export function visibleEdges({ u, v, rho, block }, { threshold, sign, blocks, among }) {
   return [...rho.keys()].filter((e) => Math.abs(rho[e]) >= threshold && blocks.includes(block[e]) &&
     (sign === "both" || rho[e] > 0 === (sign === "positive")) &&
-    (!ends || ends.has(u[e]) || ends.has(v[e])));
+    (!among || among.has(u[e]) || among.has(v[e])));
 }
 
 /** Units inside a rectangle of two corners. */
@@ -59,16 +57,16 @@ const TRIED = Array.from({ length: 12 }, (_, n) => (n + 1) / 20);
 /**
  * The two compared plans, read off the runs of lambda 0 and 1 ({diagonal, edge_aware}, each {order,
  * share}, the removed share after each step), at a ratio where they treat some units differently:
- * `asked`, or the nearest tried. With `exactly`, at the ratio asked for. As in Python.
+ * `asked`, or the nearest tried.
  */
-export function comparedPlans(runs, units, asked, exactly) {
+export function comparedPlans(runs, units, asked) {
   const upto = ({ order, share }, ratio) => {
     const steps = ratio > 0 ? share.findIndex((s) => s >= ratio * (1 - 1e-12)) + 1 : 0;
     return steps || ratio === 0 ? order.slice(0, steps) : null; // null: out of reach
   };
   const at = (ratio) => ({ ratio, note: "", diagonal: upto(runs.diagonal, ratio),
     edge_aware: upto(runs.edge_aware, ratio) });
-  if (exactly || !units.length) return at(asked);
+  if (!units.length) return at(asked);
   const gap = (ratio) => Math.round(1e9 * Math.abs(ratio - asked));
   const nearby = [...TRIED].sort((x, y) => gap(x) - gap(y) || x - y);
   const found = [asked, ...nearby].map(at).find(({ diagonal, edge_aware: other }) =>
@@ -82,10 +80,10 @@ export function comparedPlans(runs, units, asked, exactly) {
   return found.ratio === asked ? found : { ...found, note };
 }
 
-/** Which edges pass the filters, in words; `alone`: the unit of an ego view by name, or false. */
-export function shownText(filters, { shown, rho, total, alone }) {
+/** Which edges pass the filters, in words. */
+export function shownText(filters, { shown, rho, total }) {
   if (!total) return "H has no edges: no two units interact";
-  const { threshold, sign, blocks, ego, among } = filters;
+  const { threshold, sign, blocks, among } = filters;
   const sent = rho.length;
   const weakest = sent ? Math.abs(rho[sent - 1]) : 0;
   const capped = total > sent && threshold <= weakest;
@@ -95,9 +93,8 @@ export function shownText(filters, { shown, rho, total, alone }) {
   const kinds = blocks.length === BLOCK_NAMES.length ? ""
     : `, ${named} block${blocks.length > 1 ? "s" : ""}`;
   return `${part}${pool}: |ρ| ≥ ${show(capped ? weakest : threshold)}` +
-    `${among && !alone ? " with an end among the listed units" : ""}` +
-    `${sign === "both" ? "" : `, ${sign} only`}${kinds}` +
-    `${alone ? `; ego view of ${alone}` : ego ? "; choose a unit for the ego view" : ""}`;
+    `${among ? " with an end among the listed units" : ""}` +
+    `${sign === "both" ? "" : `, ${sign} only`}${kinds}`;
 }
 
 /** The share of values that are at most this one. */

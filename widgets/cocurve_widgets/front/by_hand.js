@@ -6,17 +6,10 @@ import { nameOf, rowOf } from "./solver.js";
 
 const MODES = [["remove", "removes or restores it"], ["pair", "adds it to a pair"], ["mark", "marks it"]];
 
-/** Your plan as the page holds plan A: its units, and what H predicts; null without rows of H. */
+/** Your plan as `_pin` holds plan A: its units, and the share that they are. */
 export function ownPlan(problem, order) {
-  const rows = order.map((u) => rowOf(problem, u));
-  if (rows.some((row) => row === null)) return null;
-  let [node, edge] = [0, 0];
-  order.forEach((u, k) => {
-    node += problem.half[u];
-    for (const v of order.slice(0, k)) edge += rows[k][v];
-  });
   const removed = order.reduce((total, u) => total + problem.costs[u], 0);
-  return { order, node, edge, strength: null, ratio: removed / problem.total, controls: null, hand: true };
+  return { order, strength: null, ratio: removed / problem.total, controls: null, hand: true };
 }
 
 /** A list with an entry removed if it is in, added if it is not. */
@@ -62,14 +55,13 @@ export function edgeText({ predicted, measured, error }) {
 }
 
 /** The controls of a click; draw(scene) shows them. does: put(values) sets traits, own(order) makes a plan yours. */
-export function handPanels(problem, { put, own, back, undo, redo }) {
+export function handPanels(problem, { put, own, back }) {
   const mode = menu(MODES, (value) => put({ mode: value }));
   let mine = null;
   const budget = button("Same share for B", "set the share to that of your plan",
     () => put({ ratio: Math.min(0.6, Number(mine.realized.toFixed(4))) }));
   const solver = button("Back to the solver", "drop your plan", back);
   const panel = h("div", { class: "cc-row cc-hand" }, labeled("a click on a cell", mode),
-    button("↶ Undo", "Ctrl+Z", undo), button("↷ Redo", "Ctrl+Shift+Z", redo),
     button("Start empty", "your plan, without any removed unit", () => own([])), budget, solver);
 
   function draw({ mode: chosen, a }) {

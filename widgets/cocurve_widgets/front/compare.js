@@ -1,6 +1,6 @@
 // Plan A against plan B: which units join or leave; and how measured numbers are written.
 
-import { show } from "./kit.js";
+import { h, show } from "./kit.js";
 
 /** The units that B removes and A keeps ("joined"), and those that A removes and B keeps ("left"). */
 export function difference(a, b) {
@@ -43,3 +43,23 @@ export function withError({ risk, error }) {
 
 /** A number of a table: three digits are what can be told apart, and all columns then look alike. */
 export const brief = (x) => show(Number(x.toPrecision(3)));
+
+/**
+ * The words of some texts, each {word, shared, first}: `shared` are those that all texts hold, `first` is
+ * the first word that differs. The last word of a text that still grows may not be whole.
+ */
+export function compared(texts, growing = false) {
+  const words = texts.map((whole) => whole.match(/\s*\S+/g) ?? []);
+  const bare = words.map((some) => some.map((word) => word.trim()));
+  const all = bare.map((some) => new Set(some));
+  const whole = Math.min(...words.map((some) => some.length - (growing ? 1 : 0)));
+  let fork = 0;
+  while (fork < whole && bare.every((some) => some[fork] === bare[0][fork])) fork += 1;
+  if (growing && fork >= whole) fork = Infinity;
+  return words.map((some, side) => some.map((word, k) => ({ word, first: k === fork,
+    shared: all.every((set) => set.has(bare[side][k])) })));
+}
+
+/** One of the lists of `compared` as elements: shared words gray, the first that differs marked. */
+export const markedWords = (words) => words.map(({ word, shared, first }) =>
+  h(first ? "mark" : "span", { class: shared && !first && "cc-muted" }, word));

@@ -1,5 +1,6 @@
 // Texts of the dense model, pruned and refitted, side by side, and KL at every token of one of them.
 // A token is [id, text] or, without text of its own (the end token), [id, "", name].
+import { compared, markedWords } from "./compare.js";
 import { levels, place, sheet, stop, svg, text } from "./svg.js";
 import { Cleaner, GONE, ask, assign, button, counted, frame, h, labeled, menu, numberInput, palette, percent,
   receiveFiles, show, ticks, tied, watch } from "./kit.js";
@@ -8,22 +9,6 @@ const COLUMNS = { refitted: { dense: "Dense", pruned: "Pruned", refitted: "Refit
   plans: { dense: "Dense", diagonal: "A", pruned: "B" } };
 
 // Without a page ------------------------------------------------------------------------------
-
-/**
- * The words of some texts, each {word, shared, first}: `shared` are those that all texts hold, `first` is
- * the first word that differs. The last word of a text that still grows may not be whole.
- */
-export function compared(texts, growing = false) {
-  const words = texts.map((whole) => whole.match(/\s*\S+/g) ?? []);
-  const bare = words.map((some) => some.map((word) => word.trim()));
-  const all = bare.map((some) => new Set(some));
-  const whole = Math.min(...words.map((some) => some.length - (growing ? 1 : 0)));
-  let fork = 0;
-  while (fork < whole && bare.every((some) => some[fork] === bare[0][fork])) fork += 1;
-  if (growing && fork >= whole) fork = Infinity;
-  return words.map((some, side) => some.map((word, k) => ({ word, first: k === fork,
-    shared: all.every((set) => set.has(bare[side][k])) })));
-}
 
 /** The texts after a message {append, after, run}; null where it does not follow on them. */
 export function grown(state, message) {
@@ -70,9 +55,12 @@ function menuSelect(model, cleaner) {
   const groups = grouped(model.get("menu")).map(([group, entries]) => h("optgroup", { label: group },
     ...entries.map(([index, entry]) => h("option", { value: index }, short(entry.prompt)))));
   const select = h("select", { style: "max-width: 26em", onchange: () => {
-    assign(model, { choice: select.value === "" ? null : Number(select.value) });
+    if (select.value !== "") assign(model, { prompt: model.get("menu")[select.value].prompt });
   } }, h("option", { value: "" }, "a prompt of your own"), ...groups);
-  cleaner.follow(model, ["choice"], () => { select.value = model.get("choice") ?? ""; });
+  cleaner.follow(model, ["prompt"], () => {
+    const at = model.get("menu").findIndex(({ prompt }) => prompt === model.get("prompt"));
+    select.value = at < 0 ? "" : at;
+  });
   return select;
 }
 
@@ -172,9 +160,7 @@ function buildTexts(model, cleaner, view) {
     compared(texts, !finished).forEach((words, k) => {
       const [side, part] = there[k];
       const end = tokens[side].at(-1)?.[2]; // a token without text
-      part.paper.replaceChildren(...words.map(({ word, shared, first }) =>
-        h(first ? "mark" : "span", { class: shared ? "cc-muted" : null }, word)),
-      end ? h("span", { class: "cc-muted", title: "a token without text" }, end) : "");
+      part.paper.replaceChildren(...markedWords(words), end ? h("span", { class: "cc-muted", title: "a token without text" }, end) : "");
       part.answer.textContent = finished ? replyMark(state.right[side], state.answer) : "";
       const plan = plans[side] ? `: ${plans[side]}` : "";
       part.head.textContent = part.title + plan + (finished && state.stopped ? " (stopped)" : "");

@@ -3,31 +3,33 @@
 const REST = 250; // ms: a drag is one change
 
 /**
- * Keep the states of an instrument; read() gives the present one, which write(state) shows again.
- * Returns {note, settle, undo, redo}: note() is called after each change,
- * settle() before one that is a step of its own.
+ * Keep the states of an instrument; read() gives the present one, null for one to leave out, which write(state) shows again, and
+ * told() is called when there is another one. Returns {note, settle, undo, redo, list}: note() is
+ * called after each change, settle() before one that is a step of its own, and list() gives all
+ * states as [{state, here, go}].
  */
-export function keepHistory(cleaner, home, read, write) {
-  const [past, ahead] = [[], []];
-  let [now, timer] = [read(), 0];
-  const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
+export function keepHistory(cleaner, home, read, write, told) {
+  const states = [read()];
+  let [at, timer] = [0, 0];
   function settle() {
     clearTimeout(timer);
-    const next = read();
-    if (same(next, now)) return;
-    past.push(now);
-    ahead.length = 0;
-    now = next;
+    const now = read();
+    if (!now || JSON.stringify(now) === JSON.stringify(states[at])) return;
+    at += 1;
+    states.splice(at, states.length, now);
+    told();
   }
-  function go(from, to) {
+  function go(to) {
+    if (!states[to]) return;
+    at = to;
+    write(states[at]);
+    told();
+  }
+  const turn = (step) => () => {
     settle();
-    if (!from.length) return;
-    to.push(now);
-    now = from.pop();
-    write(now);
-  }
-  const undo = () => go(past, ahead);
-  const redo = () => go(ahead, past);
+    go(at + step);
+  };
+  const [undo, redo] = [turn(-1), turn(1)];
   const keys = (event) => {
     const key = event.key.toLowerCase();
     if (!(event.ctrlKey || event.metaKey) || !["z", "y"].includes(key)) return;
@@ -43,5 +45,9 @@ export function keepHistory(cleaner, home, read, write) {
   return { undo, redo, settle, note() {
     clearTimeout(timer);
     timer = setTimeout(settle, REST);
-  } };
+  },
+  list: () => states.map((state, k) => ({ state, here: k === at, go() {
+    settle();
+    go(k);
+  } })) };
 }

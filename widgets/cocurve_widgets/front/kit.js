@@ -13,8 +13,6 @@ export const COLORS = {
   b: "#CC79A7",
 };
 
-export const ORDERED = ["#A5DB36", "#4AC16D", "#1FA187", "#277F8E", "#365C8D", "#46327E"]; // a share that grows, as in figures.py
-
 export const FONT = "system-ui, sans-serif"; // of pictures; that of the page is in instrument.css
 
 const FOCUSABLE = new Set(["input", "select", "textarea", "button", "canvas", "summary"]);
@@ -81,27 +79,29 @@ export function typedNumber(field) {
   return field.step === "1" ? Math.round(value) : value;
 }
 
-/** Show a popover right of `right` or, without room there, left of `left`; all of it in the window. */
-export function showBeside(card, left, right, top) {
-  if (!card.matches(":popover-open")) card.showPopover();
-  const [wide, tall] = [card.offsetWidth, card.offsetHeight];
-  card.style.left = `${right + wide < innerWidth ? right : Math.max(4, left - wide)}px`;
-  card.style.top = `${Math.max(4, Math.min(innerHeight - tall - 4, top))}px`;
+/** Say something beside a field until it is used again. */
+function remark(field, words) {
+  field.setCustomValidity(words);
+  field.reportValidity();
+  field.addEventListener("input", () => field.setCustomValidity(""), { once: true });
 }
 
 /**
  * Keep a control and a trait equal: an event of the control sets the trait, a number in its bounds. The
  * control has shown(value) of the trait, and the trait meant(value) of the control. A field without a
- * number gets back its value, unless `empty` lets it mean null.
+ * number gets back its value; one that had to be moved says so, and hint(value) is what else it says.
  */
 export function tied(model, cleaner, trait, control,
-  { event = "change", shown = (x) => x, meant = (x) => x, empty = false } = {}) {
+  { event = "change", shown = (x) => x, meant = (x) => x, hint = () => "" } = {}) {
   const key = control.type === "checkbox" ? "checked" : "value";
   const fill = () => { control[key] = shown(model.get(trait)); };
   control.addEventListener(event, () => {
     const value = ["number", "range"].includes(control.type) ? typedNumber(control) : control[key];
-    if (value !== null || empty) assign(model, { [trait]: meant(value) });
+    const asked = control.valueAsNumber;
+    if (value !== null) assign(model, { [trait]: meant(value) });
     fill(); // what is out of bounds was brought in, or is no number
+    const words = value === null || value === asked ? hint(asked) : `${control.min || "−∞"} to ${control.max || "∞"}, not ${asked}`;
+    if (control.type === "number" && words) remark(control, words);
   });
   cleaner.follow(model, [trait], fill);
   return control;
@@ -345,8 +345,7 @@ function tableElement({ columns, rows }) {
 /**
  * The frame of an instrument: controls above, pictures, then table twin, files, error and status.
  *
- * options: title; name (stem of files); table(most) -> {columns, rows}, at most `mostRows` of them on
- * the page; tables: its kinds by value of the trait `table_of`; canvases() -> list to save as
+ * options: title; name (stem of files); table() -> {columns, rows}; canvases() -> list to save as
  * one PNG, with caption() -> its lines of text, legend() -> [[color, text]] and redraw() where the
  * picture alone does not say what it shows; json() and gexf() offer the plan and the graph (both
  * optional).
@@ -360,12 +359,9 @@ export function frame(model, el, cleaner, options) {
   const status = h("p", { class: "cc-status", role: "status", "aria-live": "polite" });
   const twin = h("details", { class: "cc-table", ontoggle: () => root.refreshTable() },
     h("summary", {}, "Table"), h("div", { class: "cc-scroll", tabindex: "0", role: "group", "aria-label": "table" }));
-  const kinds = options.tables && menu(Object.entries(options.tables),
-    (value) => assign(model, { table_of: value }));
-  const files = h("div", { class: "cc-files" },
-    kinds && h("label", { class: "cc-row" }, "table and CSV of", kinds), twin,
+  const files = h("div", { class: "cc-files" }, twin,
     button("CSV", "save the data of the picture", () => {
-      offer(`${stem}.csv`, toCsv(options.table(Infinity)), "text/csv");
+      offer(`${stem}.csv`, toCsv(options.table()), "text/csv");
     }),
     button("PNG", "save the picture", () => savePicture(options, stem, root,
       [title, ...(options.caption?.() ?? []).filter(Boolean)])),
@@ -375,9 +371,8 @@ export function frame(model, el, cleaner, options) {
     h("h3", {}, title),
     controls, body, error, status, files);
   root.refreshTable = () => {
-    if (kinds) kinds.value = model.get("table_of");
     if (!twin.open) return;
-    twin.lastChild.replaceChildren(tableElement(options.table(options.mostRows ?? Infinity)));
+    twin.lastChild.replaceChildren(tableElement(options.table()));
   };
   const complain = (text) => {
     error.textContent = text;
@@ -386,6 +381,12 @@ export function frame(model, el, cleaner, options) {
   cleaner.follow(model, ["status", "error"], () => {
     status.textContent = model.get("status") || "";
     complain(model.get("error") || "");
+  });
+  root.addEventListener("keydown", (event) => { // JupyterLab does not see keys in a control: Ctrl+S is passed on
+    if (event.key !== "s" || !(event.ctrlKey || event.metaKey) || model.get("kernel") === false) return;
+    event.preventDefault();
+    const { key, code, keyCode, ctrlKey, metaKey } = event;
+    root.parentElement.dispatchEvent(new KeyboardEvent("keydown", { key, code, keyCode, ctrlKey, metaKey, bubbles: true }));
   });
   el.append(root);
   cleaner.add(() => root.remove());

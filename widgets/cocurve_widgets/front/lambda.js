@@ -16,7 +16,8 @@ import { numbersPanel, shownOf } from "./numbers.js";
 import { pathSearch } from "./path_search.js";
 import { arcsOf, pricesOf } from "./price.js";
 import { sentencePanel, wordsOf } from "./sentence.js";
-import { KINDS, inTheWay, nameOf, runner, unpack, viewOf } from "./solver.js";
+import { KINDS, MOST, inTheWay, nameOf, orderOf, partsOf, runner, unpack, viewOf } from "./solver.js";
+import { stepsPanel } from "./steps.js";
 import { breaksAt, marksOf, thermometer } from "./thermometer.js";
 import { guidedTour } from "./tour.js";
 import { drawCard, fourRows } from "./unit_card.js";
@@ -70,21 +71,23 @@ export function renderLambda({ model, el }) {
     arrows: () => !axis.linear });
   ui.controls.remove();
 
-  const history = keepHistory(cleaner, model.get("kernel") === false ? document : ui.root,
-    () => ({ ...controls(), _pin: model.get("_pin") }), write);
-  const sentence = sentencePanel(model, first, { choose: (word) => tour.answer("word", word) });
-  const tour = guidedTour({ put, read: () => ({ ...controls(), selected_unit: model.get("selected_unit"), _pin: model.get("_pin") }), write,
+  const tour = guidedTour({ put, read: () => ({ ...controls(), selected_unit: model.get("selected_unit"), _pin: pinned() }), write: put,
     scene: () => scene, redraw: paint, surprise: () => first.sentences?.find(({ text }) => {
       const { whole, pruned } = wordsOf(first, null, text, scene.mine?.order);
       return pruned && pruned[0][0] !== whole[0][0];
     })?.text });
+  const history = keepHistory(cleaner, model.get("kernel") === false ? document : ui.root,
+    () => (tour.bar.hidden ? { ...controls(), _pin: pinned() } : null), put, drawSteps);
+  const steps = stepsPanel(problem, cleaner, ui.root, { step, settle: history.settle, undo: history.undo, redo: history.redo,
+    again: () => put(model.get("_pin").hand ? { _pin: ownPlan(problem, []) } : { ratio: 0 }) });
+  const sentence = sentencePanel(model, first, { choose: (word) => tour.answer("word", word) });
   const card = h("div", { class: "cc-card", "aria-live": "polite" });
   const ledger = h("div", { class: "cc-card" });
   const swatch = (text, style) => h("span", {}, h("i", { class: "cc-swatch cc-unit", style }), text);
   const [only, others] = [swatch("", ""), swatch("", "")];
   const legend = h("div", { class: "cc-legend" }, swatch("alive, by price", "background:linear-gradient(90deg, #C77C1138, #C77C11)"),
     swatch("gone", "background:repeating-linear-gradient(135deg, var(--cc-muted) 0 1px, transparent 1px 4px)"),
-    h("span", {}, h("i", { class: "cc-swatch cc-unit", style: "border:2px solid var(--cc-text)" }, "•"), "goes next"), only, others);
+    h("span", {}, h("i", { class: "cc-swatch cc-unit cc-dot", style: "border:2px solid var(--cc-text)" }), "goes next"), only, others);
   const title = (text) => h("h4", {}, text);
   const act = (text, hint, pin) => button(text, hint, () => repin(pin));
   const buttons = {
@@ -92,7 +95,7 @@ export function renderLambda({ model, el }) {
     swap: act("Swap", "show plan A, and compare with the current one", "swap"),
     unpin: act("Unpin", "compare with the diagonal plan (lambda 0) again", "unpin"),
   };
-  const hand = handPanels(problem, { put, own, back: () => repin("unpin"), undo: history.undo, redo: history.redo });
+  const hand = handPanels(problem, { put, own, back: () => repin("unpin") });
   const edge = edgePanel(problem, put);
   const numbers = numbersPanel();
   const gap = gapPanel(first);
@@ -105,7 +108,7 @@ export function renderLambda({ model, el }) {
   const sections = { gap: section("Predicted against measured", gap.panel), chart: section("Every λ", charts.panel),
     numbers: section("A and B in numbers", h("div", { class: "cc-row cc-versus" }, ...Object.values(buttons), choice), numbers.rows, numbers.details, ui.status),
     edge: section("Two cells together", edge.panel), unit: section("One cell, term by term", ledger),
-    hand: section("By hand, guards, exact values", hand.panel, bar.exact, title("Guards"), guardsNow, bar.guards),
+    hand: section("Steps, guards, exact values", steps.panel, hand.panel, bar.exact, title("Guards"), guardsNow, bar.guards),
     files: section("Files", ui.root.querySelector(".cc-files")) };
   const numberHome = h("div", { class: "cc-thermometer" }, ...number.parts);
   const mapHome = h("div", {}, map, legend);
@@ -116,9 +119,13 @@ export function renderLambda({ model, el }) {
   ui.body.classList.add("cc-screen");
   ui.body.append(side, mapColumn, h("div", { class: "cc-sections" }, ...Object.values(sections)));
 
-  /** The lambdas that the slider goes to: those that were measured, where nothing measures now. */
-  const stops = () => (model.get("_damage").text && !alone() ? []
-    : strengthsAt({ measured: (model.get("_marks").measured ?? []).filter((m) => m.at === null) }, model.get("ratio")));
+  /** The lambdas that the slider goes to: those that were measured, where nothing measures now. The first plan is that of 0, the last that of 1. */
+  function stops() {
+    if (model.get("_damage").text && !alone()) return [];
+    const kept = (model.get("_marks").measured ?? []).filter((m) => m.at === null);
+    const ends = new Map(flip.stale ? [] : [[0, 0], [flip.breaks.length, 1]]);
+    return strengthsAt({ measured: kept }, model.get("ratio")).map((x) => ends.get(planAt(flip.breaks, x)) ?? x);
+  }
   function slide(at, free = false) {
     const apart = (strength) => Math.abs(axis.place(strength) - at);
     const near = free ? [] : stops();
@@ -129,10 +136,6 @@ export function renderLambda({ model, el }) {
     if (near.length) {
       const there = step > 0 ? near.find((one) => one > here + 1e-9) : near.findLast((one) => one < here - 1e-9);
       if (there !== undefined) put({ interaction_strength: there });
-      return;
-    }
-    if (flip.stale && !alone()) {
-      model.send({ go: step });
       return;
     }
     const found = neighbor(flip.breaks, here, step);
@@ -156,7 +159,7 @@ export function renderLambda({ model, el }) {
   /** Plan A: the pinned one, or the diagonal plan of the present ratio and guards; null for none. */
   function planA() {
     const pin = model.get("_pin");
-    const plan = pin.order ? pin : view.a && { ...view.a, strength: 0,
+    const plan = pin.order ? { node: 0, edge: 0, ...pin, ...partsOf(problem, pin.order) } : view.a && { ...view.a, strength: 0,
       ratio: model.get("ratio"), controls: { ...controls(), interaction_strength: 0 } };
     if (!plan) return null;
     const name = pin.hand ? "your plan" : pin.order ? `pinned${made(plan)}` : "λ 0";
@@ -174,31 +177,45 @@ export function renderLambda({ model, el }) {
     const removed = order.reduce((sum, u) => sum + problem.costs[u], 0);
     return { removed, realized: removed / problem.total };
   }
+  /** Plan A as it is pinned, without what H says of it. */
+  function pinned() {
+    const { order, strength, ratio, controls: made, hand: yours } = model.get("_pin");
+    return order ? { order, strength, ratio, controls: made, hand: yours } : {};
+  }
   function repin(what) {
-    if (!alone()) {
-      model.send({ pin: what });
-      return;
-    }
     const [a, b] = [planA(), planB()];
-    const pinned = what === "unpin" ? {} : b && { order: b.order, node: b.node, edge: b.edge,
-      strength: model.get("interaction_strength"), ratio: model.get("ratio"), controls: controls() };
-    if (!pinned) return;
-    model.set("_pin", pinned);
-    put(what === "swap" && a?.controls ? a.controls : {});
+    if (what === "unpin") return put({ _pin: {} });
+    return put({ _pin: { order: b.order, strength: b.strength, ratio: model.get("ratio"), controls: controls(), hand: false },
+      ...(what === "swap" && a.controls) });
   }
 
   /** Make plan A the reader's. */
-  function own(order, yours = true) {
-    if (yours) history.settle();
-    if (!alone()) return void model.send({ hand: order, yours });
-    const plan = ownPlan(problem, order);
-    if (plan) put({ _pin: { ...plan, hand: yours } });
+  function own(order) {
+    history.settle();
+    put({ _pin: ownPlan(problem, order) });
   }
-  /** Show a state of before: controls and plan A. */
-  function write({ _pin, ...before }) {
-    if (alone()) return put({ ...before, _pin });
-    put(before);
-    return _pin.order ? own(_pin.order, _pin.hand) : model.send({ pin: "unpin" });
+  /** Remove the unit that goes next (by 1), or return the last one (by -1); whether there was one. */
+  function step(by) {
+    const { mine, price } = scene;
+    const u = by > 0 ? price?.next : mine?.order.at(-1);
+    if (u === undefined || u === null) return false;
+    if (mine.hand) own(by > 0 ? [...mine.order, u] : mine.order.slice(0, -1));
+    else {
+      const ratio = (mine.removed + by * problem.costs[u]) / problem.total;
+      if (ratio > MOST) return false;
+      put({ ratio });
+    }
+    return true;
+  }
+  /** The strip of the last plans; the steps stand beside the map once there are two. */
+  function drawSteps() {
+    const last = history.list().slice(-24);
+    steps.draw(last.map(({ state, here, go: back }) => {
+      const { order, hand: yours } = state._pin;
+      return { here, go: back, order: yours ? order : solvable() ? orderOf(problem, state, run) : null,
+        words: yours ? `your plan, ${unitCount(order.length)} removed` : `${share(state.ratio)} removed, λ ${brief(state.interaction_strength)}` };
+    }), palette(ui.root));
+    if (last.length > 1) card.after(steps.panel);
   }
   /** What a click on a unit does beside marking it. */
   function clicked(u) {
@@ -275,8 +292,7 @@ export function renderLambda({ model, el }) {
       (found ? `measured KL ${show(found.risk)} on ${found.text}` : "KL not measured") : "No plan";
     model.set("status", `${risk}; solved in ${milliseconds < 1 ? "less than 1" : milliseconds.toFixed(1)} ms by this page.`);
     const runOf = ({ order, spent }) => ({ order, share: spent.map((cost) => cost / problem.total) });
-    if (alone()) model.set("plans", { ratio: model.get("ratio"), diagonal: view.a?.order ?? null, edge_aware: view.full,
-      present: view.feasible ? view.order : null, ordered: true, problem: model.get("error"),
+    if (alone()) model.set("plans", { ratio: model.get("ratio"), present: view.feasible ? view.order : null, ordered: true,
       runs: { diagonal: runOf(view.runs.diagonal), edge_aware: runOf(view.runs.edge_aware) } });
     model.save_changes();
   }
@@ -336,12 +352,14 @@ export function renderLambda({ model, el }) {
     [[only, mine, 0], [others, other, 1]].forEach(([entry, plan, k]) => {
       entry.hidden = !a || !b || !scene.change;
       entry.firstChild.style.border = `2px solid ${ink[k]}`;
-      entry.lastChild.textContent = `only ${plan?.name} removes it`;
+      entry.lastChild.textContent = `${plan?.name} only`;
     });
     const marked = [model.get("selected_unit"), hovered];
     const focus = hovered ?? (document.activeElement === map ? model.get("selected_unit") : null) ?? null;
+    const after = focus === null || asks || mine?.order.includes(focus) ? null : pricesOf(problem, scene.now, [...mine?.order ?? [], focus]);
+    if (after) after.tints[focus] = price.tints[focus];
     fade = () => paintMap(map, grid, { problem, colors, mine: new Set(mine?.order), other: other && new Set(other.order),
-      inks: ink, tints: asks === "cell" ? null : price?.tints, next: asks === "cell" ? null : price?.next ?? null,
+      inks: ink, tints: asks === "cell" ? null : (after ?? price)?.tints, next: asks === "cell" ? null : price?.next ?? null,
       arcs: asks ? [] : arcsOf(problem, focus), fading, brushed, marked, pair });
     fade();
     const wide = numberHome.clientWidth || 500;
@@ -354,7 +372,7 @@ export function renderLambda({ model, el }) {
     buttons.swap.disabled = !a?.controls || !b;
     buttons.unpin.disabled = !model.get("_pin").order;
     paintSections();
-    paintCard(focus);
+    paintCard(focus, after);
     map.classList.toggle("cc-stale", !view.feasible || Boolean(view.stale));
     ui.root.refreshTable();
     ui.root.dataset.stale = String(Boolean(view.stale));
@@ -380,10 +398,10 @@ export function renderLambda({ model, el }) {
     if (!all) late = setTimeout(() => paintSections(true), 150);
   }
   /** The four rows of the unit under the pointer or the marked one, and all terms of the marked one. */
-  function paintCard(focus) {
+  function paintCard(focus, after) {
     const [u, marked, order] = [focus, model.get("selected_unit") ?? null, scene.mine?.order ?? []];
     card.style.visibility = focus === null && !tour.bar.hidden ? "hidden" : ""; // its hint is not for now
-    fourRows(card, { problem, order, controls: scene.now, price: tour.asks ? null : scene.price, u });
+    fourRows(card, { problem, order, controls: scene.now, price: tour.asks ? null : scene.price, after, u });
     if (!sections.unit.open) return;
     ledger.replaceChildren(h("p", { class: "cc-muted" }, "Click a cell, or go to it with the arrow keys."));
     if (marked === null) return;

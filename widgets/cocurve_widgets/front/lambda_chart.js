@@ -4,7 +4,7 @@ import { planAt } from "./axis.js";
 import { lambdaChart } from "./chart.js";
 import { h } from "./kit.js";
 import { cellsOfPath, mainText, markOf, measuredSteps, strengthsAt, verdict } from "./measured.js";
-import { orderOf, riskOf } from "./solver.js";
+import { orderOf, partsOf } from "./solver.js";
 import { place } from "./svg.js";
 
 const LEFT = 60; // px beside the axis, as the slider's in instrument.css
@@ -24,8 +24,8 @@ export function chartPanel(problem, run, { put, slide }) {
   function priceOf(order) {
     const mark = markOf(order);
     if (prices.size > 2000) prices.clear();
-    if (!prices.has(mark)) prices.set(mark, riskOf(problem, order));
-    return prices.get(mark);
+    if (!prices.has(mark)) prices.set(mark, partsOf(problem, order));
+    return prices.get(mark).node + prices.get(mark).edge;
   }
   /** The plans of a ratio as cells: all of them once the path is known, until then those that were measured. */
   function cellsAt({ known, now, flip, axis, first, solvable, b }) {

@@ -50,7 +50,8 @@ export function lambdaControls(model, cleaner, problem, does) {
     onpointerdown: heed, onpointermove: heed,
     title: "goes to the ratios that were measured; hold Shift to move freely" });
   const ratioBox = tie("ratio", number({ min: 0, max: 60, step: 0.1, "aria-label": "ratio in percent, typed" }),
-    { shown: (x) => Number((100 * x).toFixed(2)), meant: (x) => x / 100 });
+    { shown: (x) => Number((100 * x).toFixed(2)), meant: (x) => x / 100,
+      hint: (x) => (x > 0 && x < 1 ? `this is ${x} %; type ${show(100 * x)} for a share of ${x}` : "") });
   const capMode = menu([["none", "none"], ["share", "share of a layer"], ["factor", "x ratio"]],
     (mode) => setCap(mode === "factor" ? 1.5 : 0.4), { "aria-label": "layer cap" });
   const capBox = number({ min: 0.01, step: 0.05, "aria-label": "size of the cap",
@@ -123,6 +124,7 @@ export function lambdaControls(model, cleaner, problem, does) {
     value.textContent = percent(now.ratio, Number.isInteger(Math.round(1000 * now.ratio) / 10) ? 0 : 1);
     lambda.value = Math.round(place * STEPS);
     lambda.setAttribute("aria-valuetext", `lambda ${show(now.interaction_strength)}${words}`);
+    ratio.max = Math.max(does.ratios().at(-1) ?? MOST, now.ratio); // beyond, nothing is measured
     ratio.value = now.ratio;
     ratio.setAttribute("aria-valuetext", percent(now.ratio));
   }

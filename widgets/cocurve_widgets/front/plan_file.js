@@ -74,7 +74,7 @@ export function planFiles(plan, problem, root) {
     if (!file) return;
     const { pin, fault } = planOf(problem, await file.text());
     assign(plan, pin ? { error: "", _pin: pin } : { error: `${file.name} is refused: ${fault}. Plan A stays as it was.` });
-    root.querySelector(pin ? "canvas" : ".cc-error").scrollIntoView({ block: "nearest" });
+    root.querySelector(pin ? ".cc-map" : ".cc-error").scrollIntoView({ block: "nearest" });
   }
   const pick = h("input", { type: "file", accept: ".json", onchange: () => read(pick.files[0]).then(() => { pick.value = ""; }) });
   root.querySelector(".cc-files").after(h("div", { class: "cc-plan" }, h("div", { class: "cc-row cc-versus" },

@@ -26,11 +26,12 @@ export function wordsOf(first, next, text, order) {
 /** The panel; draw(facts) shows it. choose(word, button) is called by a click on a word of the whole model. */
 export function sentencePanel(model, first, { choose }) {
   const texts = (first.sentences ?? []).map((one) => one.text);
-  const typed = model.get("kernel") !== false;
+  const inside = model.get("_damage")?.inside; // a model in the page, which is quick
+  const typed = model.get("kernel") !== false || inside;
   const put = (prompt) => assign(model, { prompt });
   const list = h("datalist", { id: `cc-${Math.random().toString(36).slice(2)}` }, ...texts.map((text) => h("option", { value: text })));
   const box = typed ? h("input", { type: "text", list: list.id, "aria-label": "sentence", placeholder: "type the beginning of a sentence",
-    onchange: () => put(box.value) }) : menu(texts.map((text) => [text, `${text} ▮`]), put, { "aria-label": "sentence" });
+    maxlength: inside && 200, [inside ? "oninput" : "onchange"]: () => put(box.value) }) : menu(texts.map((text) => [text, `${text} ▮`]), put, { "aria-label": "sentence" });
   const columns = [0, 1].map(() => h("div", {}));
   const panel = h("div", { class: "cc-sentence" }, h("div", { class: "cc-row" }, box, list), h("div", { class: "cc-next" }, ...columns));
   const text = () => model.get("prompt") || texts[0] || "";
@@ -41,6 +42,9 @@ export function sentencePanel(model, first, { choose }) {
     panel.hidden = !typed && !texts.length;
     const best = found.whole?.[0]?.[0];
     [["whole model", found.whole, inks.whole], [name, cover ? null : found.pruned, inks.plan]].forEach(([head, words, ink], k) => {
+      const coming = inside && !words && !(cover && k); // those of before stay meanwhile
+      columns[k].style.opacity = coming ? 0.5 : "";
+      if (coming) return;
       columns[k].replaceChildren(h("small", {}, head), ...(words ?? []).map(([word, share], n) =>
         h(choosing && !k ? "button" : "div", { class: "cc-word", title: `${word} ${percent(share)}`,
           onclick: choosing && !k ? () => choose(word) : null },

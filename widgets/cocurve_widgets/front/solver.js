@@ -186,12 +186,11 @@ export function orderOf(problem, controls, run) {
 export function viewOf(problem, controls, run = runner(problem)) {
   const runs = [controls.interaction_strength, 0, 1].map((strength) => run(controls, strength));
   const target = targetCost(problem, controls.ratio);
-  const [plan, diagonal, full] = runs.map((one) => prefix(one, target));
+  const [plan, diagonal] = runs.map((one) => prefix(one, target));
   const [{ stalled, spent, reachable: most }] = runs;
   return {
-    a: diagonal.stalled ? null : partsOf(problem, diagonal), // the default plan A
-    full: full.stalled ? null : full.order,
-    ...partsOf(problem, plan),
+    a: diagonal.stalled ? null : planOfRun(problem, diagonal), // the default plan A
+    ...planOfRun(problem, plan),
     feasible: !plan.stalled,
     reachable: most,
     stalled: stalled ? (spent.at(-1) ?? 0) / problem.total : null,
@@ -199,18 +198,19 @@ export function viewOf(problem, controls, run = runner(problem)) {
   };
 }
 
-/** What H predicts for a set of units, nats per token; null without H. */
-export function riskOf({ matrix, size, half }, order) {
-  if (!matrix) return null;
-  let risk = 0;
+/** The parts of what H predicts for a set of units, {node, edge} in nats per token; null without its rows. */
+export function partsOf(problem, order) {
+  const rows = order.map((u) => rowOf(problem, u));
+  if (rows.includes(null)) return null;
+  const parts = { node: 0, edge: 0 };
   order.forEach((u, k) => {
-    risk += half[u];
-    for (let j = 0; j < k; j++) risk += matrix[u * size + order[j]];
+    parts.node += problem.half[u];
+    for (let j = 0; j < k; j++) parts.edge += rows[k][order[j]];
   });
-  return risk;
+  return parts;
 }
 
-function partsOf(problem, run) {
+function planOfRun(problem, run) {
   return { order: run.order, node: sum(run.order.map((u) => problem.half[u])), edge: sum(run.edges) };
 }
 

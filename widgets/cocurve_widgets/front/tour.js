@@ -19,7 +19,7 @@ const GUIDE = [
       return `${nameOf(scene.problem, u)} is number ${living.indexOf(u) + 1} of ${living.length} by price. Pale cells are cheap; `
         + `${next === null ? "none" : nameOf(scene.problem, next)}, with the dot, goes first.`;
     } },
-  { set: ({ sweep }) => ({ ratio: sweep, interaction_strength: 0.5 }), ask: "word",
+  { set: ({ sweep }) => ({ ratio: sweep, interaction_strength: 0 }), ask: "word",
     say: "Now the cheapest parts are gone, hatched. Which word does the pruned model say first? Click one of the whole model's words.",
     tell: ({ words }, word) => `${words.pruned?.[0]?.[0] === word ? "Right: the" : "The"} pruned model says “${words.pruned?.[0]?.[0].trim() ?? "?"}”, `
       + `the whole model “${words.whole?.[0]?.[0].trim() ?? "?"}”.` },

@@ -4,19 +4,24 @@ import { term } from "./glossary.js";
 import { counted, h, show, table } from "./kit.js";
 import { ledger, nameOf } from "./solver.js";
 
-/** Four rows of a unit at a fixed place: what it costs alone, with its edges, and its price now. */
-export function fourRows(card, { problem, order, controls, price, u }) {
+/**
+ * Four rows of a unit at a fixed place: what it costs alone, with its edges, its price now, and what its
+ * strongest partner costs once it is gone (`after`: prices then, or null).
+ */
+export function fourRows(card, { problem, order, controls, price, after, u }) {
   const found = u === null ? null : ledger(problem, order, controls.interaction_strength, u);
   if (!found || !price) {
-    card.replaceChildren(h("p", { class: "cc-muted" }, "Point at a cell for its price, click to remove it; Ctrl+Z undoes."));
+    card.replaceChildren(h("p", { class: "cc-muted" }, "Point at a cell for its price; a click removes it."));
     return;
   }
   const rank = price.living.indexOf(u);
   const million = (value) => show(Number((1e6 * value).toPrecision(3)));
+  const partner = after && found.partners.find(({ unit }) => price.living.includes(unit))?.unit;
   card.replaceChildren(h("b", {}, `${nameOf(problem, u)}, ${rank < 0 ? "removed" : "alive"}`), table(null, [
     ["alone (½ H_uu)", show(found.half)],
     [`pairs with removed cells (λ Σ H_uv)`, show(found.edges)],
-    ...(rank < 0 ? [] : [["price, per million parameters", `${million(price.prices[u])}, ${rank + 1} of ${price.living.length}`]])]));
+    ...(rank < 0 ? [] : [["price, per million parameters", `${million(price.prices[u])}, ${rank + 1} of ${price.living.length}`]]),
+    ...(partner == null ? [] : [[`then ${nameOf(problem, partner)} costs`, `${million(price.prices[partner])} → ${million(after.prices[partner])}`]])]));
 }
 
 /**

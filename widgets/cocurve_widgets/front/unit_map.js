@@ -77,7 +77,7 @@ export function drawGridAxes(pen, colors, { attention, ffn, numLayers, geometry 
 }
 
 const FADE = 250; // ms
-const TINT = "#C77C11"; // of a living cell: the stronger, the higher its price
+export const TINT = "#C77C11"; // of a living cell: the stronger, the higher its price
 
 /** What a cell shows of two plans: gone in both, in `mine` alone, in the other alone, or alive. */
 export function stateOf(u, mine, other) {
@@ -85,21 +85,33 @@ export function stateOf(u, mine, other) {
   return other?.has(u) ? "other" : "alive";
 }
 
-/** How far each cell is from alive (0) to gone (1): a change takes a moment, unless the reader prefers no motion. */
+/**
+ * How far each cell is from alive (0) to gone (1), and the gaps that wander from a cell that returns to
+ * one that goes: a change takes a moment, unless the reader prefers no motion.
+ */
 export class Fading {
   constructor(redraw) {
     this.redraw = redraw;
     this.cells = new Map(); // unit -> [whether it is gone, when that changed]
+    this.moves = []; // [from, to, when]
   }
-  at(u, gone, now) {
-    const cell = this.cells.get(u);
-    if (!cell || cell[0] !== gone) {
-      const still = !cell || matchMedia("(prefers-reduced-motion: reduce)").matches;
-      this.cells.set(u, [gone, still ? -FADE : now]);
+  /** Take over the units that are gone now. */
+  take(gone, size, now) {
+    const still = !this.cells.size || matchMedia("(prefers-reduced-motion: reduce)").matches;
+    const changed = [[], []]; // those that return, and those that go
+    for (let u = 0; u < size; u++) {
+      if (this.cells.get(u)?.[0] === gone.has(u)) continue;
+      this.cells.set(u, [gone.has(u), still ? -FADE : now]);
+      changed[Number(gone.has(u))].push(u);
     }
-    const share = Math.min(1, (now - this.cells.get(u)[1]) / FADE);
-    if (share < 1 && !this.queued) {
-      this.queued = requestAnimationFrame(() => {
+    this.moves = this.moves.filter(([, , begun]) => now - begun < FADE);
+    if (!still) changed[0].slice(0, changed[1].length).forEach((u, k) => this.moves.push([u, changed[1][k], now]));
+  }
+  at(u, now) {
+    const [gone, begun] = this.cells.get(u);
+    const share = Math.min(1, (now - begun) / FADE);
+    if (share < 1) {
+      this.queued ||= requestAnimationFrame(() => {
         this.queued = 0;
         this.redraw();
       });
@@ -129,6 +141,7 @@ export function paintMap(canvas, grid, { problem, colors, mine, other, inks, tin
   const pen = fit(canvas, grid.geometry.width, grid.geometry.height);
   const now = performance.now();
   const lines = { gone: hatch(pen, colors.muted), mine: hatch(pen, inks[0]) };
+  fading.take(mine, problem.size, now);
   const frame = (u, color, inset, width, dash = []) => {
     const [x, y, w, t] = grid.box(u);
     pen.setLineDash(dash);
@@ -138,7 +151,7 @@ export function paintMap(canvas, grid, { problem, colors, mine, other, inks, tin
   for (let u = 0; u < problem.size; u++) {
     const [x, y, w, t] = grid.box(u);
     const state = stateOf(u, mine, other);
-    const gone = fading.at(u, state === "gone" || state === "mine", now);
+    const gone = fading.at(u, now);
     const box = [x + 0.5, y + 0.5, w - 1, t - 1];
     if (gone < 1) {
       pen.globalAlpha = (1 - gone) * (tints ? 0.25 + 0.75 * tints[u] : 0.5);
@@ -153,6 +166,17 @@ export function paintMap(canvas, grid, { problem, colors, mine, other, inks, tin
     pen.globalAlpha = 1;
     if (state === "mine" || state === "other") frame(u, inks[state === "mine" ? 0 : 1], 1.5, 2);
     else if (gone > 0) frame(u, colors.grid, 0.5, 1);
+  }
+  for (const [from, to, begun] of fading.moves) { // a gap wanders from the old place to the new one
+    const share = Math.min(1, (now - begun) / FADE);
+    const [[x, y, w, t], [p, q]] = [grid.box(from), grid.box(to)];
+    const box = [x + share * (p - x) + 0.5, y + share * (q - y) + 0.5, w - 1, t - 1];
+    for (const fill of [colors.back, lines.mine]) {
+      pen.fillStyle = fill;
+      pen.fillRect(...box);
+    }
+    Object.assign(pen, { strokeStyle: inks[0], lineWidth: 2 });
+    pen.strokeRect(...box);
   }
   const middle = (u) => grid.box(u).slice(0, 2).map((at, k) => at + grid.box(u)[k + 2] / 2);
   if (next !== null) {
