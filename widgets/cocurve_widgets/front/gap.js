@@ -37,7 +37,7 @@ export function gapPanel(first) {
     home.hidden = !steps;
     if (!steps) {
       words.textContent = !plan || !record ? "This plan is not measured." : `Measured is ${brief(record.risk / predicted)} times what H predicted. `
-        + `${first.gaps && Object.keys(first.gaps).length ? "Where this comes from was measured at λ = 0, ½ and 1." : "Where this comes from was not measured here: cl.split_risk tells."}`;
+        + `${first.gaps && Object.keys(first.gaps).length ? "Where this comes from was measured for other plans: try λ = ½." : "Where this comes from was not measured here: cl.split_risk tells."}`;
       return;
     }
     const [left, right, tall] = [110, width - 70, 24];

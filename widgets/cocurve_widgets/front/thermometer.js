@@ -57,7 +57,7 @@ export function thermometer({ guess }) {
       const at = Math.min(width - half, Math.max(half, x(risk)));
       const row = rows[0] < at - half ? 0 : 1;
       rows[row] = at + half + 6;
-      return [svg("path", { d: `M${x(risk)} ${base - 12}V${base + 9 + 14 * row}`, stroke: colors.muted, "stroke-width": 1.5 }),
+      return [svg("path", { d: `M${x(risk)} ${base - 12}V${base + 9}`, stroke: colors.muted, "stroke-width": 1.5 }),
         svg("g", {}, svg("title", {}, how), text(at, base + 20 + 14 * row, name, { "text-anchor": "middle", fill: colors.text }))];
     });
     const handle = guessed === null ? null : svg("g", { role: "slider", tabindex: 0, "aria-label": "your guess", "aria-valuenow": guessed,
