@@ -19,8 +19,8 @@ joined by <|endoftext|>.
 """
 
 import argparse
-import json
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -75,6 +75,7 @@ RANDOM = 10
 GUIDES = (SearchOptions(), SearchOptions(seed=1, swaps=8, random_share=0.2))
 BLOCKWISE = ("finercut", "blockpruner")  # removals measured anew: half an hour each
 OWN = ", own guards"  # the end of a name
+ASKED = ("H, lambda 0", "H, lambda 0.1", "H, lambda 1", "SlimLLM", "ShortGPT")  # at every ratio
 AGAIN = ("H, lambda 0", "H, lambda 1")  # judged on further rows, too, at every ratio
 COMPARED = {"H, lambda 0", "H, lambda 1", "searched", "measured layers, lambda 0"}
 METHODS = (
@@ -90,12 +91,25 @@ ANSWER = 24  # tokens of a reply that is judged
 Named = tuple[str, cl.Selection]
 
 
+def c4_rows(
+    options: argparse.Namespace, tokenizer: Any, count: int, **length: Any
+) -> cl.CalibrationSet:
+    """The first rows of the slice of C4, in one order for every step.
+
+    A stream keeps its order, and a document that is in the slice twice is in the rows twice.
+    `default_rows` takes it once, which gives another order: then a judge may hold text that H or
+    the search has read.
+    """
+    documents = [line for line in options.c4.read_text().splitlines() if line.strip()]
+    random.Random(0).shuffle(documents)
+    return cl.CalibrationSet.from_texts(
+        iter(documents), tokenizer, count, source="C4", eos=END, bos=END, **length
+    )
+
+
 def texts(options: argparse.Namespace, tokenizer: Any) -> dict[str, cl.CalibrationSet]:
     """The calibration rows and those of the judges, by name."""
-    documents = [line for line in options.c4.read_text().splitlines() if line.strip()]
-    lines = options.work / "c4.jsonl"
-    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-    rows = default_rows(NAME, tokenizer, JUDGED[1], text_file=lines, **LENGTH)
+    rows = c4_rows(options, tokenizer, JUDGED[1], **LENGTH)
     found = {"calibration": rows.rows(0, ROWS), "c4": rows.rows(*JUDGED)}
     if options.wikitext:
         paragraphs = [x for x in options.wikitext.read_text().split("\n") if len(x) > 200]
@@ -108,7 +122,7 @@ def texts(options: argparse.Namespace, tokenizer: Any) -> dict[str, cl.Calibrati
 
 def more_texts(options: argparse.Namespace, tokenizer: Any) -> dict[str, cl.CalibrationSet]:
     """Six further rows of each judge: no window of them is in rows of H, of search or of choice."""
-    c4 = default_rows(NAME, tokenizer, MORE[1], text_file=options.work / "c4.jsonl", **LENGTH)
+    c4 = c4_rows(options, tokenizer, MORE[1], **LENGTH)
     paragraphs = [x for x in options.wikitext.read_text().split("\n") if len(x) > 200]
     wikitext = cl.CalibrationSet.from_texts(
         paragraphs, tokenizer, 15, seed=3, source="WikiText-2 valid", eos=END, bos=END, **LENGTH
@@ -158,10 +172,8 @@ def best(options: argparse.Namespace) -> None:
     position.
     """
     model, tokenizer = cl.load_model(NAME, device=options.device, dtype="float32")
-    texts(options, tokenizer)  # writes the documents
-    lines = options.work / "c4.jsonl"
     few = LENGTH | {"positions_per_sequence": 96}
-    rows = default_rows(NAME, tokenizer, 96, text_file=lines, **few)
+    rows = c4_rows(options, tokenizer, 96, **few)
     curvature = cl.Curvature.load(options.out / KEPT_TEXTS["c4"])
     searched, chosen_on = rows.rows(32, 64), rows.rows(64, 96)
     with torch.autocast("cpu", torch.bfloat16):  # without effect on a GPU
@@ -333,7 +345,7 @@ def guarded(
     but for the plans that are `known`.
     """
     few = LENGTH | {"positions_per_sequence": 96}
-    rows = default_rows(NAME, tokenizer, 40, text_file=options.work / "c4.jsonl", **few)
+    rows = c4_rows(options, tokenizer, 40, **few)
     for ratio in options.ratios:
         makers: dict[str, Any] = {
             f"H, lambda {s:g}": partial(cl.solve_greedy, curvature, ratio, s) for s in (0.0, 1.0)
@@ -421,9 +433,10 @@ def judges_further(name: str, ratio: float) -> bool:
 
 def is_asked(name: str, ratio: float) -> bool:
     """Whether a plan is asked questions."""
-    return (
-        not apart_of(name) and not name.startswith("H of") and (ratio in BEST or "ends" not in name)
-    )
+    if apart_of(name) or name.startswith("H of"):
+        return False
+    at_best = not name.endswith(OWN) or name.startswith("H, ")
+    return name in ("dense", *ASKED) or (ratio in BEST and at_best)
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -435,38 +448,44 @@ def measure(options: argparse.Namespace) -> None:
     rows["chat"] = by_kind["chat text"][1]
     curvature, file = cl.Curvature.load(options.out / KEPT_TEXTS["c4"]), options.out / "plans.json"
     kept = read_json(file)["plans"] if file.exists() else []
-    plans = {(plan["name"], plan["requested_ratio"]): plan for plan in kept}
+    plans = {mark(plan): plan for plan in kept}
     named = [*from_curvature(curvature), *together(curvature), *of_parts(options, curvature)]
-    named += guarded(options, model, curvature, tokenizer, set(plans))
+    known = {(plan["name"], plan["requested_ratio"]) for plan in kept}
+    named += guarded(options, model, curvature, tokenizer, known)
     named += of_methods(options, curvature.units)
     for best_file in sorted(options.out.glob("best_*.json")):
         named.append(("searched", cl.Selection.from_json(best_file.read_text())))
     if not kept:  # small H of other texts take a quarter of an hour each
         named += of_kinds(options, model, by_kind, curvature)
-    for name, plan in named:
-        plans.setdefault((name, plan.requested_ratio), as_written(name, plan))
+    for written in (as_written(name, plan) for name, plan in named):
+        plans.setdefault(mark(written), written)
+
+    def due(rule: Callable[[str, float], bool], have: Callable[[dict[str, Any]], bool]) -> Any:
+        return [p for p in plans.values() if rule(p["name"], p["requested_ratio"]) and not have(p)]
+
     about = {}
     for text, judge in rows.items():
-        due = [p for key, p in plans.items() if judges(text, *key) and not p["kl"].get(text)]
-        add_rows(options.work / f"kl_{text}", model, curvature.units, judge, text, due)
+        missing = due(partial(judges, text), lambda plan: text in plan["kl"])  # noqa: B023
+        add_rows(options.work / f"kl_{text}", model, curvature.units, judge, text, missing)
         source = judge.source if text == "manual" else SOURCES[text]
         about[text] = {"source": source, "fingerprint": judge.fingerprint, "rows": len(judge)}
     for text, judge in further.items():
         first = about[text]["rows"]
-        due = [
-            p
-            for key, p in plans.items()
-            if judges_further(*key) and len(p["kl"].get(text, ())) == first
-        ]
-        add_rows(options.work / f"kl_{text}_more", model, curvature.units, judge, text, due)
+        missing = due(judges_further, lambda plan: len(plan["kl"].get(text, ())) != first)  # noqa: B023
+        add_rows(options.work / f"kl_{text}_more", model, curvature.units, judge, text, missing)
         about[text]["further"] = {"rows": len(judge), "fingerprint": judge.fingerprint}
-    due = [plan for key, plan in plans.items() if is_asked(*key) and not plan["right"]]
-    sets = [cl.Selection.from_pruned(curvature.units, plan["pruned"]) for plan in due]
-    if due:
+    missing = due(is_asked, lambda plan: bool(plan["right"]))
+    sets = [cl.Selection.from_pruned(curvature.units, plan["pruned"]) for plan in missing]
+    if missing:
         right = answers(options, model, tokenizer, sets)
-        for plan, selection in zip(due, sets, strict=True):
+        for plan, selection in zip(missing, sets, strict=True):
             plan["right"] = right[selection.fingerprint]
     write_plans(file, curvature.provenance["model_fingerprint"], about, list(plans.values()))
+
+
+def mark(plan: dict[str, Any]) -> tuple[str, float, tuple[int, ...]]:
+    """What tells a written plan from the others; plans of single units share a name."""
+    return plan["name"], plan["requested_ratio"], tuple(plan["pruned"])
 
 
 def add_rows(

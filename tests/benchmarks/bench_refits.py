@@ -69,7 +69,8 @@ def texts(folder: Path, work: Path, tokenizer: Any) -> dict[str, cl.CalibrationS
             long, tokenizer, rows, seed=3, source=file, eos=END, bos=END, **LENGTH
         )
 
-    valid, last = paragraphs("wikitext2_valid.txt", FIT + HELD_OUT), FIT + HELD_OUT
+    apart, last = FIT + 2, FIT + 2 + HELD_OUT  # the text of a row may go on in the next two
+    valid = paragraphs("wikitext2_valid.txt", last)
 
     def mix(first: int, end: int) -> cl.CalibrationSet:
         parts = [c4.rows(C4_FIT + first, C4_FIT + end), valid.rows(first, end)]
@@ -78,7 +79,7 @@ def texts(folder: Path, work: Path, tokenizer: Any) -> dict[str, cl.CalibrationS
 
     return {
         "fit": mix(0, FIT),
-        "held_out": mix(FIT, last),
+        "held_out": mix(apart, last),
         # few rows of one document: an error over rows takes them as independent
         "c4": cl.CalibrationSet(c4.rows(*C4_JUDGED).input_ids[::APART], source="C4"),
         "wikitext": paragraphs("wikitext2_test.txt", JUDGED),

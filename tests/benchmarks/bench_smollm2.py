@@ -30,7 +30,7 @@ from cocurve_lab.extensions.pretrained.kept import (
 from cocurve_lab.extensions.writing import plus_minus, typeset
 from cocurve_lab.measuring.risk import standard_error
 from cocurve_lab.solver.solve import solve_greedy
-from cocurve_studies.bake_off.costs import SAVINGS, kept_savings
+from cocurve_studies.bake_off.costs import COSTS, SAVINGS, kept_savings
 from cocurve_studies.bake_off.refits import REFITS, kept_refits, level_after_refit
 from cocurve_studies.certainty import purposes
 from cocurve_studies.paper import shipped
@@ -88,7 +88,7 @@ class Plans:
     @property
     def methods(self) -> list[str]:
         """Names of plans that are of no H, nor random, nor parts of other plans."""
-        other = ("H", "random", "draw", "unit", "dense", "measured", "searched")
+        other = ("H", "random", "draw", "unit", "dense", "measured", "searched", *COSTS)
         return [x for x in self.by_name if not (x.startswith(other) or " units" in x)]
 
 
