@@ -160,17 +160,17 @@ class Suite:
     Attributes:
         suite: tasks to run
         tasks: task files of --suite local
-        data: for --suite paper: copies of its datasets, FOLDER/ORGANIZATION/NAME with the files as
-            on the hub; default: the hub
+        data: for --suite paper or proxy: copies of the datasets, FOLDER/ORGANIZATION/NAME with the
+            files as on the hub; default: the hub
         allow_code_execution: run the programs that the model writes for a suite, confined by
             bubblewrap (Debian: apt-get install bubblewrap)
-        limit: questions per task; default: all
+        limit: questions per task; default: all, and with --suite proxy 200
         chat: ask prompts of a suite through the tokenizer's chat template. Default: through it
-            where there is one, except in suite paper
+            where there is one, except in suites paper and proxy
         no_chat: ask prompts as they are
     """
 
-    suite: Literal["demo", "paper", "local"] | None = None
+    suite: Literal["demo", "paper", "proxy", "local"] | None = None
     tasks: tuple[File, ...] = ()
     data: File | None = None
     allow_code_execution: bool = False

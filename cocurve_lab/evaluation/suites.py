@@ -1,4 +1,4 @@
-"""The suites demo and paper: their tasks, and the metric of each that enters the average.
+"""The suites demo, paper and proxy: their tasks, and the metric of each that enters the average.
 
 Averaged metrics are fixed here, before any run. For the paper's seven commonsense tasks they follow
 its appendix "Evaluation Protocol", paragraph "Per-task metric": acc_norm for HellaSwag,
@@ -164,6 +164,8 @@ PAPER_METRICS = {
     **dict.fromkeys(PAPER_CODE, "pass@1"),
 }
 PAPER_NAMES = (*PAPER_TEXTS, *PAPER_HARNESS, *PAPER_OWN)
+# what the paper ranks candidate plans by: its appendix "Evaluation Protocol", "Generation proxy"
+PROXY_NAMES, PROXY_PROBLEMS = ("wikitext2", *PAPER_CODE), 200
 
 _PER_BYTE = "acc_norm divides by the bytes of a choice, the release by its tokens"
 # task -> how it still differs from the authors' release

@@ -38,6 +38,8 @@ from .suites import (
     PAPER_CODE,
     PAPER_NAMES,
     PAPER_TEXTS,
+    PROXY_NAMES,
+    PROXY_PROBLEMS,
     demo_tasks,
     local_copy,
     paper_task,
@@ -50,7 +52,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SUITES = ("demo", "paper", "local")
+SUITES = ("demo", "paper", "proxy", "local")
+_OF_PAPER = {"paper": PAPER_NAMES, "proxy": PROXY_NAMES}
 _LONGEST = 2048  # tokens of a prompt with its reply, as the paper's context
 _SEED = 1234  # of few-shot examples, the harness's own default
 BOS_WINDOWS = (
@@ -67,8 +70,8 @@ class TaskOptions:
     Attributes:
         tasks: names of the suite's tasks to run; None runs all.
         files: for suite "local": JSONL files, or folders of them.
-        data: for suite "paper": a folder with copies of its datasets, DATA/ORGANIZATION/NAME with
-            the files as on the hub; None reads the hub.
+        data: for suites "paper" and "proxy": a folder with copies of the datasets,
+            DATA/ORGANIZATION/NAME with the files as on the hub; None reads the hub.
         batch_size: prompts per forward.
         limits: time, memory, files and processes of each executed program.
         progress: show the harness's bars.
@@ -99,15 +102,17 @@ def evaluate_tasks(
         tokenizer: its tokenizer (a copy is used: the harness changes padding).
         suite: "demo", the five families of the embedded model; "paper", the paper's fourteen
             benchmarks and two more of the harness, from the hub or from copies in `options.data`;
-            "local", the files in `options.files`.
+            "proxy", the three of them that rank candidate plans (appendix "Evaluation Protocol"):
+            WikiText-2, HumanEval and MBPP; "local", the files in `options.files`.
         limit: only so many samples of each task (documents of each text), from its start; None
-            takes all.
+            takes all, in suite "proxy" 200 problems and the whole text.
         allow_code_execution: True lets generated programs run for pass@1, confined by bubblewrap.
             Where that does not start, no program runs, and the report names the tasks as failed. A
             program that is written to deceive its tests can pass without solving its task.
         options: a choice of tasks, files, batch size, limits, progress.
         chat: True asks each prompt as the user's turn in the tokenizer's chat template, False as it
-            is. None asks through the template where there is one, except in suite "paper".
+            is. None asks through the template where there is one, except in suites "paper"
+            and "proxy".
 
     Returns:
         Every metric the harness gives, which of them are averaged, the settings of the run, and
@@ -121,10 +126,13 @@ def evaluate_tasks(
     options = options or TaskOptions()
     limit = None if limit is None else as_int(limit, "limit", 1)
     work = suite_tasks(suite, options)
+    documents = limit
+    if suite == "proxy" and limit is None:
+        limit = PROXY_PROBLEMS
     code = [n for n, made in work.items() if n in PAPER_CODE or (made and made.program)]
     if code:
         require_permission(allow_code_execution)  # before anything is read from the hub
-    chat = uses_chat(tokenizer, False if chat is None and suite == "paper" else chat)
+    chat = uses_chat(tokenizer, False if chat is None and suite in _OF_PAPER else chat)
     asked = f"prompts were asked {'through' if chat else 'without'} the tokenizer's chat template"
     settings: dict[str, Any] = {
         "num_fewshot": {},
@@ -137,7 +145,7 @@ def evaluate_tasks(
     }
     versions = {name: version(name) for name in ("lm_eval", "torch", "transformers", "datasets")}
     report = EvaluationReport(suite, {}, settings=settings, versions=versions)
-    bench = _Bench(model, tokenizer, options, report)
+    bench = _Bench(model, tokenizer, options, report, documents)
     first: Exception | None = None
     for name, made in work.items():
         try:
@@ -161,13 +169,13 @@ def suite_tasks(suite: str, options: TaskOptions) -> dict[str, TaskFile | None]:
     """
     if suite not in SUITES:
         raise InputError(f"the suite is {suite!r}. Choose one of {', '.join(SUITES)}.")
-    if options.data is not None and (suite != "paper" or not Path(options.data).is_dir()):
+    if options.data is not None and (suite not in _OF_PAPER or not Path(options.data).is_dir()):
         raise InputError(
             f"data is {str(options.data)!r}, for suite {suite!r}. Give an existing folder, and "
-            'suite="paper".'
+            'suite="paper" or "proxy".'
         )
-    if suite == "paper":
-        work: dict[str, TaskFile | None] = dict.fromkeys(PAPER_NAMES)
+    if suite in _OF_PAPER:
+        work: dict[str, TaskFile | None] = dict.fromkeys(_OF_PAPER[suite])
     else:
         tasks = demo_tasks() if suite == "demo" else local_tasks(options.files)
         work = {task.name: task for task in tasks}
@@ -186,6 +194,7 @@ class _Bench:
     tokenizer: PreTrainedTokenizerBase
     options: TaskOptions
     found: EvaluationReport
+    documents: int | None
 
     def run(self, name: str, made: TaskFile | None) -> None:
         """Run one task; one of the paper's is made first (`made` is None)."""
@@ -210,7 +219,7 @@ class _Bench:
         The release's windows, where the tokenizer begins a text ours beside them, and of WikiText-2
         windows that do not overlap, as in the paper's tab:stride-equiv.
         """
-        text = PAPER_TEXTS[name].texts(self.options.data, self.found.settings["limit"])
+        text = PAPER_TEXTS[name].texts(self.options.data, self.documents)
         asked: dict[str, tuple[int, Starts]] = {"perplexity": (512, "first window")}
         if text_start(self.tokenizer):
             asked[BOS_WINDOWS] = (512, "every window")

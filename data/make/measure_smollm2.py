@@ -19,9 +19,10 @@ joined by <|endoftext|>.
 """
 
 import argparse
-import json
-from collections.abc import Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ from cocurve_lab.extensions.texts.documents import default_rows, read_documents
 from cocurve_lab.measuring.risk import Meter, standard_error
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.solver.guards import Guards
+from cocurve_studies.bake_off.costs import COSTS, other_costs
 from cocurve_studies.trust import reach
 from cocurve_studies.trust.scales import plans_by_scale
 
@@ -57,6 +59,7 @@ ROWS, JUDGED, MORE = 24, (26, 32), (170, 176)
 LENGTH: dict[str, Any] = {"seq_len": 256, "positions_per_sequence": "all"}
 BEST = (0.1, 0.2, 0.3)
 RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
+DRAWN = (0.05, 0.1, 0.2, 0.3, 0.4)  # of H of rows drawn again
 STRENGTHS = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0)
 QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of measured layers and blocks
 GUARDS = {"": Guards(), **GUARDED}
@@ -71,35 +74,42 @@ RANDOM = 10
 # draws guided by H, then by marginals at the plan
 GUIDES = (SearchOptions(), SearchOptions(seed=1, swaps=8, random_share=0.2))
 BLOCKWISE = ("finercut", "blockpruner")  # removals measured anew: half an hour each
-AGAIN = (  # judged on further rows, too
-    "H, lambda 0",
-    "H, lambda 1",
-    "H, lambda 0, own guards",
-    "H, lambda 1, own guards",
-    "searched",
-    "SlimLLM",
-    "ShortGPT",
-    "measured layers, lambda 0",
-)
+OWN = ", own guards"  # the end of a name
+ASKED = ("H, lambda 0", "H, lambda 0.1", "H, lambda 1", "SlimLLM", "ShortGPT")  # at every ratio
+AGAIN = ("H, lambda 0", "H, lambda 1")  # judged on further rows, too, at every ratio
+COMPARED = {"H, lambda 0", "H, lambda 1", "searched", "measured layers, lambda 0"}
 METHODS = (
     *("magnitude", "wanda-sp", "flap", "amp", "llm-pruner", "slimllm", "2ssp", "slimgpt"),
     *("shortgpt", "cbo"),
     *BLOCKWISE,
 )
+COMPARED |= {"random 0", *(cl.get_method(name).title for name in METHODS)}
 PAGE = Path(__file__).resolve().parents[2] / "notebooks" / "explore_smollm2.html"
-PROMPTS = ("What is the capital of France?", "What is the opposite of hot?", "What is 2 + 3?")
-REPLY, ANSWER = 12, 24  # tokens of a reply to them, and of one that is judged
+ANSWER = 24  # tokens of a reply that is judged
 
 
 Named = tuple[str, cl.Selection]
 
 
+def c4_rows(
+    options: argparse.Namespace, tokenizer: Any, count: int, **length: Any
+) -> cl.CalibrationSet:
+    """The first rows of the slice of C4, in one order for every step.
+
+    A stream keeps its order, and a document that is in the slice twice is in the rows twice.
+    `default_rows` takes it once, which gives another order: then a judge may hold text that H or
+    the search has read.
+    """
+    documents = [line for line in options.c4.read_text().splitlines() if line.strip()]
+    random.Random(0).shuffle(documents)
+    return cl.CalibrationSet.from_texts(
+        iter(documents), tokenizer, count, source="C4", eos=END, bos=END, **length
+    )
+
+
 def texts(options: argparse.Namespace, tokenizer: Any) -> dict[str, cl.CalibrationSet]:
     """The calibration rows and those of the judges, by name."""
-    documents = [line for line in options.c4.read_text().splitlines() if line.strip()]
-    lines = options.work / "c4.jsonl"
-    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-    rows = default_rows(NAME, tokenizer, JUDGED[1], text_file=lines, **LENGTH)
+    rows = c4_rows(options, tokenizer, JUDGED[1], **LENGTH)
     found = {"calibration": rows.rows(0, ROWS), "c4": rows.rows(*JUDGED)}
     if options.wikitext:
         paragraphs = [x for x in options.wikitext.read_text().split("\n") if len(x) > 200]
@@ -112,7 +122,7 @@ def texts(options: argparse.Namespace, tokenizer: Any) -> dict[str, cl.Calibrati
 
 def more_texts(options: argparse.Namespace, tokenizer: Any) -> dict[str, cl.CalibrationSet]:
     """Six further rows of each judge: no window of them is in rows of H, of search or of choice."""
-    c4 = default_rows(NAME, tokenizer, MORE[1], text_file=options.work / "c4.jsonl", **LENGTH)
+    c4 = c4_rows(options, tokenizer, MORE[1], **LENGTH)
     paragraphs = [x for x in options.wikitext.read_text().split("\n") if len(x) > 200]
     wikitext = cl.CalibrationSet.from_texts(
         paragraphs, tokenizer, 15, seed=3, source="WikiText-2 valid", eos=END, bos=END, **LENGTH
@@ -162,10 +172,8 @@ def best(options: argparse.Namespace) -> None:
     position.
     """
     model, tokenizer = cl.load_model(NAME, device=options.device, dtype="float32")
-    texts(options, tokenizer)  # writes the documents
-    lines = options.work / "c4.jsonl"
     few = LENGTH | {"positions_per_sequence": 96}
-    rows = default_rows(NAME, tokenizer, 96, text_file=lines, **few)
+    rows = c4_rows(options, tokenizer, 96, **few)
     curvature = cl.Curvature.load(options.out / KEPT_TEXTS["c4"])
     searched, chosen_on = rows.rows(32, 64), rows.rows(64, 96)
     with torch.autocast("cpu", torch.bfloat16):  # without effect on a GPU
@@ -305,11 +313,15 @@ def from_curvature(curvature: cl.Curvature) -> Iterator[Named]:
             for strength in STRENGTHS:
                 plan = cl.solve_greedy(curvature, ratio, strength, guards=guards)
                 yield f"H, lambda {strength:g}{words}", plan
+    for words, costs in other_costs(curvature.units).items():
+        for ratio, strength in product(BEST, (0.0, 1.0)):
+            plan = cl.solve_greedy(curvature, cl.Target(ratio=ratio, costs=costs), strength)
+            yield f"{words} {ratio:.0%}, lambda {strength:g}", plan
     rng = np.random.default_rng(0)
     groups = list(range(ROWS))
     for draw in range(DRAWS):
         drawn = of_groups([(curvature, sorted(rng.choice(groups, ROWS).tolist()))])
-        for ratio in BEST:
+        for ratio in DRAWN:
             for strength in (0.0, 1.0):
                 yield (
                     f"draw {draw} of H, lambda {strength:g}",
@@ -321,14 +333,19 @@ def from_curvature(curvature: cl.Curvature) -> Iterator[Named]:
 
 
 def guarded(
-    options: argparse.Namespace, model: Any, tokenizer: Any, curvature: cl.Curvature
+    options: argparse.Namespace,
+    model: Any,
+    curvature: cl.Curvature,
+    tokenizer: Any,
+    known: set[tuple[str, float]],
 ) -> Iterator[Named]:
     """Plans of the paper's protocol: guards chosen by the loss on rows 32 to 39 of C4.
 
-    H at lambda 0 and 1, and each method that `methods` has measured, on the one grid of guards.
+    H at lambda 0 and 1, and each method that `methods` has measured, on the one grid of guards;
+    but for the plans that are `known`.
     """
     few = LENGTH | {"positions_per_sequence": 96}
-    rows = default_rows(NAME, tokenizer, 40, text_file=options.work / "c4.jsonl", **few)
+    rows = c4_rows(options, tokenizer, 40, **few)
     for ratio in options.ratios:
         makers: dict[str, Any] = {
             f"H, lambda {s:g}": partial(cl.solve_greedy, curvature, ratio, s) for s in (0.0, 1.0)
@@ -336,6 +353,8 @@ def guarded(
         for method, evidence in evidence_of(options):
             makers[method.title] = partial(method.select, evidence, curvature.units, ratio)
         for name, make in makers.items():
+            if (name + OWN, ratio) in known:
+                continue
             keep = options.work / f"guards_{ratio:g}_{name}"
             choice = choose_guards(
                 *(model, curvature, ratio, rows.rows(32, 40)),
@@ -343,7 +362,7 @@ def guarded(
                 options=ChoiceOptions(first_rows=4, judge="nll", checkpoint=keep),
             )
             print(f"{ratio:.0%}, {name}: {choice.guards}", flush=True)
-            yield f"{name}, own guards", choice.best
+            yield name + OWN, choice.best
 
 
 def together(curvature: cl.Curvature) -> Iterator[Named]:
@@ -392,120 +411,109 @@ def of_methods(options: argparse.Namespace, units: cl.UnitSet) -> Iterator[Named
 
 def apart_of(name: str) -> bool:
     """Whether a plan is only there to compare with others."""
-    return name == "unit" or " units" in name or name.startswith(("random ", "draw "))
+    return name == "unit" or " units" in name or name.startswith(("random ", "draw ", *COSTS))
+
+
+def judges(text: str, name: str, ratio: float) -> bool:
+    """Whether a text judges a plan."""
+    if text == "chat":
+        return name.startswith("H of")
+    if text == "wikitext":
+        return not (name == "unit" or " units" in name)
+    if text == "manual":
+        return ratio in BEST and not apart_of(name) and "ends" not in name
+    return True
+
+
+def judges_further(name: str, ratio: float) -> bool:
+    """Whether the further rows of a text judge a plan, too: those that the paper compares."""
+    again = name in AGAIN or name.startswith(COSTS)
+    return again or (ratio in BEST and name.removesuffix(OWN) in COMPARED)
+
+
+def is_asked(name: str, ratio: float) -> bool:
+    """Whether a plan is asked questions."""
+    if apart_of(name) or name.startswith("H of"):
+        return False
+    at_best = not name.endswith(OWN) or name.startswith("H, ")
+    return name in ("dense", *ASKED) or (ratio in BEST and at_best)
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Measure the plans that plans.json lacks, and for some of its plans the further rows."""
+    """Measure what plans.json lacks: plans, texts that judge them, further rows, and answers."""
     model, tokenizer = cl.load_model(NAME)
     rows, further = texts(options, tokenizer), more_texts(options, tokenizer)
     by_kind = kinds(options, tokenizer, rows)
     del rows["calibration"]
     rows["chat"] = by_kind["chat text"][1]
     curvature, file = cl.Curvature.load(options.out / KEPT_TEXTS["c4"]), options.out / "plans.json"
-    kept = read_json(file) if file.exists() else {"plans": [], "texts": {}}
-    whole = [plan for plan in kept["plans"] if len(plan["kl"]["c4"]) >= JUDGED[1] - JUDGED[0]]
-    known = {(plan["name"], plan["requested_ratio"]) for plan in whole}  # others are judged again
+    kept = read_json(file)["plans"] if file.exists() else []
+    plans = {mark(plan): plan for plan in kept}
     named = [*from_curvature(curvature), *together(curvature), *of_parts(options, curvature)]
-    named += guarded(options, model, tokenizer, curvature)
+    known = {(plan["name"], plan["requested_ratio"]) for plan in kept}
+    named += guarded(options, model, curvature, tokenizer, known)
     named += of_methods(options, curvature.units)
     for best_file in sorted(options.out.glob("best_*.json")):
         named.append(("searched", cl.Selection.from_json(best_file.read_text())))
-    if not known:  # small H of other texts take a quarter of an hour each
+    if not kept:  # small H of other texts take a quarter of an hour each
         named += of_kinds(options, model, by_kind, curvature)
-    named = [plan for plan in named if (plan[0], plan[1].requested_ratio) not in known]
-    # what is judged on some texts alone
-    only = {
-        "chat": {plan.fingerprint for name, plan in named if name.startswith("H of")},
-        "wikitext": {
-            plan.fingerprint for name, plan in named if not (name == "unit" or " units" in name)
-        },
-        "manual": {
-            plan.fingerprint
-            for name, plan in named
-            if plan.requested_ratio in BEST and not apart_of(name) and "ends" not in name
-        },
-    }
-    new, about = judged(options, model, tokenizer, named, rows, only)
-    texts_of, plans = kept["texts"] or about, whole + new
-    for text, judge in further.items():
-        six = [plan for plan in plans if len(plan["kl"].get(text, ())) == len(judge)]
-        again = [plan for plan in six if plan["name"] in AGAIN]
-        meter = Meter(model, judge, checkpoint=options.work / f"kl_{text}_more", replay=True)
-        sets = [cl.Selection.from_pruned(curvature.units, plan["pruned"]) for plan in again]
-        for plan, values in zip(again, meter.measure(sets, progress="lines"), strict=True):
-            for at, name in enumerate(("kl", "nll")):
-                plan[name][text] += np.round(values[:, at], 5).tolist()
-        texts_of[text]["further"] = {"rows": len(judge), "fingerprint": judge.fingerprint}
-    write_plans(file, curvature.provenance["model_fingerprint"], texts_of, list(PROMPTS), plans)
+    for written in (as_written(name, plan) for name, plan in named):
+        plans.setdefault(mark(written), written)
 
+    def due(rule: Callable[[str, float], bool], have: Callable[[dict[str, Any]], bool]) -> Any:
+        return [p for p in plans.values() if rule(p["name"], p["requested_ratio"]) and not have(p)]
 
-def judged(
-    options: argparse.Namespace,
-    model: Any,
-    tokenizer: Any,
-    named: Sequence[Named],
-    rows: dict[str, cl.CalibrationSet],
-    only: Mapping[str, set[str]],
-) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Measure plans on the judges, and ask questions; as `write_plans` takes plans and texts.
-
-    `only`: the fingerprints of the plans that a text judges, where it does not judge all.
-    """
-    distinct = list({plan.fingerprint: plan for _, plan in named}.values())
-    asked = [
-        plan
-        for name, plan in named
-        if not apart_of(name)
-        and not name.startswith("H of")
-        and (plan.requested_ratio in BEST or name == "dense")
-    ]
-    asked = list({plan.fingerprint: plan for plan in asked}.values())
-    measured: dict[str, dict[str, np.ndarray]] = {plan.fingerprint: {} for plan in distinct}
     about = {}
-    for name, judge in rows.items():
-        plans = [x for x in distinct if x.fingerprint in only.get(name, measured)]
-        meter = Meter(
-            model, judge, checkpoint=options.work / f"kl_{name}", plans_per_batch=4, replay=True
-        )
-        for plan, values in zip(plans, meter.measure(plans, progress="lines"), strict=True):
-            measured[plan.fingerprint][name] = values
-        about[name] = {
-            "source": judge.source if name == "manual" else SOURCES[name],
-            "fingerprint": judge.fingerprint,
-            "rows": len(judge),
-        }
-    right = answers(options, model, tokenizer, asked)
-    said = replies(options, model, tokenizer, asked)
-    written = []
-    for name, plan in named:
-        kl, nll = (
-            {text: values[:, at] for text, values in measured[plan.fingerprint].items()}
-            for at in (0, 1)
-        )
-        answered = right.get(plan.fingerprint), said.get(plan.fingerprint, ())
-        written.append(as_written(name, plan, kl, nll, *answered))
-    return written, about
+    for text, judge in rows.items():
+        missing = due(partial(judges, text), lambda plan: text in plan["kl"])  # noqa: B023
+        add_rows(options.work / f"kl_{text}", model, curvature.units, judge, text, missing)
+        source = judge.source if text == "manual" else SOURCES[text]
+        about[text] = {"source": source, "fingerprint": judge.fingerprint, "rows": len(judge)}
+    for text, judge in further.items():
+        first = about[text]["rows"]
+        missing = due(judges_further, lambda plan: len(plan["kl"].get(text, ())) != first)  # noqa: B023
+        add_rows(options.work / f"kl_{text}_more", model, curvature.units, judge, text, missing)
+        about[text]["further"] = {"rows": len(judge), "fingerprint": judge.fingerprint}
+    missing = due(is_asked, lambda plan: bool(plan["right"]))
+    sets = [cl.Selection.from_pruned(curvature.units, plan["pruned"]) for plan in missing]
+    if missing:
+        right = answers(options, model, tokenizer, sets)
+        for plan, selection in zip(missing, sets, strict=True):
+            plan["right"] = right[selection.fingerprint]
+    write_plans(file, curvature.provenance["model_fingerprint"], about, list(plans.values()))
 
 
-def as_written(
-    name: str,
-    plan: cl.Selection,
-    kl: Mapping[str, Any],
-    nll: Mapping[str, Any],
-    right: dict[str, list[int]] | None = None,
-    replies: Sequence[str] = (),
-) -> dict[str, Any]:
-    """A plan as `write_plans` takes it."""
+def mark(plan: dict[str, Any]) -> tuple[str, float, tuple[int, ...]]:
+    """What tells a written plan from the others; plans of single units share a name."""
+    return plan["name"], plan["requested_ratio"], tuple(plan["pruned"])
+
+
+def add_rows(
+    checkpoint: Path,
+    model: Any,
+    units: cl.UnitSet,
+    judge: cl.CalibrationSet,
+    text: str,
+    plans: Sequence[dict[str, Any]],
+) -> None:
+    """Add KL and loss on the rows of a judge to plans as `write_plans` takes them."""
+    meter = Meter(model, judge, checkpoint=checkpoint, plans_per_batch=4, replay=True)
+    sets = [cl.Selection.from_pruned(units, plan["pruned"]) for plan in plans]
+    for plan, values in zip(plans, meter.measure(sets, progress="lines"), strict=True):
+        for at, name in enumerate(("kl", "nll")):
+            plan[name].setdefault(text, []).extend(np.round(values[:, at], 5).tolist())
+
+
+def as_written(name: str, plan: cl.Selection) -> dict[str, Any]:
+    """A plan that was not measured yet, as `write_plans` takes it."""
     return {
         "name": name,
         "requested_ratio": plan.requested_ratio,
         "interaction_strength": plan.interaction_strength,
         "pruned": sorted(plan.pruned),
-        "kl": {text: np.round(values, 5).tolist() for text, values in kl.items()},
-        "nll": {text: np.round(values, 5).tolist() for text, values in nll.items()},
-        "right": right or {},
-        "replies": list(replies),
+        "kl": {},
+        "nll": {},
+        "right": {},
     }
 
 
@@ -539,23 +547,6 @@ def answers(
         }
         for plan, right in zip(plans, asked.right, strict=True)
     }
-
-
-def replies(
-    options: argparse.Namespace, model: Any, tokenizer: Any, plans: Sequence[cl.Selection]
-) -> dict[str, list[str]]:
-    """The first words of three answers of every plan, kept in the work folder."""
-    file = options.work / "replies.json"
-    found = json.loads(file.read_text()) if file.exists() else {}
-    for number, plan in enumerate(plans):
-        if plan.fingerprint not in found:
-            with cl.ablate(model, plan):
-                found[plan.fingerprint] = [
-                    cl.continue_text(model, tokenizer, prompt, REPLY) for prompt in PROMPTS
-                ]
-        if number % 20 == 0 or plan is plans[-1]:
-            file.write_text(json.dumps(found))
-    return found
 
 
 STEPS = {

@@ -133,7 +133,7 @@ def study_table(folder: Path) -> Kind:
 def kept_plans(folder: Path) -> Kind:
     path, h = folder / "kept.json", curvature(folder / "H.npz")
     known = h.with_provenance(model_fingerprint="0" * 64)
-    write_plans(path, "0" * 64, {}, ["Where?"], [KEPT])
+    write_plans(path, "0" * 64, {}, [KEPT])
     return in_json(path, lambda: repr(read_plans(path, known).plans[0].kl))
 
 
@@ -183,7 +183,6 @@ KEPT = {
     "kl": {"c4": [0.25, 0.5]},
     "nll": {"c4": [3.0, 3.5]},
     "right": {"capitals": [3, 4]},
-    "replies": ["Paris"],
 }
 PLAN = cl.solve_greedy(random_curvature(UNITS), 0.2)
 FOLDER = (MANIFEST, "config.json", "model.safetensors", "tokenizer.json")

@@ -1,15 +1,17 @@
 """Plans of SmolLM2-135M as cut and refitted; writes data/smollm2/refitted.json.
 
     python tests/benchmarks/bench_refits.py FOLDER              # an hour on two cores
-    python tests/benchmarks/bench_refits.py FOLDER --ratios 0.2 --names searched
+    python tests/benchmarks/bench_refits.py FOLDER --ratios 0.2 --names searched --minutes 15
 
 FOLDER holds c4_slice.txt (a document per line), wikitext2_valid.txt and wikitext2_test.txt, and
 tinystories.txt. Their text is not in the repository; the numbers are. What is in the folder of
 --work is not measured again.
 
-A refit reads 32 rows of C4 and 32 of WikiText's valid split, 256 tokens each. Twelve rows of each
-of four texts judge: C4 and WikiText's test split, of the mix, and stories and Python's manual,
-outside it. No refit, no search and no H has seen a judge.
+A refit reads 32 rows of C4 and 32 of WikiText's valid split, 256 tokens each. With --minutes, each
+model is then trained on them, from the plan as cut and from the refit; four further rows of each of
+the two texts choose the state that is taken. Twelve rows of each of four texts judge: C4 and
+WikiText's test split, of the mix, and stories and Python's manual, outside it. No refit, no search
+and no H has seen a judge.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
+from cocurve_lab.base.schema import read_json
 from cocurve_lab.extensions.judging.answers import AnswerOptions
 from cocurve_lab.extensions.judging.generation import own_questions
 from cocurve_lab.extensions.pretrained.kept import (
@@ -37,6 +40,7 @@ from cocurve_lab.extensions.pretrained.kept import (
     write_plans,
 )
 from cocurve_lab.extensions.pretrained.smollm2 import END, NAME
+from cocurve_lab.extensions.repairing.recovery import RecoverOptions
 from cocurve_lab.extensions.texts.documents import default_rows
 from cocurve_lab.measuring.risk import Meter
 from cocurve_lab.models.architectures import describe
@@ -45,14 +49,14 @@ from helpers.benchmarks import arguments, flag
 
 NAMES = ("measured layers, lambda 0", "searched", "ShortGPT", "SlimLLM")
 LENGTH: dict[str, Any] = {"seq_len": 256, "positions_per_sequence": "all"}
-FIT, JUDGED = 32, 12  # rows of a text
+FIT, HELD_OUT, JUDGED = 32, 4, 12  # rows of a text
 APART = 9  # rows between two judges of a text whose documents are longer than a row
 # rows of the slice of C4: H read 0 to 23, judges of plans.json 26 to 31, search and choice 32 to 95
-C4_FIT, C4_JUDGED = (96, 96 + FIT), (176, 176 + APART * JUDGED)
+C4_FIT, C4_JUDGED = 96, (176, 176 + APART * JUDGED)
 
 
 def texts(folder: Path, work: Path, tokenizer: Any) -> dict[str, cl.CalibrationSet]:
-    """The rows of the refit, under "fit", and those of the judges, by name."""
+    """The rows of the refit, under "fit", those held out, and those of the judges, by name."""
     documents = [line for line in (folder / "c4_slice.txt").read_text().splitlines() if line]
     lines = work / "c4.jsonl"
     lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
@@ -65,9 +69,17 @@ def texts(folder: Path, work: Path, tokenizer: Any) -> dict[str, cl.CalibrationS
             long, tokenizer, rows, seed=3, source=file, eos=END, bos=END, **LENGTH
         )
 
-    mix = [c4.rows(*C4_FIT).input_ids, paragraphs("wikitext2_valid.txt", FIT).input_ids]
+    apart, last = FIT + 2, FIT + 2 + HELD_OUT  # the text of a row may go on in the next two
+    valid = paragraphs("wikitext2_valid.txt", last)
+
+    def mix(first: int, end: int) -> cl.CalibrationSet:
+        parts = [c4.rows(C4_FIT + first, C4_FIT + end), valid.rows(first, end)]
+        ids = torch.cat([part.input_ids for part in parts])
+        return cl.CalibrationSet(ids, source="C4 and WikiText-2 valid")
+
     return {
-        "fit": cl.CalibrationSet(torch.cat(mix), source="C4 and WikiText-2 valid"),
+        "fit": mix(0, FIT),
+        "held_out": mix(apart, last),
         # few rows of one document: an error over rows takes them as independent
         "c4": cl.CalibrationSet(c4.rows(*C4_JUDGED).input_ids[::APART], source="C4"),
         "wikitext": paragraphs("wikitext2_test.txt", JUDGED),
@@ -115,13 +127,14 @@ def main() -> None:
         texts=flag(positional=True, type=Path),
         ratios=[0.1, 0.2, 0.3],
         names=NAMES,
+        minutes=flag(None, "of training, from either start", type=float),
         work=flag(Path("build/refits"), "keeps each step", type=Path),
     )
     options.work.mkdir(parents=True, exist_ok=True)
     model, tokenizer = cl.load_model(NAME)
     curvature = kept_curvature(NAME)
     rows = texts(options.texts, options.work, tokenizer)
-    fitted = rows.pop("fit")
+    fitted, held_out = rows.pop("fit"), rows.pop("held_out")
     for judge in rows.values():
         judge.require_disjoint(fitted)
     meter = Meter(
@@ -144,26 +157,29 @@ def main() -> None:
             "kl": {text: np.round(x[:, 0], 5).tolist() for text, x in by_text.items()},
             "nll": {text: np.round(x[:, 1], 5).tolist() for text, x in by_text.items()},
             "right": right,
-            "replies": [],
         }
+
+    def trained(made: Callable[[], Any]) -> Any:
+        options_of = RecoverOptions(minutes=options.minutes, progress=False)
+        return cl.recover(model, made(), fitted, held_out, options=options_of)
 
     written = []
     for plan in read_plans(kept_folder() / "plans.json", curvature).plans:
         if plan.name in options.names and plan.selection.requested_ratio in options.ratios:
             cut = partial(cl.prune, model, plan.selection)
             refitted = cache(partial(cl.repair, model, plan.selection, fitted))  # it takes minutes
-            written += [measured(plan, "as cut", cut), measured(plan, "refitted", refitted)]
+            for way, made in (("as cut", cut), ("refitted", refitted)):
+                written.append(measured(plan, way, made))
+                if options.minutes:
+                    after = f"{way}, trained"
+                    written.append(measured(plan, after, cache(partial(trained, made))))
+    file = kept_folder() / "refitted.json"
+    plans = {(x["name"], x["requested_ratio"]): x for x in [*read_json(file)["plans"], *written]}
     about = {
         text: {"source": judge.source, "fingerprint": judge.fingerprint, "rows": len(judge)}
         for text, judge in rows.items()
     }
-    write_plans(
-        kept_folder() / "refitted.json",
-        curvature.provenance["model_fingerprint"],
-        about,
-        [],
-        written,
-    )
+    write_plans(file, curvature.provenance["model_fingerprint"], about, list(plans.values()))
 
 
 if __name__ == "__main__":

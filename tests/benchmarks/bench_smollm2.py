@@ -30,6 +30,7 @@ from cocurve_lab.extensions.pretrained.kept import (
 from cocurve_lab.extensions.writing import plus_minus, typeset
 from cocurve_lab.measuring.risk import standard_error
 from cocurve_lab.solver.solve import solve_greedy
+from cocurve_studies.bake_off.costs import COSTS, SAVINGS, kept_savings
 from cocurve_studies.bake_off.refits import REFITS, kept_refits, level_after_refit
 from cocurve_studies.certainty import purposes
 from cocurve_studies.paper import shipped
@@ -87,7 +88,7 @@ class Plans:
     @property
     def methods(self) -> list[str]:
         """Names of plans that are of no H, nor random, nor parts of other plans."""
-        other = ("H", "random", "draw", "unit", "dense", "measured", "searched")
+        other = ("H", "random", "draw", "unit", "dense", "measured", "searched", *COSTS)
         return [x for x in self.by_name if not (x.startswith(other) or " units" in x)]
 
 
@@ -188,6 +189,12 @@ def refitted(_: Plans) -> Iterable[Table]:
     table = shown(kept_refits(), REFITS).data
     yield "KL as cut and refitted", list(table), table.astype(str).values.tolist()
     yield "After the refit", ["what is level"], [[line] for line in level_after_refit()]
+
+
+def costs(_: Plans) -> Iterable[Table]:
+    """What plans save, by what their budget counts."""
+    table = shown(kept_savings(), SAVINGS).data
+    yield "What a budget counts", list(table), table.astype(str).values.tolist()
 
 
 def texts(plans: Plans) -> Iterable[Table]:
@@ -315,6 +322,7 @@ TABLES: dict[str, Callable[[Plans], Iterable[Table]]] = {
         readme,
         abilities,
         refitted,
+        costs,
         scales,
         reached,
         strengths,

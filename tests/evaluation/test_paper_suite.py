@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.evaluation import suites
+from cocurve_lab.evaluation import suites, tasks
+from cocurve_lab.evaluation.code_execution import why_not_confined
 from cocurve_lab.evaluation.suites import Source
 from cocurve_lab.evaluation.task_files import make_task, write_task_files
 from cocurve_lab.evaluation.tasks import BOS_WINDOWS, TaskOptions, evaluate_tasks
@@ -81,6 +82,20 @@ def test_one_text_that_fails_does_not_end_the_others(copies: Path, tmp_path: Pat
     assert cl.EvaluationReport.from_json(report.to_json()) == report
     with pytest.raises(cl.InputError, match="ptb"):
         evaluate(data, "ptb")
+
+
+@pytest.mark.skipif(why_not_confined() is not None, reason="programs cannot be confined here")
+def test_the_proxy_is_a_whole_text_and_some_problems(
+    copies: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "PROXY_PROBLEMS", 1)
+    settings = TaskOptions(data=copies, progress=False)
+    model, tokenizer = tiny_model(), word_tokenizer()
+    report = evaluate_tasks(model, tokenizer, "proxy", None, True, settings)
+    assert report.failed == {}
+    whole = evaluate(copies, "wikitext2")
+    assert report["wikitext2"] == whole["wikitext2"]
+    assert report.samples == whole.samples | {"humaneval": 1, "mbpp": 1}
 
 
 # Questions --------------------------------------------------------------------------------------

@@ -174,10 +174,10 @@ def test_what_ships_with_a_model_is_known_at_once(
     curvature = CURVATURE.with_provenance(kept="smollm2", model_fingerprint="f")
     plans = [
         {"name": "x", "requested_ratio": None, "interaction_strength": None, "pruned": pruned}
-        | {"kl": {"c4": kl}, "nll": {}, "right": {"sums": [1, 2]}, "replies": []}
+        | {"kl": {"c4": kl}, "nll": {}, "right": {"sums": [1, 2]}}
         for pruned, kl in (([1], [0.25, 0.5]), ([2], [0.5, 0.5]), ([1, 2], [1.0, 2.0]))
     ]
-    write_plans(tmp_path / "plans.json", "f", {"c4": {"source": "C4", "rows": 2}}, [], plans)
+    write_plans(tmp_path / "plans.json", "f", {"c4": {"source": "C4", "rows": 2}}, plans)
     monkeypatch.setattr(kept, "kept_folder", lambda: tmp_path)
     one, _, both = Session(curvature).measured
     assert (one.risk, one.standard_error, one.rows) == (0.375, 0.125, 2)

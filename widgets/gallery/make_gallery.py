@@ -112,7 +112,7 @@ def take(lab: Lab, notebook: Path, name: str, selector: str, theme: str) -> None
         if name == "text":
             visit.set("compare", ratio=0.4)
             page.get_by_role("button", name="Generate", exact=True).click()
-            page.get_by_text("written together").first.wait_for()
+            page.locator("p:visible", has_text="written together").first.wait_for()
         page.wait_for_timeout(3000)
         shown: Any = page.locator(".jp-OutputArea-output", has=page.locator(selector)).first
         shown.scroll_into_view_if_needed()

@@ -22,7 +22,6 @@ from ...base.schema import (
     COUNT,
     OBJECT,
     TEXT,
-    TEXTS,
     Field,
     Schema,
     array_of,
@@ -30,7 +29,6 @@ from ...base.schema import (
     is_count,
     is_number,
     is_object,
-    is_text,
     list_of,
     read_json,
     reading,
@@ -73,7 +71,6 @@ _PLANS: Schema = {
     "version": COUNT,
     "model_fingerprint": TEXT,
     "texts": Field("objects by text", dict_of(is_object)),
-    "prompts": TEXTS,
     "plans": Field("a list of objects", list_of(is_object)),
 }
 _PLAN: Schema = {
@@ -84,7 +81,6 @@ _PLAN: Schema = {
     "kl": _BY_TEXT,
     "nll": _BY_TEXT,
     "right": Field("[right, asked] by ability", dict_of(list_of(is_count))),
-    "replies": Field("a list of texts", list_of(is_text)),
 }
 
 
@@ -183,7 +179,6 @@ class KeptPlan:
         nll: negative log-likelihood of the next token by text [rows], nats per token.
         further: KL by text [further rows], of the plans that were judged on more.
         right: right answers by ability, as (right, asked).
-        replies: the first words of the answers to `KeptPlans.prompts`.
     """
 
     name: str
@@ -191,7 +186,6 @@ class KeptPlan:
     kl: dict[str, np.ndarray]
     nll: dict[str, np.ndarray]
     right: dict[str, tuple[int, int]]
-    replies: tuple[str, ...]
     further: dict[str, np.ndarray] = field(default_factory=dict)
 
     def every_row(self, text: str) -> np.ndarray:
@@ -206,12 +200,10 @@ class KeptPlans:
     Attributes:
         plans: the first removes nothing.
         texts: by name the source, the fingerprint and the rows of each text.
-        prompts: the questions of `KeptPlan.replies`.
     """
 
     plans: tuple[KeptPlan, ...]
     texts: dict[str, dict[str, Any]]
-    prompts: tuple[str, ...]
 
 
 def kept_plans(curvature: Curvature) -> KeptPlans | None:
@@ -244,7 +236,7 @@ def read_plans(path: str | os.PathLike[str], curvature: Curvature) -> KeptPlans:
         raise MismatchError(
             f"{path} is of the model {str(found)[:12]}, and H is of {str(mine)[:12]}. {_REMEDY}"
         )
-    return KeptPlans(plans, content["texts"], tuple(content["prompts"]))
+    return KeptPlans(plans, content["texts"])
 
 
 def _kept_plan(plan: dict[str, Any], curvature: Curvature, rows: dict[str, Any]) -> KeptPlan:
@@ -260,14 +252,13 @@ def _kept_plan(plan: dict[str, Any], curvature: Curvature, rows: dict[str, Any])
     kl, nll = ({k: np.array(v[: rows.get(k)]) for k, v in plan[x].items()} for x in ("kl", "nll"))
     further = {k: np.array(v[len(kl[k]) :]) for k, v in plan["kl"].items()}
     right = {ability: (int(n), int(asked)) for ability, (n, asked) in plan["right"].items()}
-    return KeptPlan(plan["name"], selection, kl, nll, right, tuple(plan["replies"]), further)
+    return KeptPlan(plan["name"], selection, kl, nll, right, further)
 
 
 def write_plans(
     path: str | os.PathLike[str],
     model_fingerprint: str,
     texts: dict[str, dict[str, Any]],
-    prompts: list[str],
     plans: list[dict[str, Any]],
 ) -> None:
     """Write what `read_plans` reads; a plan is an object with the fields of its schema."""
@@ -276,7 +267,7 @@ def write_plans(
     head: dict[str, Any] = {"format": PLANS, "version": VERSION}
     head["model_fingerprint"] = model_fingerprint
     lines = ",\n".join(json.dumps(plan, ensure_ascii=False) for plan in plans)  # a plan per line
-    head |= {"texts": texts, "prompts": prompts}
+    head |= {"texts": texts}
     head[SUM] = seal_json(head | {"plans": plans})[SUM]
     body = json.dumps(head, ensure_ascii=False, indent=1)
     write_atomically(path, f'{body[:-2]},\n "plans": [\n{lines}\n]}}\n'.encode())

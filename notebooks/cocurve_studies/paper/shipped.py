@@ -45,7 +45,7 @@ TEXTS = COMPARED | {"manual": "the manual"}
 ANSWERS = 1 / 3  # of the dense model's right answers: with fewer a plan is broken
 _EDGES, _SCOPE = 'Section "Ablations: the edge term is decisive"', 'App. "Scope"'
 RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
-MEASURED = (0.1, 0.2, 0.3)  # ratios with answers, guards and every method
+MEASURED = (0.1, 0.2, 0.3)  # ratios with guards and every method
 ANSWERING, BROKEN = "plans answer", "plans are broken"
 KNEE = Claim("regime", "degradation is graceful to 30%, and edges are for up to 20%", "Fig. pareto")
 HELP = Claim(
@@ -211,7 +211,7 @@ class Shipped:
 def paper_findings(shipped: Shipped) -> Findings:
     """The central sentences of the paper beside what ships, each with one verdict."""
     gate = redundancy_gate(shipped.curvature)
-    told = {ratio: shipped.answered(ratio) for ratio in MEASURED}
+    told = {ratio: shipped.answered(ratio) for ratio in RATIOS}
     broken = [ratio for ratio, (_, share) in told.items() if share < ANSWERS]
     works = [ratio for ratio in (0.05, *MEASURED) if ratio < min(broken)]
     ours = f"most right answers: {', '.join(words for words, _ in told.values())}"

@@ -249,7 +249,6 @@ PLAN: dict[str, Any] = {
     "kl": {"c4": [0.5, 0.25]},
     "nll": {"c4": [3.5, 3.0]},
     "right": {"capitals": [3, 4]},
-    "replies": ["Paris."],
 }
 
 
@@ -279,7 +278,7 @@ def test_h_keeps_its_entries_and_its_errors(built: cl.Curvature, short: cl.Curva
 
 def test_plans_are_tied_to_their_model(short: cl.Curvature, tmp_path: Path) -> None:
     path, mark = tmp_path / "plans.json", short.provenance["model_fingerprint"]
-    write_plans(path, mark, {"c4": {"rows": 1}}, ["Capital?"], [PLAN])
+    write_plans(path, mark, {"c4": {"rows": 1}}, [PLAN])
     (plan,) = read_plans(path, short).plans
     assert (plan.selection.pruned, plan.right) == ((1, 4), {"capitals": (3, 4)})
     assert plan.selection.predicted_risk == pytest.approx(short.risk([1, 4]))
@@ -289,10 +288,10 @@ def test_plans_are_tied_to_their_model(short: cl.Curvature, tmp_path: Path) -> N
         read_plans(path, short.with_provenance(model_fingerprint="0" * 64))
 
 
-@pytest.mark.parametrize("field", ["pruned", "kl", "right", "replies"])
+@pytest.mark.parametrize("field", ["pruned", "kl", "right"])
 def test_a_damaged_plan_is_refused(short: cl.Curvature, tmp_path: Path, field: str) -> None:
     path = tmp_path / "plans.json"
-    write_plans(path, short.provenance["model_fingerprint"], {}, [], [PLAN])
+    write_plans(path, short.provenance["model_fingerprint"], {}, [PLAN])
     content = fields_of(path.read_text())
     content["plans"][0][field] = {"pruned": [999]}.get(field, 7)
     path.write_text(sealed(content))
