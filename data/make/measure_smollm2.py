@@ -509,7 +509,8 @@ def as_written(name: str, plan: cl.Selection) -> dict[str, Any]:
     return {
         "name": name,
         "requested_ratio": plan.requested_ratio,
-        "interaction_strength": plan.interaction_strength,
+        # plans of other budgets are no stops of a slider over shares of parameters
+        "interaction_strength": None if name.startswith(COSTS) else plan.interaction_strength,
         "pruned": sorted(plan.pruned),
         "kl": {},
         "nll": {},
