@@ -460,21 +460,21 @@ def measure(options: argparse.Namespace) -> None:
     for written in (as_written(name, plan) for name, plan in named):
         plans.setdefault(mark(written), written)
 
-    def due(rule: Callable[[str, float], bool], have: Callable[[dict[str, Any]], bool]) -> Any:
-        return [p for p in plans.values() if rule(p["name"], p["requested_ratio"]) and not have(p)]
+    def under(rule: Callable[[str, float], bool]) -> list[dict[str, Any]]:
+        return [p for p in plans.values() if rule(p["name"], p["requested_ratio"])]
 
     about = {}
     for text, judge in rows.items():
-        missing = due(partial(judges, text), lambda plan: text in plan["kl"])  # noqa: B023
+        missing = [plan for plan in under(partial(judges, text)) if text not in plan["kl"]]
         add_rows(options.work / f"kl_{text}", model, curvature.units, judge, text, missing)
         source = judge.source if text == "manual" else SOURCES[text]
         about[text] = {"source": source, "fingerprint": judge.fingerprint, "rows": len(judge)}
     for text, judge in further.items():
         first = about[text]["rows"]
-        missing = due(judges_further, lambda plan: len(plan["kl"].get(text, ())) != first)  # noqa: B023
+        missing = [p for p in under(judges_further) if len(p["kl"].get(text, ())) == first]
         add_rows(options.work / f"kl_{text}_more", model, curvature.units, judge, text, missing)
         about[text]["further"] = {"rows": len(judge), "fingerprint": judge.fingerprint}
-    missing = due(is_asked, lambda plan: bool(plan["right"]))
+    missing = [plan for plan in under(is_asked) if not plan["right"]]
     sets = [cl.Selection.from_pruned(curvature.units, plan["pruned"]) for plan in missing]
     if missing:
         right = answers(options, model, tokenizer, sets)

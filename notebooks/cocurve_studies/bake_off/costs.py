@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from cocurve_lab.extensions.pretrained.kept import kept_curvature, kept_plans
 from cocurve_lab.measuring.results import mean_and_error
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.targets import flop_costs, kv_cache_costs
 
+from ..paper.shipped import COMPARED, MEASURED, ONE, ZERO, shipped
 from ..tables import Table, table_of
 
 CONTEXT = 2048  # tokens that a token attends to
 COSTS = ("FLOPs", "KV cache")
-TEXTS = {"c4": "C4", "wikitext": "WikiText"}
-SAVINGS = dict.fromkeys(("plan", "parameters", *COSTS, *TEXTS.values()), "")
+SAVINGS = dict.fromkeys(("plan", "parameters", *COSTS, *COMPARED.values()), "")
 
 
 def other_costs(units: UnitSet) -> dict[str, np.ndarray]:
@@ -33,22 +32,21 @@ def kept_savings() -> Table:
         FLOPs and KV cache that it removes, and its KL on each text, mean and standard error over
         rows in nats per token.
     """
-    curvature = kept_curvature("smollm2")
-    kept = None if curvature is None else kept_plans(curvature)
-    assert kept is not None  # it ships
-    units = kept.plans[0].selection.units
+    found = shipped()
+    units = found.curvature.units
     costs = {"parameters": units.costs} | other_costs(units)
     rows = []
-    for plan in kept.plans:
+    for plan in found.kept.plans:
         name, ratio = plan.name, plan.selection.requested_ratio
-        if name in ("H, lambda 0", "H, lambda 1") and ratio in (0.1, 0.2, 0.3):
+        if name in (ZERO, ONE) and ratio in MEASURED:
             name = f"parameters {ratio:.0%}, {name[3:]}"
         elif not name.startswith(COSTS):
             continue
         row: dict[str, object] = {"plan": name}
         for what, cost in costs.items():
             row[what] = f"{cost[list(plan.selection.pruned)].sum() / cost.sum():.0%}"
-        for text, title in TEXTS.items():
+        for text, title in COMPARED.items():
             row[title], row[f"{title}_error"] = mean_and_error(plan.every_row(text))
         rows.append(row)
+    # by share, then lambda: the last words of a name
     return table_of(sorted(rows, key=lambda row: str(row["plan"]).split()[-3:]))
