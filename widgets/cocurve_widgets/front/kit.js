@@ -189,10 +189,12 @@ export class Cleaner {
   }
 }
 
+let pen; // gives the system's colors as numbers
+
 /** The colors of the present theme, read at an element. */
 export function palette(root) {
   const style = getComputedStyle(root);
-  const pen = document.createElement("canvas").getContext("2d"); // gives the system's colors as numbers
+  pen ??= document.createElement("canvas").getContext("2d");
   const read = (name) => {
     pen.fillStyle = style.getPropertyValue(name);
     return pen.fillStyle;
@@ -490,8 +492,10 @@ export function fillBrushed(place, brushed, unitButton, none) {
  */
 export function redrawing(model, cleaner, { root }, { parts, follows, turned, first = () => undefined }) {
   const stale = new Set();
-  let timer = 0;
+  let [frame, late, timer] = [0, 0, 0];
   const draw = () => {
+    clearTimeout(late);
+    frame = 0;
     const names = [...stale];
     stale.clear();
     if (!root.isConnected) return;
@@ -499,9 +503,14 @@ export function redrawing(model, cleaner, { root }, { parts, follows, turned, fi
     clearTimeout(timer);
     timer = setTimeout(() => root.refreshTable(), 200);
   };
-  const redraw = (names) => {
-    if (!stale.size) requestAnimationFrame(draw);
+  let seen = true; // off the screen, it is drawn when the hand rests
+  const sight = new IntersectionObserver((entries) => { seen = entries.at(-1).isIntersecting; });
+  sight.observe(root);
+  const redraw = (names, soon = seen) => {
     names.forEach((name) => stale.add(name));
+    clearTimeout(late);
+    if (soon) frame ||= requestAnimationFrame(draw);
+    else late = setTimeout(draw, 150);
   };
   for (const [trait, names] of Object.entries(follows)) {
     cleaner.on(model, `change:${trait}`, () => {
@@ -509,8 +518,11 @@ export function redrawing(model, cleaner, { root }, { parts, follows, turned, fi
       redraw(names);
     });
   }
-  watch(root, cleaner, () => redraw(turned));
-  cleaner.add(() => clearTimeout(timer));
+  watch(root, cleaner, () => redraw(turned, true));
+  cleaner.add(() => {
+    sight.disconnect();
+    [late, timer].forEach(clearTimeout);
+  });
   redraw(Object.keys(parts));
 }
 

@@ -111,23 +111,27 @@ export class Fading {
     const [gone, begun] = this.cells.get(u);
     const share = Math.min(1, (now - begun) / FADE);
     if (share < 1) {
-      this.queued ||= requestAnimationFrame(() => {
+      this.queued ||= setTimeout(() => { // a frame of the screen could be the one of the change itself
         this.queued = 0;
         this.redraw();
-      });
+      }, 30);
     }
     return gone ? share : 1 - share;
   }
 }
 
-/** A pattern of diagonal lines in a color. */
+const hatches = new Map(); // patterns of diagonal lines, by color
+
 function hatch(pen, color) {
+  if (hatches.has(color)) return hatches.get(color);
   const tile = document.createElement("canvas");
   tile.width = tile.height = 6;
   const line = tile.getContext("2d");
   Object.assign(line, { strokeStyle: color, lineWidth: 1.4 });
   line.stroke(new Path2D("M-1 7L7 -1M-1 1L1 -1M5 7L7 5"));
-  return pen.createPattern(tile, "repeat");
+  const made = pen.createPattern(tile, "repeat");
+  hatches.set(color, made);
+  return made;
 }
 
 /**
