@@ -102,8 +102,8 @@ class UnitSet(Sequence[Unit]):
         if position is None or (isinstance(unit, Unit) and self.units[position] != unit):
             name = unit if isinstance(unit, str) else shown(unit)
             raise InputError(
-                f"there is no unit {name} in this set of {len(self)} units. "
-                "Take units from enumerate_units(model)."
+                f"there is no unit {name} in this set of {len(self)} units, {self.units[0].name} "
+                f"to {self.units[-1].name}. Take units from enumerate_units(model)."
             )
         return position
 
@@ -167,7 +167,10 @@ class UnitSet(Sequence[Unit]):
                 f"{mine} and {theirs} differ first at {a}: columns {a.start}:{a.stop}, cost "
                 f"{a.cost:,} against {b} {b.start}:{b.stop}, cost {b.cost:,}"
             )
-        raise MismatchError(f"{fact}. Use the model (and ffn_groups) the units were enumerated on.")
+        raise MismatchError(
+            f"{fact}. Use the model (and ffn_groups) the units were enumerated on; one that is "
+            "pruned already has other units."
+        )
 
     def to_plain(self) -> dict[str, Any]:
         """Convert to plain containers for JSON and pickles; `from_plain` reads them back."""

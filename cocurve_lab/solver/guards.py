@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from .targets import Budget, Target, as_budget
 UnitsLike = Iterable[Unit | str | int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Guards:
     """Anti-collapse guards (Alg. 2): limits on where units may be pruned.
 
@@ -82,6 +82,14 @@ class Guards:
         if self.layer_cap_factor is not None:
             return min(1.0, self.layer_cap_factor * ratio)
         return 1.0 if self.layer_cap is None else self.layer_cap
+
+    def __repr__(self) -> str:
+        given = [
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        ]
+        return f"Guards({', '.join(given)})"
 
     def __str__(self) -> str:
         """Cap and protected layers for a table, "cap 1.5x protect 1/1"; kinds are not named."""

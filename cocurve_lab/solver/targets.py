@@ -218,8 +218,8 @@ def require_ratio(ratio: float | Target) -> float:
     share = as_float(ratio, "ratio")
     if not 0 <= share < 1:
         raise InputError(
-            f"ratio is {shown(ratio)}; the share of removable parameters to remove must be in "
-            "[0, 1). Give one in that range."
+            f"ratio is {shown(ratio)}, and a share of the removable parameters is in [0, 1). Give "
+            "0.2 for 20 %."
         )
     return share
 
