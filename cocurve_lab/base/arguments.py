@@ -77,7 +77,7 @@ def require_type(value: Any, wanted: type, name: str) -> None:
     """Raise InputError, naming `name` and both types, unless a value is an instance of a class."""
     if not isinstance(value, wanted):
         makers = [f"{wanted.__name__}.{x}" for x in ("from_texts", "load") if hasattr(wanted, x)]
-        made = f", as of {' or '.join(makers)}" if makers else ""
+        made = f"; {' or '.join(makers)} returns one" if makers else ""
         raise InputError(f"{name} is a {type(value).__name__}. Give a {wanted.__name__}{made}.")
 
 
