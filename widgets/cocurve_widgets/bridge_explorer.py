@@ -20,10 +20,6 @@ MOST_EDGES = 10_000  # sent to the page once; the filters choose among these
 PARTNERS = 5
 FEW = 24  # edges that pass the default threshold: more cannot be followed by eye
 RATIO = 0.2  # of the compared plans, until the session has one
-CONTROLS = (
-    *("threshold", "edges_of", "sign", "blocks", "saliency_quantile", "connectivity_quantile"),
-    *("selected_unit", "brushed"),
-)
 
 
 class BridgeExplorer(Explorer):
@@ -115,7 +111,8 @@ class BridgeExplorer(Explorer):
     @guarded
     def _compare_plans(self, change: Any = None) -> None:
         """Set `plans`: the session's plan, and the runs it is compared with, under its guards."""
-        plan = self.session_plan()
+        self.error = ""
+        plan = self.session.selection
         ratio, guards = RATIO, cl.opening_guards(self.curvature.units)
         if plan is not None:
             ratio, guards = plan.requested_ratio, plan.guards
@@ -160,16 +157,12 @@ class BridgeExplorer(Explorer):
         return graph
 
     def code(self) -> str:
-        """The Python that reproduces what is on the screen; it needs `curvature`."""
-        values = {"threshold": self.threshold} | self.changed(CONTROLS)
-        given = "".join(f"    {name}={value!r},\n" for name, value in values.items())
+        """The Python of the graph and the bridges on the screen; it needs `curvature`."""
         quantiles = f"{self.saliency_quantile!r}, {self.connectivity_quantile!r}"
         return (
-            "import cocurve_lab as cl\nfrom cocurve_widgets import BridgeExplorer\n\n"
+            "import cocurve_lab as cl\n\n"
             f"graph = cl.edge_graph(curvature, threshold={self.threshold!r}, top_k={MOST_EDGES})\n"
             f"bridges = cl.bridge_units(curvature, {quantiles})\n"
-            f"explorer = BridgeExplorer(\n    curvature,\n{given})\n"
-            f"{self.plan_line('explorer')}explorer\n"
         )
 
     def state(self) -> dict[str, Any]:

@@ -128,6 +128,8 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         self._chosen = ""
         self.add_class("cocurve-fidelity")
         self.children = self._layout()
+        self._closing.callback(self._drawing.cancel, "draw")
+        self._closing.callback(self.measurer.cancel)
         for trait in ("selection", "measured", "selected_unit"):
             self.follow(self._changed, trait)
         self.observe(self._changed, ["methods", "text", "rows", "axes"])
@@ -488,15 +490,6 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
             f"last: {self.measurer.took}" if self.measurer.took else "",
         ]
         return "; ".join(filter(None, parts)) + "."
-
-    # Closing ------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Stop measuring, leave the session, and close the widget."""
-        if "measurer" in vars(self):  # else the constructor failed half-way
-            self.measurer.cancel()
-            self._drawing.cancel("draw")
-        super().close()
 
     def __repr__(self) -> str:
         return f"FidelityScatter on {self.session!r}: {self.status}"

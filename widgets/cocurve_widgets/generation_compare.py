@@ -210,6 +210,7 @@ class GenerationCompare(Drawn):
             selection = self._solved(cl.opening_guards(curvature.units))
         self.selection = selection
         self.follow(self._hear_selection, "selection")
+        self._closing.callback(self.stop)
         self.status = self.status or "no text yet: press Generate"
 
     def _ipython_display_(self) -> None:
@@ -369,13 +370,6 @@ class GenerationCompare(Drawn):
         if self.busy and self.status == WAITING:
             self.status, self.busy = "stopped before the first token", False
 
-    def close(self) -> None:
-        """Stop writing, leave the session and the page."""
-        if self._followed:  # else the constructor failed: there is nothing to stop
-            self._token.cancel()
-            self.session.worker.cancel(self._kind)
-        super().close()
-
     def _begin(self) -> Run:
         with self.lock:
             self.error = ""
@@ -385,7 +379,7 @@ class GenerationCompare(Drawn):
 
     def _asked_run(self) -> Run:
         """The run that the controls ask for."""
-        plan, tokenizer = self._require_plan(), self._tokenizer
+        plan, tokenizer = self.session.require_plan(), self._tokenizer
         ids = encode_prompt(self.session.require_model(), tokenizer, self.prompt, self._asked)
         dense = cl.Selection.from_pruned(plan.units, [])
         sides = {"dense": dense, "pruned": plan, "refitted": self._refitted(plan)}
@@ -395,11 +389,6 @@ class GenerationCompare(Drawn):
         texts = {side: GrowingText(tokenizer, ids) for side in plans}
         number = 1 if self._newest is None else self._newest.number + 1
         return Run(number, self.prompt, ids, plans, texts, self._sampling, self._asked)
-
-    def _require_plan(self) -> cl.Selection:
-        if self.selection is None:
-            raise cl.InputError("there is no plan to compare with. Set selection.")
-        return self.selection
 
     def _diagonal(self, plan: cl.Selection) -> cl.Selection | None:
         """Plan A: lambda 0 at the ratio and guards of a plan; None where it is no other plan."""
@@ -519,7 +508,7 @@ class GenerationCompare(Drawn):
     def _measure_ribbon(self) -> None:
         """Measure KL at every token of the chosen text, under the plan of the shown texts."""
         run, kind = self._shown, self.forced_text
-        plan = self._require_plan() if run is None else run.selection
+        plan = self.session.require_plan() if run is None else run.selection
         prompt: list[int] = []
         ids: list[int] = []
         if kind == "custom":

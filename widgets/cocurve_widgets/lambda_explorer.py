@@ -136,6 +136,9 @@ class LambdaExplorer(ByHand, Explorer):
             "strength": gate.verdict if gate else None,
             "reason": gate.reason if gate else other,
         }
+        self._closing.callback(session.worker.cancel, f"flips {id(self)}")
+        if self.damage is not None:
+            self._closing.callback(self.damage.stop)
         self._mark()
         self.observe(self._changed, CONTROLS)
         self.observe(self._show_pin, "pinned")
@@ -178,7 +181,7 @@ class LambdaExplorer(ByHand, Explorer):
     @guarded
     def _show_damage(self) -> None:
         """Tell the page what is known of the dense model, A and B on the held-out text."""
-        if self.damage is None or not self._followed:  # closed
+        if self.damage is None or self.comm is None:  # closed
             return
         self._damage = self.damage.shown(self._plan_a(), self.selection, self._pair_plans())
 
@@ -323,8 +326,8 @@ class LambdaExplorer(ByHand, Explorer):
     @guarded
     def _adopt(self, change: Any) -> None:
         """Show a plan chosen elsewhere by setting the controls that make it."""
-        plan, mine = change["new"], self.selection
-        if plan is None or (mine is not None and _same(plan, mine)):
+        plan = change["new"]
+        if plan is None or plan is self.selection:
             return
         self._adopting = True
         try:
@@ -402,13 +405,6 @@ class LambdaExplorer(ByHand, Explorer):
             "kernel": False,
         }
 
-    def close(self) -> None:
-        if self._followed:  # else the constructor failed: there is nothing to stop
-            self.session.worker.cancel(f"flips {id(self)}")
-            if self.damage is not None:
-                self.damage.stop()
-        super().close()
-
 
 def _guards_of(
     cap: float | None, factor: float | None, first: int, last: int, kinds: Sequence[str]
@@ -416,13 +412,3 @@ def _guards_of(
     """Guards from the values of GUARDS."""
     only = tuple(kinds) if len(kinds) < len(cl.KINDS) else None
     return cl.Guards(cap, factor, first, last, only)
-
-
-def _same(a: cl.Selection, b: cl.Selection) -> bool:
-    """Whether two plans were made in the same way, so that showing one shows the other."""
-    return (
-        a.fingerprint == b.fingerprint
-        and a.interaction_strength == b.interaction_strength
-        and a.requested_ratio == b.requested_ratio
-        and a.guards == b.guards
-    )

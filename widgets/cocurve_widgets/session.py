@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
-from traitlets import HasTraits, Instance, Tuple
+from traitlets import HasTraits, Tuple
 
 import cocurve_lab as cl
 from cocurve_lab.base.arguments import require_type
@@ -21,7 +21,7 @@ from cocurve_lab.measuring.results import mean_and_error
 from cocurve_lab.models.units import units_like
 from cocurve_lab.solver.solve import longest
 
-from .traits import UnitIndex, UnitIndices
+from .traits import PlanOfUnits, UnitIndex, UnitIndices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -222,7 +222,7 @@ class Session(HasTraits):
         lock: held by callbacks of its instruments, never while a model runs.
     """
 
-    selection = Instance(cl.Selection, allow_none=True)
+    selection = PlanOfUnits()
     selected_unit = UnitIndex()
     brushed = UnitIndices()
     measured = Tuple()
