@@ -71,9 +71,6 @@ BAD = [  # a value that a control refuses
     *[(make, "brushed", value) for make in EXPLORERS for value in ([0, 99], [-1])],
     *[(make, "selected_unit", value) for make in EVERY for value in (18, -1)],
     *[(FidelityScatter, "ratio", value) for value in (1.2, 0.0)],
-    *[(FidelityScatter, "strengths", value) for value in ([], [-1.0])],
-    (FidelityScatter, "ratios", [0.2, 7.0]),
-    (FidelityScatter, "rows", 4),  # there is no text
     (FidelityScatter, "methods", ["magic"]),
 ]
 
@@ -83,17 +80,16 @@ def test_a_bad_value_is_refused_by_name_and_changes_nothing(
     session: Session, make: Callable[..., Any], name: str, value: Any
 ) -> None:
     wrong = (TraitError, cl.InputError)
-    word = {"strengths": "strength", "ratios": "ratio"}.get(name, name)
     if make is BuildMonitor:
-        with pytest.raises(cl.InputError, match=word):
+        with pytest.raises(cl.InputError, match=name):
             BuildMonitor(**{name: value})
         return
     instrument = make(REAL, session=session)
     before = getattr(instrument, name)
-    with pytest.raises(wrong, match=word):
+    with pytest.raises(wrong, match=name):
         setattr(instrument, name, value)
     assert getattr(instrument, name) == before
-    with pytest.raises(wrong, match=word):
+    with pytest.raises(wrong, match=name):
         make(REAL, session=Session(REAL), **{name: value})
 
 

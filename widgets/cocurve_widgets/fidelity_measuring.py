@@ -112,7 +112,11 @@ class Measurer:
                 with self._lock:
                     del self._steps[: None if self._error else 1]
                     if not self._steps:
-                        self._sum_up()
+                        self.took = (
+                            f"{self.done} of {counted(self.total, 'plan')} measured in "
+                            f"{time.monotonic() - self._began:.1f} s"
+                        )
+                        self._lock.notify_all()
                 self._moved()
 
     def _measure(
@@ -125,11 +129,3 @@ class Measurer:
         self.session.add_measured(
             *(MeasuredPlan(p, kl, se, text, **facts) for p, kl, se in numbers)
         )
-
-    def _sum_up(self) -> None:
-        """Tell what the work took."""
-        stopped = ", then stopped" if self.done < self.total else ""
-        seconds = time.monotonic() - self._began
-        of = f"{self.done} of {counted(self.total, 'plan')}"
-        self.took = f"{of} measured in {seconds:.1f} s{stopped}"
-        self._lock.notify_all()
