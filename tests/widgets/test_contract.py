@@ -60,7 +60,7 @@ BAD = [  # a value that a control refuses
     *[(LambdaExplorer, "interaction_strength", value) for value in (1.5, float("nan"))],
     *[(LambdaExplorer, "ratio", value) for value in (0.61, -0.1)],
     *[(LambdaExplorer, "layer_cap", value) for value in (0.0, 1.2)],
-    (LambdaExplorer, "protect_first", 7),
+    (LambdaExplorer, "protect_first", -1),
     *[(LambdaExplorer, "kinds", value) for value in ([], ["heads"])],
     *[(LambdaExplorer, "pair", value) for value in ([1, 1], [1, 2, 3], [99], [-1])],
     *[(BridgeExplorer, "threshold", value) for value in (1.5, float("nan"), "much")],

@@ -1,4 +1,9 @@
-"""LambdaExplorer: drag the weight of the edges and see the pruning plan change."""
+"""LambdaExplorer: drag the weight of the edges and see the pruning plan change.
+
+By hand, a click on the map removes a unit or restores it, which makes plan A yours, or adds it to a
+pair. A pair is measured three times: each unit alone, then both. Its edge is what the two cost
+together less what they cost alone; H holds a prediction of it.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +13,19 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from traitlets import Bool, Dict, Float, Instance, Int, List, TraitError, validate
+from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, TraitError, Unicode, validate
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.writing import brief
 from cocurve_lab.solver.guards import reachable_ratio
 from cocurve_lab.solver.path import LambdaPath
 
-from .by_hand import ByHand
 from .damage import Damage, plain_record
 from .first_screen import as_sentence, kept_first_screen
 from .instrument import Explorer, front, guarded, plan_code
 from .packing import nodes_of, pack_problem, unit_rows
 from .session import MOST_RATIO, AnyCurvature, CancelToken, Session
-from .traits import Some, Within
+from .traits import PlanOfUnits, Some, Within, require_unit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -33,7 +37,7 @@ GUARDS = ("layer_cap", "layer_cap_factor", "protect_first", "protect_last", "kin
 CONTROLS = ("interaction_strength", "ratio", *GUARDS)
 
 
-class LambdaExplorer(ByHand, Explorer):
+class LambdaExplorer(Explorer):
     """The pruning plan, solved again while lambda, the ratio or a guard is dragged.
 
     Up to 1,200 units the browser solves on the H it received. The kernel solves, too, for all other
@@ -58,8 +62,12 @@ class LambdaExplorer(ByHand, Explorer):
         protect_first, protect_last: number of layers at either end that stay whole; as at first,
             those of `opening_guards`.
         kinds: kinds that may be pruned, of ["attention", "ffn"].
-        mode, pair, prompt, pinned: clicking units, measuring pairs, next tokens, plan A (see
-            by_hand.py).
+        mode: what a click on the map does: "remove" removes the unit or restores it, which makes
+            plan A "your plan"; "pair" adds it to `pair`; "mark" only marks it.
+        pair: indices of at most two units, whose edge is shown and measured.
+        prompt: sentence whose next word is predicted by the dense model, A and B; empty for none.
+        pinned: plan A (a Selection), which the present plan B is compared with; None, as at first,
+            compares with the diagonal plan (lambda 0) of the present ratio and guards.
         live: whether A and B are measured by themselves, where there is a model and text.
         damage: measures them (a Damage); `damage.of(plan)` is what is known of a plan. None without
             a model and text.
@@ -76,9 +84,13 @@ class LambdaExplorer(ByHand, Explorer):
     ratio = Within(0, MOST_RATIO, 0.2).tag(sync=True)
     layer_cap = Within(1e-6, 1, None, allow_none=True).tag(sync=True)
     layer_cap_factor = Within(1e-6, 100, None, allow_none=True).tag(sync=True)
-    protect_first = Int(0).tag(sync=True)
-    protect_last = Int(0).tag(sync=True)
+    protect_first = Int(0, min=0).tag(sync=True)
+    protect_last = Int(0, min=0).tag(sync=True)
     kinds = Some(cl.KINDS, least=1).tag(sync=True)
+    mode = Enum(("remove", "pair", "mark"), "remove").tag(sync=True)
+    pair: List[int] = List(Int()).tag(sync=True)
+    prompt = Unicode().tag(sync=True)
+    pinned = PlanOfUnits()
     selection = Instance(cl.Selection, allow_none=True)
     flips = List(Float()).tag(sync=True)
     flips_stale = Bool(True).tag(sync=True)
@@ -111,6 +123,7 @@ class LambdaExplorer(ByHand, Explorer):
         self._solved: tuple[Any, ...] | None = None
         self._guarded: tuple[Any, ...] | None = None
         self._adopting = False
+        self._own: cl.Selection | None = None  # the plan that was made by clicks
         self._seconds = 0.0
         ends = cl.opening_guards(curvature.units)
         start: dict[str, Any] = {
@@ -152,12 +165,12 @@ class LambdaExplorer(ByHand, Explorer):
 
     # Controls -----------------------------------------------------------------------------------
 
-    @validate("protect_first", "protect_last")
-    def _valid_layers(self, proposal: Any) -> int:
-        name, value, most = proposal.trait.name, proposal.value, self.curvature.units.num_layers
-        if not 0 <= value <= most:
-            raise TraitError(f"{name} is {value}. Set it between 0 and {most}.")
-        return int(value)
+    @validate("pair")
+    def _valid_pair(self, proposal: Any) -> list[int]:
+        units = [require_unit(self.curvature, unit, "pair holds") for unit in proposal.value]
+        if len(units) > 2 or len(set(units)) < len(units):
+            raise TraitError(f"pair is {units}. Give at most two different units.")
+        return units
 
     @property
     def guards(self) -> cl.Guards:
@@ -184,6 +197,11 @@ class LambdaExplorer(ByHand, Explorer):
         if self.damage is None or self.comm is None:  # closed
             return
         self._damage = self.damage.shown(self._plan_a(), self.selection, self._pair_plans())
+
+    def _pair_plans(self) -> list[cl.Selection]:
+        """Either unit of the pair alone, then both; empty without two units."""
+        parts = [self.pair[:1], self.pair[1:], self.pair] if len(self.pair) == 2 else []
+        return [cl.Selection.from_pruned(self.curvature.units, u, self.curvature) for u in parts]
 
     def _plan_a(self) -> cl.Selection | None:
         if self.pinned is None:
@@ -217,7 +235,7 @@ class LambdaExplorer(ByHand, Explorer):
         if pin:
             if self.pinned is not None and list(self.pinned.pruned) == pin["order"]:
                 return
-            plan = self._removing(pin["order"])
+            plan = cl.Selection.from_pruned(self.curvature.units, pin["order"], self.curvature)
             if made := pin["controls"]:
                 guards = _guards_of(*(made[name] for name in GUARDS))
                 plan = self.session.solve(made["ratio"], made["interaction_strength"], guards)
