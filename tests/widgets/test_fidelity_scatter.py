@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 
 import cocurve_lab as cl
 from cocurve_lab.measuring.risk import PlanTable
-from cocurve_widgets import FidelityScatter, Measured, Session
+from cocurve_widgets import FidelityScatter, MeasuredPlan, Session
 from cocurve_widgets.fidelity_figure import CHOSEN, MARKS, WAITING
 from cocurve_widgets.fidelity_points import METHODS
 from helpers.tiny_models import naive_risk, tiny_model, tiny_text, units_by_hand
@@ -271,7 +271,7 @@ def test_a_plan_of_another_view_is_marked_then_measured(scatter: FidelityScatter
     eventually(lambda: not marked(scatter, WAITING))
 
     elsewhere = cl.Selection.from_pruned(UNITS, [1, 4])  # without a prediction of its own
-    scatter.session.add_measured(Measured(elsewhere, 0.25, 0.01, "another text"))
+    scatter.session.add_measured(MeasuredPlan(elsewhere, 0.25, 0.01, "another text"))
     settle(scatter)
     row = plans(scatter)[-1]
     assert (row["method"], row["text"]) == ("other plan", "another text")

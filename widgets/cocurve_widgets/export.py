@@ -6,8 +6,8 @@ import html
 import json
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +60,8 @@ script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; work
 </html>
 """
 
+# what a page without the model says of itself
+ALONE = "Only the notebooks measure plans that you make by clicks, other pairs, and next tokens."
 _OPENING = {"interaction_strength": 0.5}  # favors neither end
 _HELD = (
     re.compile(  # what a page holds of its own: title, about, data, and the model where it has one
@@ -127,8 +129,6 @@ def export_html(
 def refresh_html(path: str | os.PathLike[str]) -> Path:
     """Write a page of `export_html` again: the present front end around the data that it holds.
 
-    `python -m cocurve_widgets.export PAGE ...` does the same for each page.
-
     Raises:
         InputError: the file is not a page of `export_html`.
     """
@@ -151,13 +151,11 @@ def _write(path: Path, title: str, about: str, data: str, model: str = "") -> Pa
 
 def _states(session: Session, **controls: Any) -> dict[str, Any]:
     """What the two instruments on a session open with."""
-    plan = LambdaExplorer(session.curvature, session=session, **controls)
-    bridge = BridgeExplorer(session.curvature, session=session)
-    try:
+    with (
+        closing(LambdaExplorer(session.curvature, session=session, **controls)) as plan,
+        closing(BridgeExplorer(session.curvature, session=session)) as bridge,
+    ):
         return {"lambda": plan.state(), "bridge": bridge.state()}
-    finally:
-        plan.close()
-        bridge.close()
 
 
 def _at_scale(interactions: Interactions, session: Session) -> dict[str, Any]:
@@ -194,12 +192,6 @@ def _about(curvature: cl.Curvature) -> str:
         f"{counted(len(curvature.units), 'unit')}; {what}, the matrix of all pairs, "
         f"estimated{text}. KL is how far the pruned model's predictions are from the whole "
         "model's, in nats per token. Plans are solved and predicted in your browser; what is "
-        "called measured was measured before. Only the notebooks measure plans that you make by "
-        "clicks, other pairs, and next tokens. The address of the page holds what you set: copy it "
-        "to show others the same."
+        f"called measured was measured before. {ALONE} The address of the page holds what you set: "
+        "copy it to show others the same."
     )
-
-
-if __name__ == "__main__":
-    for page in sys.argv[1:]:
-        print(refresh_html(page))

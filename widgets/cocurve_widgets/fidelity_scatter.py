@@ -87,8 +87,8 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         measurer: measures them.
     """
 
-    ratio = Within(0.01, 0.99, 0.2).tag(sync=True)
-    interaction_strength = Within(0, 1e3, 1.0).tag(sync=True)
+    ratio = Within(0.2, min=0.01, max=0.99).tag(sync=True)
+    interaction_strength = Within(1.0, min=0, max=1e3).tag(sync=True)
     strengths: List[float] = List(Float(), [0.0, 0.1, 0.25, 0.5, 1.0]).tag(sync=True)
     ratios: List[float] = List(Float(), [0.05, 0.1, 0.2, 0.3, 0.4, 0.5]).tag(sync=True)
     seed = Int(0).tag(sync=True)
@@ -268,7 +268,6 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
 
         Returns and raises as `measure`.
         """
-        self._require_measurable([])  # before 26 sets are made
         plans = same_budget_pool(
             self.curvature, ratio, seed, interaction_strength=interaction_strength
         )
@@ -277,10 +276,8 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
 
     def _measure_set(self, name: str, pool: Pool, wait: bool) -> Rows:
         """Measure plans under one name."""
-        plans = [plan for _, plan in pool]
-        self._require_measurable(plans)
         self.book.add_pool(name, pool)
-        return self.measure(plans, wait)
+        return self.measure([plan for _, plan in pool], wait)
 
     # Choosing -----------------------------------------------------------------------------------
 

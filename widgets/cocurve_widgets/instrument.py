@@ -95,7 +95,7 @@ class Instrument(Still, DOMWidget):
 
     _closing = ExitStack()  # what is to be undone; this one stays empty, for a failed constructor
 
-    selected_unit = UnitIndex().tag(sync=True)
+    selected_unit = UnitIndex(None, allow_none=True).tag(sync=True)
     status = Unicode().tag(sync=True)
     error = Unicode().tag(sync=True)
     matrix_name = Unicode(read_only=True).tag(sync=True)
@@ -216,26 +216,21 @@ class Instrument(Still, DOMWidget):
         return path
 
     def _file(self, suffix: str) -> bytes:
-        if suffix == ".csv":
-            return as_csv(self.table()).encode()
-        if suffix == ".json":
-            return self.session.require_plan().to_json().encode()
-        if suffix == ".gexf":
-            import networkx
+        import networkx
 
-            return "\n".join(networkx.generate_gexf(self._graph())).encode()
-        raise cl.InputError(
-            f"{suffix!r} is not a format of this instrument. Use .csv, .json or .gexf."
-        )
+        made: dict[str, Callable[[], str]] = {
+            ".csv": lambda: as_csv(self.table()),
+            ".json": lambda: self.session.require_plan().to_json(),
+            ".gexf": lambda: "\n".join(networkx.generate_gexf(self._graph())),
+        }
+        if suffix not in made:
+            raise cl.InputError(
+                f"{suffix!r} is not a format of this instrument. Use {', '.join(made)}."
+            )
+        return made[suffix]().encode()
 
     def _graph(self) -> Any:
         return cl.edge_graph(self.curvature, top_k=10_000)
-
-    def public_traits(self) -> dict[str, Any]:
-        """The public traits that the page receives, by name."""
-        inherited = set(DOMWidget.class_traits(sync=True))
-        names = [n for n in self.traits(sync=True) if n not in inherited and not n.startswith("_")]
-        return {name: getattr(self, name) for name in names}
 
     @guarded
     def _heard(self, widget: Any, content: Any, buffers: Any) -> None:

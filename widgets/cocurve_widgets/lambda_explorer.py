@@ -18,7 +18,6 @@ from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, TraitError, 
 import cocurve_lab as cl
 from cocurve_lab.extensions.writing import brief
 from cocurve_lab.solver.guards import reachable_ratio
-from cocurve_lab.solver.path import LambdaPath
 
 from .damage import Damage, plain_record
 from .first_screen import as_sentence, kept_first_screen
@@ -80,17 +79,17 @@ class LambdaExplorer(Explorer):
 
     _esm = front("lambda.js", render="renderLambda")
 
-    interaction_strength = Within(0, 1, 1.0).tag(sync=True)
-    ratio = Within(0, MOST_RATIO, 0.2).tag(sync=True)
-    layer_cap = Within(1e-6, 1, None, allow_none=True).tag(sync=True)
-    layer_cap_factor = Within(1e-6, 100, None, allow_none=True).tag(sync=True)
+    interaction_strength = Within(1.0, min=0, max=1).tag(sync=True)
+    ratio = Within(0.2, min=0, max=MOST_RATIO).tag(sync=True)
+    layer_cap = Within(None, min=1e-6, max=1, allow_none=True).tag(sync=True)
+    layer_cap_factor = Within(None, min=1e-6, max=100, allow_none=True).tag(sync=True)
     protect_first = Int(0, min=0).tag(sync=True)
     protect_last = Int(0, min=0).tag(sync=True)
     kinds = Some(cl.KINDS, least=1).tag(sync=True)
     mode = Enum(("remove", "pair", "mark"), "remove").tag(sync=True)
     pair: List[int] = List(Int()).tag(sync=True)
     prompt = Unicode().tag(sync=True)
-    pinned = PlanOfUnits()
+    pinned = PlanOfUnits(cl.Selection, allow_none=True)
     selection = Instance(cl.Selection, allow_none=True)
     flips = List(Float()).tag(sync=True)
     flips_stale = Bool(True).tag(sync=True)
@@ -244,13 +243,10 @@ class LambdaExplorer(Explorer):
 
     # Solving ------------------------------------------------------------------------------------
 
-    def _key(self) -> tuple[Any, ...]:
-        values = (getattr(self, name) for name in CONTROLS)
-        return tuple(tuple(v) if isinstance(v, list) else v for v in values)
-
     @guarded
     def _changed(self, _: Any = None) -> None:
-        key = self._key()
+        values = (getattr(self, name) for name in CONTROLS)
+        key = tuple(tuple(v) if isinstance(v, list) else v for v in values)
         if key == self._solved:  # several traits set at once notify one by one
             return
         self._solved = key
@@ -264,20 +260,16 @@ class LambdaExplorer(Explorer):
             self.session.worker.submit(f"flips {id(self)}", self._find_flips, self.report)
 
     def _find_plan(self) -> None:
-        """Solve, and show the plan."""
+        """Solve, and tell the page and the session of the plan."""
         begun = time.perf_counter()
         plan, error = None, ""
         try:
             plan = self.session.solve(self.ratio, self.interaction_strength, self.guards)
         except cl.InfeasibleError as problem:
             error = str(problem)
-        self._show_plan(plan, error, time.perf_counter() - begun)
-        self._watch()
-
-    def _show_plan(self, plan: cl.Selection | None, error: str, seconds: float) -> None:
-        """Tell the page and the session of a plan."""
         with self.hold_sync():
-            self.error, self._seconds = error, seconds
+            self.error = error
+            self._seconds = time.perf_counter() - begun
             self._view = {
                 "key": list(self._solved or ()),
                 "order": [],
@@ -291,6 +283,7 @@ class LambdaExplorer(Explorer):
             # echo would replace that object by our copy and set the views off once more.
             if plan is not None and not self._adopting:
                 self.session.selection = plan
+        self._watch()
 
     def _ends(self) -> dict[str, Any]:
         """What the page shows of ratio and guards alone; it stays where lambda moves."""
@@ -317,15 +310,14 @@ class LambdaExplorer(Explorer):
         except cl.InfeasibleError:
             path = None
         with self.lock:  # ratio or guards may have changed meanwhile; then the path is of no use
-            if key == self._guarded and not token.cancelled and path is not None:
-                self._keep_path(path)
-
-    def _keep_path(self, path: LambdaPath) -> None:
-        sets = [set() if s.selection is None else set(s.selection.pruned) for s in path.segments]
-        with self.hold_sync():
-            self.flips = list(path.breakpoints)
-            self._changes = [sorted(a ^ b) for a, b in itertools.pairwise(sets)]
-            self.flips_stale = False
+            if key != self._guarded or token.cancelled or path is None:
+                return
+            plans = [segment.selection for segment in path.segments]
+            sets = [set() if plan is None else set(plan.pruned) for plan in plans]
+            with self.hold_sync():
+                self.flips = list(path.breakpoints)
+                self._changes = [sorted(a ^ b) for a, b in itertools.pairwise(sets)]
+                self.flips_stale = False
 
     def _sentence(self) -> str:
         plan = self.selection

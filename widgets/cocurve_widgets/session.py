@@ -172,9 +172,6 @@ class MeasuredPlan:
         return cls(selection, *mean_and_error(kl), text, **known | facts)
 
 
-Measured = MeasuredPlan  # the name that notebooks use
-
-
 def text_name(text: cl.CalibrationSet) -> str:
     """The name of a held-out set in `MeasuredPlan.text`."""
     return f"{text.source}, {len(text)} x {text.seq_len} tokens (id {text.fingerprint[:6]})"
@@ -216,14 +213,15 @@ class Session(HasTraits):
         selection: the plan all views show; None before the first.
         selected_unit: index of the unit all views mark; None for none.
         brushed: indices of the units brushed in any view, ascending.
-        measured: every measured plan so far, a tuple of Measured; replaced, never changed in place.
+        measured: every measured plan so far, a tuple of MeasuredPlan; replaced, never changed in
+            place.
         curvature, model, tokenizer: H and its model; model and tokenizer may be None.
         worker: the Mailbox, whose thread does slow work.
         lock: held by callbacks of its instruments, never while a model runs.
     """
 
-    selection = PlanOfUnits()
-    selected_unit = UnitIndex()
+    selection = PlanOfUnits(cl.Selection, allow_none=True)
+    selected_unit = UnitIndex(None, allow_none=True)
     brushed = UnitIndices()
     measured = Tuple()
 
@@ -361,7 +359,7 @@ class Session(HasTraits):
         finally:
             lock.release()
 
-    def add_measured(self, *records: Measured) -> None:
+    def add_measured(self, *records: MeasuredPlan) -> None:
         """Add measured plans; a plan measured again on the same text replaces the old record."""
         with self.lock:  # the mailbox's thread and a cell may add at once
             found = {(r.selection.fingerprint, r.text): r for r in (*self.measured, *records)}
@@ -372,7 +370,7 @@ class Session(HasTraits):
         return f"Session on {self.curvature!r}, {model}, plans measured: {len(self.measured)}"
 
 
-def _kept(kept: KeptPlans) -> Iterator[Measured]:
+def _kept(kept: KeptPlans) -> Iterator[MeasuredPlan]:
     """What was measured once and ships with the model of a kept H."""
     for name, facts in reversed(kept.texts.items()):  # the first text is told last, so it shows
         plans = [plan for plan in kept.plans if len(plan.kl.get(name, ())) == facts["rows"]]
@@ -380,7 +378,7 @@ def _kept(kept: KeptPlans) -> Iterator[Measured]:
         for plan in plans:
             source = f"{facts['source']}, {len(plan.kl[name])} rows (kept)"
             edge = edge_of(plan.selection, kl)
-            yield Measured.of_rows(
+            yield MeasuredPlan.of_rows(
                 plan.selection, plan.kl[name], source, edge=edge, abilities=plan.right
             )
 
