@@ -111,7 +111,7 @@ def test_a_plan_is_that_of_its_controls_whoever_asks_and_in_any_order() -> None:
     assert plans == expected * 2
     for strength in np.linspace(0, 1, 100):
         session.solve(0.2, float(strength), cl.Guards())
-    assert len(session._solved) == MOST_KEPT
+    assert session._longest.cache_info().currsize == MOST_KEPT
 
 
 def test_the_model_has_one_lock_for_cells_and_callbacks() -> None:

@@ -103,10 +103,9 @@ class Measurer:
                 with self.session.exclusive(token) as model:
                     self._measure(plans, held_out, model)
                 self.done += len(plans)
-            except Cancelled:
-                pass  # while it waited for the model
             except Exception as error:
-                self._error = error
+                # cancelled: while it waited for the model
+                self._error = None if isinstance(error, Cancelled) else error
                 raise
             finally:
                 with self._lock:
@@ -122,10 +121,13 @@ class Measurer:
     def _measure(
         self, plans: Sequence[cl.Selection], held_out: cl.CalibrationSet, model: Any
     ) -> None:
-        H, text, now = self.session.curvature, text_name(held_out), time.time()
-        table = cl.measure_plans(model, plans, held_out, progress=False, calibrated_on=H)
-        facts: dict[str, Any] = {"rows": len(held_out), "measured_at": now}
-        numbers = zip(plans, table.mean.tolist(), table.standard_error.tolist(), strict=True)
+        text = text_name(held_out)
+        table = cl.measure_plans(
+            model, plans, held_out, progress=False, calibrated_on=self.session.curvature
+        )
         self.session.add_measured(
-            *(MeasuredPlan(p, kl, se, text, **facts) for p, kl, se in numbers)
+            *(
+                MeasuredPlan.of_rows(plan, kl, text, measured_at=time.time())
+                for plan, kl in zip(plans, table.kl, strict=True)
+            )
         )

@@ -394,7 +394,6 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         self._text.options = list(dict.fromkeys(m.text for m in self.session.measured))
         self._agreement.value = self._agreement_html(plans)
         self.status = self._status(rows)
-        self._tell()
 
     def _tell(self, _: Any = None) -> None:
         """Show error, status and caption."""

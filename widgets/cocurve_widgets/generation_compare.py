@@ -540,11 +540,9 @@ class GenerationCompare(Drawn):
 
     def _still_texts(self) -> str:
         """The texts one below the other."""
-        if self._shown is None:
-            return ""
         rows = (
-            f"<tr><th>{SIDES[side]}</th><td>{html.escape(text.text)}</td></tr>"
-            for side, text in self._shown.texts.items()
+            f"<tr><th>{SIDES[side]}</th><td>{html.escape(text)}</td></tr>"
+            for side, text in self.texts.items()
         )
         return f'<table style="text-align: left; white-space: pre-wrap">{"".join(rows)}</table>'
 

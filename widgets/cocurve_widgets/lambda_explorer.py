@@ -275,7 +275,8 @@ class LambdaExplorer(Explorer):
                 "order": [],
                 "feasible": plan is not None,
                 **(self._order_and_parts(plan) or {}),
-                **self._ends(),
+                "a": self._order_and_parts(self.session.diagonal(self.ratio, self.guards)),
+                "reachable": reachable_ratio(self.curvature.units, self.guards, self.ratio),
             }
             self.selection = plan
             self.status = self._sentence()
@@ -284,12 +285,6 @@ class LambdaExplorer(Explorer):
             if plan is not None and not self._adopting:
                 self.session.selection = plan
         self._watch()
-
-    def _ends(self) -> dict[str, Any]:
-        """What the page shows of ratio and guards alone; it stays where lambda moves."""
-        reachable = reachable_ratio(self.curvature.units, self.guards, self.ratio)
-        diagonal = self.session.diagonal(self.ratio, self.guards)
-        return {"a": self._order_and_parts(diagonal), "reachable": reachable}
 
     def _order_and_parts(self, plan: cl.Selection | None) -> dict[str, Any] | None:
         """A plan as the page has it: its order, and the parts of its prediction."""

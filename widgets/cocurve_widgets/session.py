@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -232,7 +233,7 @@ class Session(HasTraits):
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         self.curvature, self.tokenizer = curvature, tokenizer
-        self._solved: dict[Any, cl.Selection] = {}
+        self._longest = lru_cache(MOST_KEPT)(partial(longest, curvature))
         # one for all its instruments: with one each, two that follow each other could deadlock
         self.lock = threading.RLock()
         super().__init__()
@@ -288,13 +289,7 @@ class Session(HasTraits):
         cap = guards.cap_at(ratio)
         fixed = replace(guards, layer_cap=cap if 0 < cap < 1 else None, layer_cap_factor=None)
         upto = max(MOST_RATIO, ratio) if cap else 0.0  # a multiple of ratio 0 allows nothing
-        key = fixed, upto, strength
-        with self.lock:
-            run = self._solved.pop(key, None) or longest(self.curvature, fixed, upto, strength)
-            self._solved[key] = run  # the newest is the last
-            for old in list(self._solved)[:-MOST_KEPT]:
-                del self._solved[old]
-        return run
+        return self._longest(fixed, upto, strength)
 
     def solve(self, ratio: float, strength: float, guards: cl.Guards) -> cl.Selection:
         """The greedy plan of a ratio at a lambda; InfeasibleError where there is none."""
@@ -377,9 +372,12 @@ def _kept(kept: KeptPlans) -> Iterator[MeasuredPlan]:
         kl = {frozenset(plan.selection.pruned): plan.kl[name] for plan in plans}
         for plan in plans:
             source = f"{facts['source']}, {len(plan.kl[name])} rows (kept)"
-            edge = edge_of(plan.selection, kl)
             yield MeasuredPlan.of_rows(
-                plan.selection, plan.kl[name], source, edge=edge, abilities=plan.right
+                plan.selection,
+                plan.kl[name],
+                source,
+                edge=edge_of(plan.selection, kl),
+                abilities=plan.right,
             )
 
 
