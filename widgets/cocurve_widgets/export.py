@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from cocurve_lab.extensions.interactions.measured import Interactions
     from cocurve_lab.extensions.judging.generation import Question
 
-STYLES = ("instrument.css", "page.css")
-
 # The policy blocks every request, so the page can neither load nor send anything.
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -143,7 +141,7 @@ def refresh_html(path: str | os.PathLike[str]) -> Path:
 
 
 def _write(path: Path, title: str, about: str, data: str, model: str = "") -> Path:
-    css, script = front(*STYLES), front("page.js")
+    css, script = front("instrument.css", "page.css"), front("page.js")
     text = _PAGE.format(title=title, about=about, data=data, model=model, css=css, script=script)
     write_atomically(path, text.encode())
     return path
@@ -184,13 +182,14 @@ def _at_scale(interactions: Interactions, session: Session) -> dict[str, Any]:
 def _about(curvature: cl.Curvature) -> str:
     facts = curvature.provenance
     rows, length = facts.get("sequences_done"), facts.get("seq_len")
-    text = ""
-    if rows and length:
-        text = f" from {counted(rows, 'sequence')} of {counted(length, 'token')}"
-    what = named_matrix(curvature)
+    text = (
+        f" from {counted(rows, 'sequence')} of {counted(length, 'token')}"
+        if rows and length
+        else ""
+    )
     return (
-        f"{counted(len(curvature.units), 'unit')}; {what}, the matrix of all pairs, "
-        f"estimated{text}. KL is how far the pruned model's predictions are from the whole "
+        f"{counted(len(curvature.units), 'unit')}; {named_matrix(curvature)}, the matrix of all "
+        f"pairs, estimated{text}. KL is how far the pruned model's predictions are from the whole "
         "model's, in nats per token. Plans are solved and predicted in your browser; what is "
         f"called measured was measured before. {ALONE} The address of the page holds what you set: "
         "copy it to show others the same."

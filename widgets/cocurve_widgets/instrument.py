@@ -69,7 +69,6 @@ def guarded(method: Method) -> Method:
                 return method(self, *args, **kwargs)
         except Exception as error:
             self.report(error)
-            return None
 
     return run  # type: ignore[return-value]
 

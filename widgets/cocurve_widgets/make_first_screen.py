@@ -40,7 +40,6 @@ LOW = (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15)  # ratios among which tha
 NOISE, DRAWS = 0.2, 10  # share of the layers, or of units, removed at random, and how often
 GAP_ROWS = 3  # of the text, on which predicted and measured KL are taken apart
 OPENING, ENDS = 0.2, (0.0, 1.0)  # ratio of the first screen, and the ends of lambda
-OPENED = [(OPENING, strength) for strength in ENDS]
 
 
 def make_demo() -> None:
@@ -149,7 +148,7 @@ def next_words(
     found = DataFrame(rows)
     found["turn"] = found.sort_values("sure", ascending=False).groupby("first").cumcount()
     chosen = found.sort_values(["turn", "first"])[:SENTENCES].sort_index()
-    ends = [p for p in plans if (p.requested_ratio, p.interaction_strength) in OPENED]
+    ends = [p for p in plans if p.requested_ratio == OPENING and p.interaction_strength in ENDS]
     return sorted(chosen["kept"], key=lambda sentence: not _breaks(sentence, ends))
 
 

@@ -117,17 +117,7 @@ class Mailbox:
 
     def _work(self) -> None:
         """Run the first job. The next one has a thread of its own, even where this one died."""
-        try:
-            self._run(self._letters[0])
-        finally:
-            with self._lock:
-                del self._letters[0]
-                if self._letters:
-                    self._start()
-                self._lock.notify_all()
-
-    @staticmethod
-    def _run(letter: Letter) -> None:
+        letter = self._letters[0]
         try:
             letter.token.check()  # it may be dropped before it begins
             letter.job(letter.token)
@@ -135,6 +125,12 @@ class Mailbox:
             pass
         except Exception as error:
             letter.failed(error)
+        finally:
+            with self._lock:
+                del self._letters[0]
+                if self._letters:
+                    self._start()
+                self._lock.notify_all()
 
 
 @dataclass(frozen=True)
