@@ -164,7 +164,7 @@ class Instrument(Still, DOMWidget):
 
     def share(self, trait: str) -> None:
         """Keep a trait equal to the session's of that name; at first a value set here wins."""
-        ends = [(self, trait), (self.session, trait)]  # the value of the first wins
+        ends: list[Any] = [(self, trait), (self.session, trait)]  # the value of the first wins
         if getattr(self, trait) in (None, []):
             ends.reverse()
         self._closing.callback(link(*ends).unlink)
