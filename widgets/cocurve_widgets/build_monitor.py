@@ -1,4 +1,4 @@
-"""The build monitor: progress of a build, time left, and whether its plans have settled."""
+"""The build monitor: progress of a build, and whether its plans have settled."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import anywidget
-from traitlets import Float, Int, List, Unicode
+from traitlets import Int, List, Unicode
 
 import cocurve_lab as cl
 from cocurve_lab.estimator.build import Build
@@ -16,7 +16,7 @@ from cocurve_lab.solver.targets import require_ratio, require_strength
 from .instrument import counted, front
 from .still import Still
 
-_PATIENCE = 0.5  # seconds between updates: an update solves two plans
+_PATIENCE = 0.5  # seconds between updates: an update solves three plans
 
 
 class BuildMonitor(Still, anywidget.AnyWidget):
@@ -32,7 +32,6 @@ class BuildMonitor(Still, anywidget.AnyWidget):
 
     Attributes:
         done, total: sequences.
-        seconds_left: estimate of the time left, seconds; 0 once the build has ended or stopped.
         overlap: list of [sequences done, overlap], overlap in [0, 1]: of the units that either plan
             removes, the share that both remove.
         status: the same as a sentence.
@@ -43,7 +42,6 @@ class BuildMonitor(Still, anywidget.AnyWidget):
 
     done = Int(0).tag(sync=True)
     total = Int(0).tag(sync=True)
-    seconds_left = Float(0.0).tag(sync=True)
     overlap: List[Any] = List().tag(sync=True)
     status = Unicode("Nothing built yet. If H is found on disk, it is loaded at once.").tag(
         sync=True
@@ -59,14 +57,11 @@ class BuildMonitor(Still, anywidget.AnyWidget):
 
     def __call__(self, build: Build) -> None:
         """Update from a build, which calls this after each sequence and when it is stopped."""
-        total = build.total
-        last = build.done == total or bool(build.stopped)
+        last = build.done == build.total or bool(build.stopped)
         if not last and time.monotonic() - self._looked < _PATIENCE:
             return
-        recent = build.seconds[-8:]  # of late: batch size and load change while a build runs
         with self.hold_sync():
-            self.done, self.total = build.done, total
-            self.seconds_left = 0.0 if last else (total - build.done) * sum(recent) / len(recent)
+            self.done, self.total = build.done, build.total
             overlap = cl.is_converged(build.so_far(), *self._plan).overlap
             if not math.isnan(overlap):  # else a half has no sequence yet
                 self.overlap = [*self.overlap, [build.done, round(overlap, 4)]]
