@@ -387,6 +387,7 @@ class GenerationCompare(Drawn):
 
     @property
     def texts(self) -> dict[str, str]:
+        """The written texts by side, without the prompt; empty before the first."""
         return {side: "".join(piece for _, piece, *_ in row) for side, row in self.tokens.items()}
 
     @property
