@@ -326,9 +326,9 @@ WATCH = """root => {
 }"""
 
 
-def same_text(visit: Visit, group: Any, trait: str) -> None:
+def same_text(visit: Visit, group: Any, side: str) -> None:
     """The page shows the text that the kernel has."""
-    text = ast.literal_eval(visit.ask(f"' '.join(compare.{trait}.split())"))
+    text = ast.literal_eval(visit.ask(f"' '.join(compare.texts[{side!r}].split())"))
 
     def shown() -> str:
         return " ".join(group.inner_text().split()).removesuffix("<eos>").strip()
@@ -345,7 +345,7 @@ def test_both_texts_follow_prompt_and_slider_and_can_be_stopped(lab: Lab) -> Non
         root.scroll_into_view_if_needed()
         dense, pruned = (root.get_by_role("group", name=f"{n} text") for n in ("Dense", "Pruned"))
         prompt = root.get_by_label("Prompt (Ctrl+Enter generates)")
-        visit.becomes("compare.busy, bool(compare.dense_text)", "(False, True)")  # after Run all
+        visit.becomes("compare.busy, bool(compare.texts)", "(False, True)")  # after Run all
         assert visit.ask("compare.shown['right']['dense']") == "True"  # chosen by computation
 
         prompt.click()
@@ -354,8 +354,8 @@ def test_both_texts_follow_prompt_and_slider_and_can_be_stopped(lab: Lab) -> Non
         page.keyboard.press("Control+Enter")
         visit.becomes("compare.shown.get('prompt')", "'The job of Wren and Kit'")
         visit.becomes("compare.busy", "False")
-        same_text(visit, dense, "dense_text")
-        same_text(visit, pruned, "pruned_text")
+        same_text(visit, dense, "dense")
+        same_text(visit, pruned, "pruned")
         assert len(dense.inner_text()) > 3
 
         # without a press of Generate; the first word that differs is marked
@@ -364,7 +364,7 @@ def test_both_texts_follow_prompt_and_slider_and_can_be_stopped(lab: Lab) -> Non
                 root.get_by_label("share to remove (ratio)").press(key)
             now = "(round(compare.ratio, 2), compare.stale, compare.busy)"
             visit.becomes(now, f"({ratio}, '', False)")
-            same_text(visit, pruned, "pruned_text")
+            same_text(visit, pruned, "pruned")
             assert pruned.locator("mark").count() == (ratio > 0)
 
         root.locator("summary", has_text="More").click()
@@ -379,5 +379,5 @@ def test_both_texts_follow_prompt_and_slider_and_can_be_stopped(lab: Lab) -> Non
             visit.becomes("compare.shown.get('stopped'), compare.busy", "(True, False)")
         eventually(root.inner_text, lambda text: "(stopped)" in text)
         assert 0 < int(visit.ask("len(compare.tokens['dense'])")) < 230
-        same_text(visit, dense, "dense_text")
+        same_text(visit, dense, "dense")
         visit.require_clean()

@@ -14,7 +14,7 @@ from cocurve_lab.extensions.judging.answers import AnswerOptions
 from cocurve_lab.extensions.judging.generation import Question
 from cocurve_lab.extensions.judging.kept import answers_file
 from cocurve_lab.extensions.judging.lockstep import next_token_probabilities
-from cocurve_widgets import LambdaExplorer, Measured, Session
+from cocurve_widgets import LambdaExplorer, MeasuredPlan, Session
 from cocurve_widgets.damage import STAGES, plain_record
 from cocurve_widgets.packing import plan_mark
 from cocurve_widgets.session import text_name
@@ -123,8 +123,8 @@ def test_a_plan_that_the_session_knows_on_this_text_is_not_measured_again() -> N
     session = Session(CURVATURE, MODEL, TOKENIZER)
     plans = [cl.solve_greedy(CURVATURE, 0.4, strength) for strength in (0.0, 1.0)]
     session.add_measured(
-        *(Measured(p, 0.5 + k, 0.01, text_name(TEXT), rows=6) for k, p in enumerate(plans)),
-        Measured(plans[1], 9.0, 0.01, "another text", rows=50),
+        *(MeasuredPlan(p, 0.5 + k, 0.01, text_name(TEXT), rows=6) for k, p in enumerate(plans)),
+        MeasuredPlan(plans[1], 9.0, 0.01, "another text", rows=50),
     )
     explorer = make(session=session, questions=(), prompt="")
     assert not explorer.damage.busy

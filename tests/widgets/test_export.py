@@ -19,7 +19,7 @@ from cocurve_lab.extensions.pretrained.kept import (
     kept_interactions,
     kept_plans,
 )
-from cocurve_widgets import Measured, Session, export_html, refresh_html
+from cocurve_widgets import MeasuredPlan, Session, export_html, refresh_html
 from cocurve_widgets.instrument import front
 from cocurve_widgets.packing import plan_mark
 from cocurve_widgets.page_measuring import RATIOS, STRENGTHS
@@ -69,7 +69,7 @@ def test_a_refreshed_page_keeps_what_it_holds_and_gets_the_present_front_end(
 @pytest.mark.parametrize("name", ["<!--<script>", "</script>", "<!--", "a < b \u2028"])
 def test_no_name_changes_where_the_data_ends(tmp_path: Path, name: str) -> None:
     session, plan = Session(SMALL), cl.solve_greedy(SMALL, 0.2, 0.5)
-    session.add_measured(Measured(plan, 0.25, float("nan"), name))
+    session.add_measured(MeasuredPlan(plan, 0.25, float("nan"), name))
     path = export_html(SMALL, tmp_path / "a.html", session=session)
     (mark,) = data_of(path)["lambda"]["_marks"]["measured"]
     assert (mark["risk"], mark["error"], mark["text"]) == (0.25, None, name)
@@ -89,7 +89,7 @@ def test_a_bare_matrix_is_enough_and_no_widget_is_left_behind(tmp_path: Path) ->
 def test_the_shipped_pages_are_of_this_front_end(page: Path, most: int) -> None:
     text = page.read_text(encoding="utf-8")
     for part in (front("page.js"), front("instrument.css")):
-        assert part in text, "python -m cocurve_widgets.export notebooks/explore_*.html"
+        assert part in text, "write it again with refresh_html"
     assert page.stat().st_size < most
 
 

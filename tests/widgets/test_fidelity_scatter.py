@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 
 import cocurve_lab as cl
 from cocurve_lab.measuring.risk import PlanTable
-from cocurve_widgets import FidelityScatter, Measured, Session
+from cocurve_widgets import FidelityScatter, MeasuredPlan, Session
 from cocurve_widgets.fidelity_figure import CHOSEN, MARKS, WAITING
 from cocurve_widgets.fidelity_points import METHODS
 from helpers.tiny_models import naive_risk, tiny_model, tiny_text, units_by_hand
@@ -160,10 +160,10 @@ def test_filters_hide_points_and_texts_are_told_apart(scatter: FidelityScatter) 
     scatter.picture.plotly_restyle({"visible": "legendonly"}, hidden)  # as a click on the legend
     assert scatter.methods == ["diagonal greedy"]
     assert scatter.points["method"].tolist() == ["diagonal greedy"]
-    scatter.methods, scatter.rows = list(METHODS), 2
-    plan = cl.solve_greedy(CURVATURE, 0.3)
-    (row,) = scatter.measure(plan)
-    risk = cl.pruning_risk(MODEL, plan, HELD_OUT.rows(0, 2))
+    scatter.methods = list(METHODS)
+    plan, short = cl.solve_greedy(CURVATURE, 0.3), HELD_OUT.rows(0, 2)
+    (row,) = FidelityScatter(CURVATURE, MODEL, short, session=scatter.session).measure(plan)
+    risk = cl.pruning_risk(MODEL, plan, short)
     assert row["measured_risk"] == pytest.approx(risk, rel=1e-5)
     scatter.text = row["text"]
     assert plans(scatter) == [row]
@@ -217,9 +217,12 @@ def test_ctrl_c_keeps_what_is_measured(scatter: FidelityScatter, slowly: Turns) 
     assert not scatter.measurer.active
 
 
-def test_an_error_of_the_worker_is_shown(
-    scatter: FidelityScatter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_is_shown(scatter: FidelityScatter, monkeypatch: pytest.MonkeyPatch) -> None:
+    scatter.ratios = [0.2, 7.0]
+    press(scatter, "Ratio sweep")
+    assert "ratio is 7" in scatter.error
+    assert plans(scatter) == []
+
     def fail(*_: Any, **__: Any) -> None:
         raise cl.NumericalError("sequence 0 gives NaN")
 
@@ -268,7 +271,7 @@ def test_a_plan_of_another_view_is_marked_then_measured(scatter: FidelityScatter
     eventually(lambda: not marked(scatter, WAITING))
 
     elsewhere = cl.Selection.from_pruned(UNITS, [1, 4])  # without a prediction of its own
-    scatter.session.add_measured(Measured(elsewhere, 0.25, 0.01, "another text"))
+    scatter.session.add_measured(MeasuredPlan(elsewhere, 0.25, 0.01, "another text"))
     settle(scatter)
     row = plans(scatter)[-1]
     assert (row["method"], row["text"]) == ("other plan", "another text")

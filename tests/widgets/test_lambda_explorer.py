@@ -10,7 +10,7 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.solver.guards import reachable_ratio
-from cocurve_widgets import BridgeExplorer, LambdaExplorer, Measured, Session
+from cocurve_widgets import BridgeExplorer, LambdaExplorer, MeasuredPlan, Session
 from helpers.instruments import received, say, settle
 from helpers.problems import make_units, random_curvature
 
@@ -140,9 +140,9 @@ def test_code_makes_the_plan_on_the_screen(explorer: LambdaExplorer) -> None:
 def test_measured_plans_are_sent_once_each_with_their_rows(explorer: LambdaExplorer) -> None:
     plan, session = explorer.selection, explorer.session
     for text in ("manual", "C4"):  # told last, so it shows
-        found = Measured(plan, 0.2, 0.1, text, rows=2, by_row=(0.1, 0.3))
+        found = MeasuredPlan(plan, 0.2, 0.1, text, rows=2, by_row=(0.1, 0.3))
         session.add_measured(found)
-    session.add_measured(Measured(plan, 0.4, 0.1, "now", measured_at=5.0))
+    session.add_measured(MeasuredPlan(plan, 0.4, 0.1, "now", measured_at=5.0))
     marks = received(explorer, "marks")
     kept, now = marks["measured"]
     assert (kept["text"], kept["by_row"]) == ("C4", [0.1, 0.3])

@@ -20,7 +20,7 @@ from cocurve_widgets import (
     BridgeExplorer,
     FidelityScatter,
     LambdaExplorer,
-    Measured,
+    MeasuredPlan,
     Session,
 )
 from cocurve_widgets.session import MOST_KEPT, Cancelled, CancelToken, Mailbox
@@ -111,7 +111,7 @@ def test_a_plan_is_that_of_its_controls_whoever_asks_and_in_any_order() -> None:
     assert plans == expected * 2
     for strength in np.linspace(0, 1, 100):
         session.solve(0.2, float(strength), cl.Guards())
-    assert len(session._solved) == MOST_KEPT
+    assert session._longest.cache_info().currsize == MOST_KEPT
 
 
 def test_the_model_has_one_lock_for_cells_and_callbacks() -> None:
@@ -160,10 +160,12 @@ def test_an_instrument_opens_on_the_file_of_an_h(name: str, tmp_path: Path) -> N
 def test_a_plan_measured_again_replaces_the_old_record() -> None:
     session = Session(CURVATURE)
     plan = cl.solve_greedy(CURVATURE, 0.3)
-    session.add_measured(Measured(plan, 0.1, 0.01, "text"), Measured(plan, 0.2, 0.01, "other"))
+    session.add_measured(
+        MeasuredPlan(plan, 0.1, 0.01, "text"), MeasuredPlan(plan, 0.2, 0.01, "other")
+    )
     seen = []
     session.observe(lambda change: seen.append(len(change.new)), "measured")
-    session.add_measured(Measured(plan, 0.3, 0.01, "text"))
+    session.add_measured(MeasuredPlan(plan, 0.3, 0.01, "text"))
     assert sorted(record.risk for record in session.measured) == [0.2, 0.3]
     assert seen == [2]
 

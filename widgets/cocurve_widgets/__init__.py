@@ -16,7 +16,6 @@ _HOMES = {
     "BuildMonitor": "build_monitor",
     "FidelityScatter": "fidelity_scatter",
     "GenerationCompare": "generation_compare",
-    "Measured": "session",
     "MeasuredPlan": "session",
     "Session": "session",
     "export_html": "export",

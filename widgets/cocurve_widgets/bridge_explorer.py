@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from ipywidgets import DOMWidget
 from traitlets import Bytes, Dict, Enum, Int
 
 import cocurve_lab as cl
@@ -20,10 +20,6 @@ MOST_EDGES = 10_000  # sent to the page once; the filters choose among these
 PARTNERS = 5
 FEW = 24  # edges that pass the default threshold: more cannot be followed by eye
 RATIO = 0.2  # of the compared plans, until the session has one
-CONTROLS = (
-    *("threshold", "edges_of", "sign", "blocks", "saliency_quantile", "connectivity_quantile"),
-    *("selected_unit", "brushed"),
-)
 
 
 class BridgeExplorer(Explorer):
@@ -61,12 +57,12 @@ class BridgeExplorer(Explorer):
 
     _esm = front("bridge.js", render="renderBridge")
 
-    threshold = Within(0, 1, 0.0).tag(sync=True)
+    threshold = Within(0.0, min=0, max=1).tag(sync=True)
     edges_of = Enum(("all", "bridges"), "all").tag(sync=True)
     sign = Enum(("both", "positive", "negative"), "both").tag(sync=True)
     blocks = Some(BLOCKS).tag(sync=True)
-    saliency_quantile = Within(0, 1, 0.5).tag(sync=True)
-    connectivity_quantile = Within(0, 1, 0.5).tag(sync=True)
+    saliency_quantile = Within(0.5, min=0, max=1).tag(sync=True)
+    connectivity_quantile = Within(0.5, min=0, max=1).tag(sync=True)
 
     nodes = Dict().tag(sync=True)
     edge_ends = Bytes().tag(sync=True)
@@ -79,7 +75,17 @@ class BridgeExplorer(Explorer):
 
     def _opening(self, controls: dict[str, Any]) -> dict[str, Any]:
         self._ends, self._rho = _strongest_edges(self.curvature)
-        return _payload(self.curvature, self._ends, self._rho) | controls
+        partners, rho = _partners(self.curvature)
+        residual = [plain(value) for value in cl.bridge_units(self.curvature).residual.tolist()]
+        sent = {
+            "nodes": nodes_of(self.curvature) | {"residual": residual},
+            "edge_ends": self._ends.tobytes(),
+            "edge_correlation": self._rho.astype(np.float32).tobytes(),
+            "edge_total": int(np.count_nonzero(np.triu(self.curvature.matrix, 1))),
+            "partners": partners.astype(np.uint32).tobytes(),
+            "partner_correlation": rho.astype(np.float32).tobytes(),
+        }
+        return sent | controls
 
     def _opened(self, controls: dict[str, Any]) -> None:
         super()._opened(controls)
@@ -88,7 +94,7 @@ class BridgeExplorer(Explorer):
             listed = self.bridges["indices"]
             if "edges_of" not in controls and listed:
                 self.edges_of = "bridges"
-            near = self._touches(listed) if self.edges_of == "bridges" else slice(None)
+            near = np.isin(self._ends, listed).any(axis=1) | (self.edges_of == "all")
             rho = self._rho[near]
             # the |rho| that FEW edges reach, rounded down to 0.001; 0 with fewer edges
             self.threshold = math.floor(1e3 * abs(rho[FEW - 1])) / 1e3 if len(rho) >= FEW else 0.0
@@ -115,7 +121,8 @@ class BridgeExplorer(Explorer):
     @guarded
     def _compare_plans(self, change: Any = None) -> None:
         """Set `plans`: the session's plan, and the runs it is compared with, under its guards."""
-        plan = self.session_plan()
+        self.error = ""
+        plan = self.session.selection
         ratio, guards = RATIO, cl.opening_guards(self.curvature.units)
         if plan is not None:
             ratio, guards = plan.requested_ratio, plan.guards
@@ -139,11 +146,6 @@ class BridgeExplorer(Explorer):
 
     # What is shown ------------------------------------------------------------------------------
 
-    def _touches(self, units: Iterable[int]) -> np.ndarray:
-        """The mask of sent edges with an end among some units: bool [E]."""
-        found: np.ndarray = np.isin(self._ends, list(units))
-        return found[:, 0] | found[:, 1]
-
     def table(self) -> list[dict[str, Any]]:
         """One row per unit; saliency and connectivity are in nats per token."""
         columns = ("saliency", "connectivity", "residual")
@@ -160,21 +162,19 @@ class BridgeExplorer(Explorer):
         return graph
 
     def code(self) -> str:
-        """The Python that reproduces what is on the screen; it needs `curvature`."""
-        values = {"threshold": self.threshold} | self.changed(CONTROLS)
-        given = "".join(f"    {name}={value!r},\n" for name, value in values.items())
+        """The Python of the graph and the bridges on the screen; it needs `curvature`."""
         quantiles = f"{self.saliency_quantile!r}, {self.connectivity_quantile!r}"
         return (
-            "import cocurve_lab as cl\nfrom cocurve_widgets import BridgeExplorer\n\n"
+            "import cocurve_lab as cl\n\n"
             f"graph = cl.edge_graph(curvature, threshold={self.threshold!r}, top_k={MOST_EDGES})\n"
             f"bridges = cl.bridge_units(curvature, {quantiles})\n"
-            f"explorer = BridgeExplorer(\n    curvature,\n{given})\n"
-            f"{self.plan_line('explorer')}explorer\n"
         )
 
     def state(self) -> dict[str, Any]:
         """The initial state of the front end, for a page without a kernel (`kernel` is False)."""
-        return self.public_traits() | {"kernel": False, "error": ""}
+        usual = DOMWidget.class_traits(sync=True)
+        names = [n for n in self.traits(sync=True) if n not in usual and not n.startswith("_")]
+        return {name: getattr(self, name) for name in names} | {"kernel": False, "error": ""}
 
 
 # Sent to the page -------------------------------------------------------------------------------
@@ -196,19 +196,6 @@ def _flow(curvature: cl.Curvature, units: list[int]) -> dict[str, list[list[floa
     layers = np.eye(curvature.units.num_layers)[curvature.units.layers]  # [M, layers]
     signs = {"positive": np.maximum(rows, 0.0), "negative": np.minimum(rows, 0.0)}
     return {sign: (part @ layers).tolist() for sign, part in signs.items()}
-
-
-def _payload(curvature: cl.Curvature, ends: np.ndarray, rho: np.ndarray) -> dict[str, Any]:
-    partners, partner_rho = _partners(curvature)
-    residual = [plain(value) for value in cl.bridge_units(curvature).residual.tolist()]
-    return {
-        "nodes": nodes_of(curvature) | {"residual": residual},
-        "edge_ends": ends.tobytes(),
-        "edge_correlation": rho.astype(np.float32).tobytes(),
-        "edge_total": int(np.count_nonzero(np.triu(curvature.matrix, 1))),
-        "partners": partners.astype(np.uint32).tobytes(),
-        "partner_correlation": partner_rho.astype(np.float32).tobytes(),
-    }
 
 
 def _partners(curvature: cl.Curvature) -> tuple[np.ndarray, np.ndarray]:

@@ -6,8 +6,8 @@ import html
 import json
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from cocurve_lab.extensions.interactions.measured import Interactions
     from cocurve_lab.extensions.judging.generation import Question
-
-STYLES = ("instrument.css", "page.css")
 
 # The policy blocks every request, so the page can neither load nor send anything.
 _PAGE = """<!doctype html>
@@ -60,6 +58,8 @@ script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; work
 </html>
 """
 
+# what a page without the model says of itself
+ALONE = "Only the notebooks measure plans that you make by clicks, other pairs, and next tokens."
 _OPENING = {"interaction_strength": 0.5}  # favors neither end
 _HELD = (
     re.compile(  # what a page holds of its own: title, about, data, and the model where it has one
@@ -127,8 +127,6 @@ def export_html(
 def refresh_html(path: str | os.PathLike[str]) -> Path:
     """Write a page of `export_html` again: the present front end around the data that it holds.
 
-    `python -m cocurve_widgets.export PAGE ...` does the same for each page.
-
     Raises:
         InputError: the file is not a page of `export_html`.
     """
@@ -143,7 +141,7 @@ def refresh_html(path: str | os.PathLike[str]) -> Path:
 
 
 def _write(path: Path, title: str, about: str, data: str, model: str = "") -> Path:
-    css, script = front(*STYLES), front("page.js")
+    css, script = front("instrument.css", "page.css"), front("page.js")
     text = _PAGE.format(title=title, about=about, data=data, model=model, css=css, script=script)
     write_atomically(path, text.encode())
     return path
@@ -151,13 +149,11 @@ def _write(path: Path, title: str, about: str, data: str, model: str = "") -> Pa
 
 def _states(session: Session, **controls: Any) -> dict[str, Any]:
     """What the two instruments on a session open with."""
-    plan = LambdaExplorer(session.curvature, session=session, **controls)
-    bridge = BridgeExplorer(session.curvature, session=session)
-    try:
+    with (
+        closing(LambdaExplorer(session.curvature, session=session, **controls)) as plan,
+        closing(BridgeExplorer(session.curvature, session=session)) as bridge,
+    ):
         return {"lambda": plan.state(), "bridge": bridge.state()}
-    finally:
-        plan.close()
-        bridge.close()
 
 
 def _at_scale(interactions: Interactions, session: Session) -> dict[str, Any]:
@@ -186,20 +182,15 @@ def _at_scale(interactions: Interactions, session: Session) -> dict[str, Any]:
 def _about(curvature: cl.Curvature) -> str:
     facts = curvature.provenance
     rows, length = facts.get("sequences_done"), facts.get("seq_len")
-    text = ""
-    if rows and length:
-        text = f" from {counted(rows, 'sequence')} of {counted(length, 'token')}"
-    what = named_matrix(curvature)
-    return (
-        f"{counted(len(curvature.units), 'unit')}; {what}, the matrix of all pairs, "
-        f"estimated{text}. KL is how far the pruned model's predictions are from the whole "
-        "model's, in nats per token. Plans are solved and predicted in your browser; what is "
-        "called measured was measured before. Only the notebooks measure plans that you make by "
-        "clicks, other pairs, and next tokens. The address of the page holds what you set: copy it "
-        "to show others the same."
+    text = (
+        f" from {counted(rows, 'sequence')} of {counted(length, 'token')}"
+        if rows and length
+        else ""
     )
-
-
-if __name__ == "__main__":
-    for page in sys.argv[1:]:
-        print(refresh_html(page))
+    return (
+        f"{counted(len(curvature.units), 'unit')}; {named_matrix(curvature)}, the matrix of all "
+        f"pairs, estimated{text}. KL is how far the pruned model's predictions are from the whole "
+        "model's, in nats per token. Plans are solved and predicted in your browser; what is "
+        f"called measured was measured before. {ALONE} The address of the page holds what you set: "
+        "copy it to show others the same."
+    )

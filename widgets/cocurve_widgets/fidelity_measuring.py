@@ -103,33 +103,31 @@ class Measurer:
                 with self.session.exclusive(token) as model:
                     self._measure(plans, held_out, model)
                 self.done += len(plans)
-            except Cancelled:
-                pass  # while it waited for the model
             except Exception as error:
-                self._error = error
+                # cancelled: while it waited for the model
+                self._error = None if isinstance(error, Cancelled) else error
                 raise
             finally:
                 with self._lock:
                     del self._steps[: None if self._error else 1]
                     if not self._steps:
-                        self._sum_up()
+                        self.took = (
+                            f"{self.done} of {counted(self.total, 'plan')} measured in "
+                            f"{time.monotonic() - self._began:.1f} s"
+                        )
+                        self._lock.notify_all()
                 self._moved()
 
     def _measure(
         self, plans: Sequence[cl.Selection], held_out: cl.CalibrationSet, model: Any
     ) -> None:
-        H, text, now = self.session.curvature, text_name(held_out), time.time()
-        table = cl.measure_plans(model, plans, held_out, progress=False, calibrated_on=H)
-        facts: dict[str, Any] = {"rows": len(held_out), "measured_at": now}
-        numbers = zip(plans, table.mean.tolist(), table.standard_error.tolist(), strict=True)
-        self.session.add_measured(
-            *(MeasuredPlan(p, kl, se, text, **facts) for p, kl, se in numbers)
+        text = text_name(held_out)
+        table = cl.measure_plans(
+            model, plans, held_out, progress=False, calibrated_on=self.session.curvature
         )
-
-    def _sum_up(self) -> None:
-        """Tell what the work took."""
-        stopped = ", then stopped" if self.done < self.total else ""
-        seconds = time.monotonic() - self._began
-        of = f"{self.done} of {counted(self.total, 'plan')}"
-        self.took = f"{of} measured in {seconds:.1f} s{stopped}"
-        self._lock.notify_all()
+        self.session.add_measured(
+            *(
+                MeasuredPlan.of_rows(plan, kl, text, measured_at=time.time())
+                for plan, kl in zip(plans, table.kl, strict=True)
+            )
+        )

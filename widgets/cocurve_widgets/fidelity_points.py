@@ -66,9 +66,8 @@ class Book:
         if strength is None:
             units = counted(len(plan), "unit")
             return OTHER, f"plan of {units}, {plan.realized_ratio:.3g} ({mark})"
-        opening, guarded = cl.opening_guards(plan.units), f", guarded ({mark})"
-        if plan.guards in (opening, cl.Guards()):
-            guarded = "" if plan.guards == opening else ", no guards"
+        usual = {cl.Guards(): ", no guards", cl.opening_guards(plan.units): ""}
+        guarded = usual.get(plan.guards, f", guarded ({mark})")
         method = EDGE_AWARE if strength > 0 else DIAGONAL
         return method, f"λ {strength:.4g}, ratio {plan.requested_ratio:.4g}{guarded}"
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 from pandas import DataFrame
-from traitlets import Enum, Float, Int, List, Unicode, validate
+from traitlets import Enum, Float, Int, List, Unicode
 
 import cocurve_lab as cl
+from cocurve_lab.base.arguments import require_type
 from cocurve_lab.extensions.judging.agreement import same_budget_pool
 from cocurve_lab.extensions.writing import brief, typeset
-from cocurve_lab.solver.targets import require_ratio, require_strength
 
 from . import fidelity_points
 from .fidelity_figure import Picture
@@ -24,7 +24,7 @@ from .fidelity_points import METHODS, SINGLE, Book, Plans, Pool, Row, Rows, rows
 from .instrument import Instrument, counted, guarded
 from .session import AnyCurvature, CancelToken, Mailbox, MeasuredPlan, Session, opened, text_name
 from .still import table_html
-from .traits import Some
+from .traits import Some, Within
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -73,12 +73,11 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         **controls: any of the attributes below up to `text`.
 
     Attributes:
-        ratio: share of removable cost of the lambda sweep and the same-budget pool, (0, 1).
+        ratio: share of removable cost of the lambda sweep and the same-budget pool, 0.01 to 0.99.
         interaction_strength: lambda of the ratio sweep and of the pool's greedy set.
         strengths: lambdas of the lambda sweep.
-        ratios: ratios of the ratio sweep, each in [0, 1).
+        ratios: ratios of the ratio sweep.
         seed: seed of the pool's random sets and swaps.
-        rows: rows of the held-out text to measure on; 0 means all of them.
         methods: the methods shown, of METHODS; a click on the legend sets them, too.
         text: name of the text whose plans are shown; empty for all texts.
         axes: "log" or "linear", for both axes.
@@ -88,12 +87,11 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         measurer: measures them.
     """
 
-    ratio = Float(0.2).tag(sync=True)
-    interaction_strength = Float(1.0).tag(sync=True)
+    ratio = Within(0.2, min=0.01, max=0.99).tag(sync=True)
+    interaction_strength = Within(1.0, min=0, max=1e3).tag(sync=True)
     strengths: List[float] = List(Float(), [0.0, 0.1, 0.25, 0.5, 1.0]).tag(sync=True)
     ratios: List[float] = List(Float(), [0.05, 0.1, 0.2, 0.3, 0.4, 0.5]).tag(sync=True)
     seed = Int(0).tag(sync=True)
-    rows = Int(0).tag(sync=True)
     methods = Some(METHODS).tag(sync=True)
     text = Unicode().tag(sync=True)
     axes = Enum(("log", "linear"), "log").tag(sync=True)
@@ -119,43 +117,26 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         self.measurer = Measurer(self.session, self._changed, self.report)
         self._actions = {
             "Measure this plan": lambda: self.measure(self.session.require_plan(), wait=False),
-            "Lambda sweep": lambda: self.measure_lambda_sweep(wait=False),
-            "Ratio sweep": lambda: self.measure_ratio_sweep(wait=False),
-            "Same-budget pool": lambda: self.measure_pool(wait=False),
-            "Cancel": self.cancel,
+            "Lambda sweep": lambda: self.measure_lambda_sweep(self.ratio, self.strengths, False),
+            "Ratio sweep": lambda: self.measure_ratio_sweep(
+                self.interaction_strength, self.ratios, False
+            ),
+            "Same-budget pool": lambda: self.measure_pool(
+                self.ratio, self.seed, self.interaction_strength, False
+            ),
+            "Cancel": self.measurer.cancel,
         }
         self.picture = Picture(self._clicked, self._hide)
         self._chosen = ""
         self.add_class("cocurve-fidelity")
         self.children = self._layout()
+        self._closing.callback(self._drawing.cancel, "draw")
+        self._closing.callback(self.measurer.cancel)
         for trait in ("selection", "measured", "selected_unit"):
             self.follow(self._changed, trait)
-        self.observe(self._changed, ["methods", "text", "rows", "axes"])
+        self.observe(self._changed, ["methods", "text", "axes"])
         self.observe(self._tell, ["status", "error"])
         self.refresh()
-
-    # Values -------------------------------------------------------------------------------------
-
-    @validate("ratio", "ratios", "interaction_strength", "strengths")
-    def _check_numbers(self, proposal: Any) -> Any:
-        name, value = proposal.trait.name, proposal.value
-        require = require_ratio if name.startswith("ratio") else require_strength
-        for number in value if isinstance(value, list) else [value]:
-            require(number)
-        if not value and name != "interaction_strength":
-            some = "a ratio above 0" if name == "ratio" else "at least one number"
-            raise cl.InputError(f"{name} is {value}, which leaves nothing to measure. Set {some}.")
-        return value
-
-    @validate("rows")
-    def _check_rows(self, proposal: Any) -> Any:
-        most = 0 if self.calibration is None else len(self.calibration)
-        if not 0 <= proposal.value <= most:
-            raise cl.InputError(
-                f"rows is {proposal.value}; the held-out text has {most} rows. Set 0 for all of "
-                f"them, or at most {most}."
-            )
-        return proposal.value
 
     # Points -------------------------------------------------------------------------------------
 
@@ -231,7 +212,10 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
                 fresh.setdefault(plan.fingerprint, plan)
         self.measurer.measure(list(fresh.values()), held_out)
         if wait:
-            self._wait()
+            try:
+                self.measurer.wait()
+            finally:
+                self.refresh()
         known = self._on(text)
         found = [known[plan.fingerprint] for plan in plans if plan.fingerprint in known]
         return [fidelity_points.plan_row(self.curvature, self.book, record) for record in found]
@@ -249,90 +233,51 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
                 "FidelityScatter(curvature, model, calibration)."
             )
         for plan in plans:
-            if not isinstance(plan, cl.Selection):
-                raise cl.InputError(f"{plan!r:.80} is not a Selection. Make one with solve_greedy.")
+            require_type(plan, cl.Selection, "a plan to measure")
             plan.require_units(self.curvature.units)
-        return self._held_out()
-
-    def _held_out(self) -> cl.CalibrationSet:
-        """The first `rows` rows of the held-out text."""
-        assert self.calibration is not None
-        if self.rows in (0, len(self.calibration)):
-            return self.calibration
-        return self.calibration.rows(0, self.rows)
+        return self.calibration
 
     def measure_lambda_sweep(
-        self,
-        ratio: float | None = None,
-        strengths: Sequence[float] | None = None,
-        wait: bool = True,
+        self, ratio: float, strengths: Sequence[float], wait: bool = True
     ) -> Rows:
         """Measure greedy plans of one ratio at several lambdas, under `opening_guards`.
 
-        `ratio` and `strengths` default to the attributes; returns and raises as `measure`.
+        Returns and raises as `measure`.
         """
-        ratio = self.ratio if ratio is None else ratio
-        strengths = self.strengths if strengths is None else strengths
         plans = [self._solve(ratio, strength) for strength in strengths]
         return self._measure_set(f"lambda sweep, ratio {ratio:.4g}", plans, wait)
 
     def measure_ratio_sweep(
-        self,
-        interaction_strength: float | None = None,
-        ratios: Sequence[float] | None = None,
-        wait: bool = True,
+        self, interaction_strength: float, ratios: Sequence[float], wait: bool = True
     ) -> Rows:
         """Measure greedy plans of several ratios at one lambda, under `opening_guards`.
 
-        Arguments default to the attributes; returns and raises as `measure`.
+        Returns and raises as `measure`.
         """
-        strength = (
-            self.interaction_strength if interaction_strength is None else interaction_strength
-        )
-        plans = [self._solve(x, strength) for x in (self.ratios if ratios is None else ratios)]
-        return self._measure_set(f"ratio sweep, lambda {strength:.4g}", plans, wait)
+        plans = [self._solve(ratio, interaction_strength) for ratio in ratios]
+        return self._measure_set(f"ratio sweep, lambda {interaction_strength:.4g}", plans, wait)
 
     def _solve(self, ratio: float, strength: float) -> tuple[str, cl.Selection]:
         guards = cl.opening_guards(self.curvature.units)
         return "", cl.solve_greedy(self.curvature, ratio, strength, guards)  # named by its lambda
 
     def measure_pool(
-        self,
-        ratio: float | None = None,
-        seed: int | None = None,
-        interaction_strength: float | None = None,
-        wait: bool = True,
+        self, ratio: float, seed: int = 0, interaction_strength: float = 1.0, wait: bool = True
     ) -> Rows:
         """Measure the paper's 26 sets of one budget (`cocurve_lab.same_budget_pool`).
 
-        Arguments default to the attributes; returns and raises as `measure`.
+        Returns and raises as `measure`.
         """
-        self._require_measurable([])  # before 26 sets are made
-        ratio = self.ratio if ratio is None else ratio
-        seed = self.seed if seed is None else seed
-        strength = (
-            self.interaction_strength if interaction_strength is None else interaction_strength
+        plans = same_budget_pool(
+            self.curvature, ratio, seed, interaction_strength=interaction_strength
         )
-        plans = same_budget_pool(self.curvature, ratio, seed, interaction_strength=strength)
-        name = f"same-budget pool, ratio {ratio:.4g}, lambda {strength:.4g}, seed {seed}"
-        return self._measure_set(name, plans, wait)
+        made = f"ratio {ratio:.4g}, lambda {interaction_strength:.4g}, seed {seed}"
+        return self._measure_set(f"same-budget pool, {made}", plans, wait)
 
     def _measure_set(self, name: str, pool: Pool, wait: bool) -> Rows:
         """Measure plans under one name."""
-        plans = [plan for _, plan in pool]
-        self._require_measurable(plans)
         self.book.add_pool(name, pool)
-        return self.measure(plans, wait)
-
-    def _wait(self) -> None:
-        try:
-            self.measurer.wait()
-        finally:
-            self.refresh()
-
-    def cancel(self) -> None:
-        """Stop measuring; measured plans are kept, and so are those in the model now."""
-        self.measurer.cancel()
+        return self.measure([plan for _, plan in pool], wait)
 
     # Choosing -----------------------------------------------------------------------------------
 
@@ -370,7 +315,6 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         """The parts of the instrument from top to bottom."""
         number, whole = ipywidgets.BoundedFloatText, ipywidgets.BoundedIntText
         several, label = ipywidgets.FloatsInput, ipywidgets.Label
-        most = 0 if self.calibration is None else len(self.calibration)
         fields = [
             self._tied("ratio", "Ratio", number, min=0.01, max=0.99, step=0.05),
             self._tied("interaction_strength", "λ of ratio sweep and pool", number, max=1e3),
@@ -380,7 +324,6 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
                 self._tied("ratios", "", several, min=0, max=0.99, format=".4"),
             ),
             self._tied("seed", "Seed", whole, max=2**31 - 1),
-            self._tied("rows", "Rows of text (0: all)", whole, max=most),
         ]
         self._buttons = {}
         for name, tip in BUTTONS.items():
@@ -451,11 +394,10 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         self._text.options = list(dict.fromkeys(m.text for m in self.session.measured))
         self._agreement.value = self._agreement_html(plans)
         self.status = self._status(rows)
-        self._tell()
 
     def _tell(self, _: Any = None) -> None:
         """Show error, status and caption."""
-        here = None if self.calibration is None else text_name(self._held_out())
+        here = None if self.calibration is None else text_name(self.calibration)
         lines = {
             "alert": self.error,
             "status": self.status,
@@ -488,15 +430,6 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
             f"last: {self.measurer.took}" if self.measurer.took else "",
         ]
         return "; ".join(filter(None, parts)) + "."
-
-    # Closing ------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Stop measuring, leave the session, and close the widget."""
-        if "measurer" in vars(self):  # else the constructor failed half-way
-            self.measurer.cancel()
-            self._drawing.cancel("draw")
-        super().close()
 
     def __repr__(self) -> str:
         return f"FidelityScatter on {self.session!r}: {self.status}"

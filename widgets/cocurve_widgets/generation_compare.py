@@ -6,7 +6,7 @@ import html
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from traitlets import Bool, Dict, Enum, Float, Int, List, Unicode, observe
@@ -73,21 +73,9 @@ class Run:
     seconds: float = 0.0
 
     @property
-    def selection(self) -> cl.Selection:
-        """Plan B."""
-        return self.plans["pruned"]
-
-    @property
     def divergence(self) -> int | None:
         """Index of the first token that differs; None where none does."""
         return first_divergence(self.texts["dense"].ids, self.texts["pruned"].ids)
-
-    def again(self) -> Sampling:
-        """The sampling that writes these texts again; a stopped text is shorter than asked for."""
-        if not self.stopped:
-            return self.sampling
-        length = max(1, *(len(text.ids) for text in self.texts.values()))
-        return replace(self.sampling, max_new_tokens=length)
 
     def sentence(self) -> str:
         """The status line."""
@@ -129,8 +117,8 @@ class GenerationCompare(Drawn):
             status says which.
         live: write whenever a slider moves, and again whenever the plan changes.
         forced_text: the text of the ribbon: "dense", "pruned" or "custom" (then `custom_text`).
-        dense_text, diagonal_text, pruned_text, refitted_text: the texts, without the prompt; empty
-            where none was written.
+        texts: the written texts by side ("dense", "pruned", "refitted", or "diagonal" for plan A),
+            without the prompt. Read-only.
         divergence: index of the first generated token that differs; None where none does.
         ribbon: a dict per token, {token, kl (nats per token), generated}.
         stale: "of earlier controls" where they have changed since the text was written; else "".
@@ -150,12 +138,8 @@ class GenerationCompare(Drawn):
     live = Bool(True).tag(sync=True)
     forced_text = Enum(list(FORCED_TEXTS), "dense").tag(sync=True)
     custom_text = Unicode().tag(sync=True)
-    selection = PlanOfUnits()
+    selection = PlanOfUnits(cl.Selection, allow_none=True)
 
-    dense_text = Unicode().tag(sync=True)
-    diagonal_text = Unicode().tag(sync=True)
-    pruned_text = Unicode().tag(sync=True)
-    refitted_text = Unicode().tag(sync=True)
     divergence = Int(None, allow_none=True).tag(sync=True)
     ribbon: List[dict[str, Any]] = List().tag(sync=True)
     ribbon_text = Unicode().tag(sync=True)  # name of the ribbon's text
@@ -210,6 +194,7 @@ class GenerationCompare(Drawn):
             selection = self._solved(cl.opening_guards(curvature.units))
         self.selection = selection
         self.follow(self._hear_selection, "selection")
+        self._closing.callback(self.stop)
         self.status = self.status or "no text yet: press Generate"
 
     def _ipython_display_(self) -> None:
@@ -283,18 +268,15 @@ class GenerationCompare(Drawn):
         plan, newest = self.selection, self._newest
         if not self.live or plan is None or (newest is None and not first):
             return
-        if newest is None or not _same_plan(newest.selection, plan):
+        if newest is None or not _same_plan(newest.plans["pruned"], plan):
             self.start()
-
-    @observe(*SETTINGS)
-    @guarded
-    def _settings_changed(self, _: Any) -> None:
-        self._judge()
 
     def _question(self, prompt: str) -> Question | None:
         return next((q for q in self._questions if q.prompt == prompt), None)
 
-    def _judge(self) -> None:
+    @observe(*SETTINGS)
+    @guarded
+    def _judge(self, _: Any = None) -> None:
         """Set `stale`.
 
         The text stays when plan, prompt or settings change, because writing is slow and the old
@@ -305,7 +287,7 @@ class GenerationCompare(Drawn):
         if run is not None:
             mine = run.prompt, run.sampling, run.chat
             same = mine == (self.prompt, self._sampling, self._asked)
-            plan = self.selection is not None and _same_plan(run.selection, self.selection)
+            plan = self.selection is not None and _same_plan(run.plans["pruned"], self.selection)
             self.stale = "" if same and plan else "of earlier controls"
 
     @observe("forced_text", "custom_text")
@@ -352,7 +334,7 @@ class GenerationCompare(Drawn):
         except BaseException as error:
             self._failed(error)
             raise
-        return self.dense_text, self.pruned_text
+        return self.texts["dense"], self.texts["pruned"]
 
     @guarded
     def start(self) -> None:
@@ -369,13 +351,6 @@ class GenerationCompare(Drawn):
         if self.busy and self.status == WAITING:
             self.status, self.busy = "stopped before the first token", False
 
-    def close(self) -> None:
-        """Stop writing, leave the session and the page."""
-        if self._followed:  # else the constructor failed: there is nothing to stop
-            self._token.cancel()
-            self.session.worker.cancel(self._kind)
-        super().close()
-
     def _begin(self) -> Run:
         with self.lock:
             self.error = ""
@@ -385,7 +360,7 @@ class GenerationCompare(Drawn):
 
     def _asked_run(self) -> Run:
         """The run that the controls ask for."""
-        plan, tokenizer = self._require_plan(), self._tokenizer
+        plan, tokenizer = self.session.require_plan(), self._tokenizer
         ids = encode_prompt(self.session.require_model(), tokenizer, self.prompt, self._asked)
         dense = cl.Selection.from_pruned(plan.units, [])
         sides = {"dense": dense, "pruned": plan, "refitted": self._refitted(plan)}
@@ -395,11 +370,6 @@ class GenerationCompare(Drawn):
         texts = {side: GrowingText(tokenizer, ids) for side in plans}
         number = 1 if self._newest is None else self._newest.number + 1
         return Run(number, self.prompt, ids, plans, texts, self._sampling, self._asked)
-
-    def _require_plan(self) -> cl.Selection:
-        if self.selection is None:
-            raise cl.InputError("there is no plan to compare with. Set selection.")
-        return self.selection
 
     def _diagonal(self, plan: cl.Selection) -> cl.Selection | None:
         """Plan A: lambda 0 at the ratio and guards of a plan; None where it is no other plan."""
@@ -414,6 +384,11 @@ class GenerationCompare(Drawn):
         except cl.CocurveError:  # measured interactions are no Gram matrix
             return None
         return plan.with_gains(gains) if gains else None
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The written texts by side, without the prompt; empty before the first."""
+        return {side: "".join(piece for _, piece, *_ in row) for side, row in self.tokens.items()}
 
     @property
     def _sampling(self) -> Sampling:
@@ -489,8 +464,6 @@ class GenerationCompare(Drawn):
     def _publish(self, run: Run) -> None:
         with self.lock, self.hold_sync():
             self._shown = run
-            for side in SIDES:
-                setattr(self, f"{side}_text", run.texts[side].text if side in run.texts else "")
             self.tokens = {side: self._plain_tokens(text) for side, text in run.texts.items()}
             self.divergence = run.divergence
             self.shown = self._describe(run)
@@ -519,7 +492,7 @@ class GenerationCompare(Drawn):
     def _measure_ribbon(self) -> None:
         """Measure KL at every token of the chosen text, under the plan of the shown texts."""
         run, kind = self._shown, self.forced_text
-        plan = self._require_plan() if run is None else run.selection
+        plan = self.session.require_plan() if run is None else run.plans["pruned"]
         prompt: list[int] = []
         ids: list[int] = []
         if kind == "custom":
@@ -558,8 +531,8 @@ class GenerationCompare(Drawn):
                 "import cocurve_lab as cl",
                 "from cocurve_lab.extensions.judging.lockstep import Sampling, forced_kl",
                 "",
-                f"selection = {plan_code(run.selection, self.curvature)}",
-                f"sampling = {run.again()!r}",
+                f"selection = {plan_code(run.plans['pruned'], self.curvature)}",
+                f"sampling = {run.sampling!r}",
                 f"pair = cl.compare_text(model, tokenizer, {prompt!r}, selection, sampling{chat})",
                 "print(pair.dense, pair.pruned, sep='\\n---\\n')",
                 f"kl = forced_kl(model, selection, {forced})  # nats per token",
@@ -568,11 +541,9 @@ class GenerationCompare(Drawn):
 
     def _still_texts(self) -> str:
         """The texts one below the other."""
-        if self._shown is None:
-            return ""
         rows = (
-            f"<tr><th>{SIDES[side]}</th><td>{html.escape(text.text)}</td></tr>"
-            for side, text in self._shown.texts.items()
+            f"<tr><th>{SIDES[side]}</th><td>{html.escape(text)}</td></tr>"
+            for side, text in self.texts.items()
         )
         return f'<table style="text-align: left; white-space: pre-wrap">{"".join(rows)}</table>'
 

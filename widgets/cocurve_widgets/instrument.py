@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 import anywidget
 from ipywidgets import DOMWidget, Widget
-from traitlets import Bool, Unicode, default
+from traitlets import Bool, Unicode, default, link
 
 import cocurve_lab as cl
 from cocurve_lab.base.atomic import write_atomically
@@ -69,7 +69,6 @@ def guarded(method: Method) -> Method:
                 return method(self, *args, **kwargs)
         except Exception as error:
             self.report(error)
-            return None
 
     return run  # type: ignore[return-value]
 
@@ -93,9 +92,9 @@ class Instrument(Still, DOMWidget):
         lock: the session's lock; held while callbacks change what is shown.
     """
 
-    _followed: list[tuple[Callable[..., None], str]] = []  # noqa: RUF012  (replaced in __init__)
+    _closing = ExitStack()  # what is to be undone; this one stays empty, for a failed constructor
 
-    selected_unit = UnitIndex().tag(sync=True)
+    selected_unit = UnitIndex(None, allow_none=True).tag(sync=True)
     status = Unicode().tag(sync=True)
     error = Unicode().tag(sync=True)
     matrix_name = Unicode(read_only=True).tag(sync=True)
@@ -113,9 +112,9 @@ class Instrument(Still, DOMWidget):
         self._require_known(controls)
         self.session = Session.bind(curvature, session, model, tokenizer)
         self.lock = self.session.lock
-        self._followed = []
+        self._closing = ExitStack()
         super().__init__(**self._opening(controls))
-        _close_earlier_run(self)
+        self._close_earlier_runs()
         self.share("selected_unit")
         self.on_msg(self._heard)
         self._opened(controls)
@@ -137,9 +136,9 @@ class Instrument(Still, DOMWidget):
         ]
         for name in controls:
             if name not in (*known, "layout") and not name.startswith("_"):
-                close = difflib.get_close_matches(name, known, 1)
-                hint = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(known)}."
-                raise cl.InputError(f"{cls.__name__} has no control {name!r}. {hint}")
+                raise cl.InputError(
+                    f"{cls.__name__} has no control {name!r}. It has {', '.join(known)}."
+                )
 
     @property
     def curvature(self) -> cl.Curvature:
@@ -161,34 +160,36 @@ class Instrument(Still, DOMWidget):
     def follow(self, handler: Callable[..., None], trait: str) -> None:
         """Observe a trait of the session until this instrument is closed."""
         self.session.observe(handler, trait)
-        self._followed.append((handler, trait))
+        self._closing.callback(self.session.unobserve, handler, trait)
 
     def share(self, trait: str) -> None:
         """Keep a trait equal to the session's of that name; at first a value set here wins."""
-
-        def tell(_: Any = None) -> None:
-            setattr(self.session, trait, getattr(self, trait))
-
-        def hear(_: Any = None) -> None:
-            setattr(self, trait, getattr(self.session, trait))
-
+        ends: list[Any] = [(self, trait), (self.session, trait)]  # the value of the first wins
         if getattr(self, trait) in (None, []):
-            hear()
-        else:
-            tell()
-        self.observe(tell, trait)
-        self.follow(hear, trait)
+            ends.reverse()
+        self._closing.callback(link(*ends).unlink)
 
     def close(self) -> None:
         """Leave the session and the page."""
-        for handler, trait in self._followed:
-            self.session.unobserve(handler, trait)
+        self._closing.close()
         # models of their own, which would stay; none where the constructor failed
-        parts = list(_parts(self)) if self._followed else []
-        self._followed = []
+        parts = [] if self.comm is None else list(_parts(self))
         super().close()
         for part in parts:
             part.close()
+
+    def _close_earlier_runs(self) -> None:
+        """Close the instruments of this kind that earlier runs of the same cell made.
+
+        Their output is gone from the page, but their widget models would stay in the kernel and be
+        sent to the page again at every reload.
+        """
+        cell, run = _current_cell()
+        self._made_in = cell, type(self).__name__, run  # its type would be its own
+        for other in list(_LIVING):
+            if cell and other._made_in[:2] == self._made_in[:2] and other._made_in[2] != run:
+                other.close()
+        _LIVING.add(self)
 
     # Errors -------------------------------------------------------------------------------------
 
@@ -214,38 +215,27 @@ class Instrument(Still, DOMWidget):
         return path
 
     def _file(self, suffix: str) -> bytes:
-        if suffix == ".csv":
-            return as_csv(self.table()).encode()
-        if suffix == ".json":
-            return self.session.require_plan().to_json().encode()
-        if suffix == ".gexf":
-            import networkx
+        import networkx
 
-            return "\n".join(networkx.generate_gexf(self._graph())).encode()
-        raise cl.InputError(
-            f"{suffix!r} is not a format of this instrument. Use .csv, .json or .gexf."
-        )
+        made: dict[str, Callable[[], str]] = {
+            ".csv": lambda: as_csv(self.table()),
+            ".json": lambda: self.session.require_plan().to_json(),
+            ".gexf": lambda: "\n".join(networkx.generate_gexf(self._graph())),
+        }
+        if suffix not in made:
+            raise cl.InputError(
+                f"{suffix!r} is not a format of this instrument. Use {', '.join(made)}."
+            )
+        return made[suffix]().encode()
 
     def _graph(self) -> Any:
         return cl.edge_graph(self.curvature, top_k=10_000)
-
-    def public_traits(self) -> dict[str, Any]:
-        """The public traits that the page receives, by name."""
-        inherited = set(DOMWidget.class_traits(sync=True))
-        names = [n for n in self.traits(sync=True) if n not in inherited and not n.startswith("_")]
-        return {name: getattr(self, name) for name in names}
 
     @guarded
     def _heard(self, widget: Any, content: Any, buffers: Any) -> None:
         """Answer the front end's {"want": ".csv"} with a file to download."""
         if isinstance(content, dict) and "want" in content:
             self.send({"file": content["want"]}, [self._file(content["want"])])
-
-    def changed(self, names: Iterable[str], **usual: Any) -> dict[str, Any]:
-        """The controls that differ from their default, or from the value given in its place."""
-        wanted = {name: self.traits()[name].default() for name in names} | usual
-        values = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in values.items() if value != wanted[name]}
 
 
 class Drawn(Instrument, anywidget.AnyWidget):
@@ -267,25 +257,6 @@ class Explorer(Drawn):
 
     def _opened(self, controls: dict[str, Any]) -> None:
         self.share("brushed")
-
-    def session_plan(self) -> cl.Selection | None:
-        """The session's plan; an error in the instrument, and None, if it is of other units."""
-        plan, units = self.session.selection, self.curvature.units
-        self.error = ""
-        try:
-            if plan is not None:
-                units.require_same(plan.units, mine="the curvature", theirs="the session's plan")
-        except cl.MismatchError as error:
-            self.report(error)
-            return None
-        return plan
-
-    def plan_line(self, name: str) -> str:
-        """The line of code that sets the session's plan, of an instrument called `name`."""
-        plan = self.session.selection
-        if plan is None:
-            return ""
-        return f"{name}.session.selection = {plan_code(plan, self.curvature)}\n"
 
 
 def _parts(widget: Widget) -> Iterator[Widget]:
@@ -326,27 +297,7 @@ def _solves_to(plan: cl.Selection, curvature: cl.Curvature, strength: float) -> 
     return again.pruned == plan.pruned
 
 
-# Instruments made by each notebook cell: (cell id, kind) -> (the run that made them, instruments)
-_BY_CELL: dict[tuple[str, str], tuple[str, WeakSet[Instrument]]] = {}
-
-
-def _close_earlier_run(instrument: Instrument) -> None:
-    """Close the instruments of an earlier run of the same cell.
-
-    Their output is gone from the page, but their widget models would stay in the kernel and be
-    sent to the page again at every reload.
-    """
-    cell, run = _current_cell()
-    if not cell:
-        return
-    key = (cell, type(instrument).__name__)
-    made_by, instruments = _BY_CELL.get(key, ("", WeakSet()))
-    if made_by != run:
-        for earlier in list(instruments):
-            earlier.close()
-        instruments = WeakSet()
-    instruments.add(instrument)
-    _BY_CELL[key] = (run, instruments)
+_LIVING: WeakSet[Instrument] = WeakSet()
 
 
 def _current_cell() -> tuple[str, str]:

@@ -1,4 +1,9 @@
-"""LambdaExplorer: drag the weight of the edges and see the pruning plan change."""
+"""LambdaExplorer: drag the weight of the edges and see the pruning plan change.
+
+By hand, a click on the map removes a unit or restores it, which makes plan A yours, or adds it to a
+pair. A pair is measured three times: each unit alone, then both. Its edge is what the two cost
+together less what they cost alone; H holds a prediction of it.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +13,18 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from traitlets import Bool, Dict, Float, Instance, Int, List, TraitError, validate
+from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, TraitError, Unicode, validate
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.writing import brief
 from cocurve_lab.solver.guards import reachable_ratio
-from cocurve_lab.solver.path import LambdaPath
 
-from .by_hand import ByHand
 from .damage import Damage, plain_record
 from .first_screen import as_sentence, kept_first_screen
 from .instrument import Explorer, front, guarded, plan_code
 from .packing import nodes_of, pack_problem, unit_rows
 from .session import MOST_RATIO, AnyCurvature, CancelToken, Session
-from .traits import Some, Within
+from .traits import PlanOfUnits, Some, Within, require_unit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -33,7 +36,7 @@ GUARDS = ("layer_cap", "layer_cap_factor", "protect_first", "protect_last", "kin
 CONTROLS = ("interaction_strength", "ratio", *GUARDS)
 
 
-class LambdaExplorer(ByHand, Explorer):
+class LambdaExplorer(Explorer):
     """The pruning plan, solved again while lambda, the ratio or a guard is dragged.
 
     Up to 1,200 units the browser solves on the H it received. The kernel solves, too, for all other
@@ -58,8 +61,12 @@ class LambdaExplorer(ByHand, Explorer):
         protect_first, protect_last: number of layers at either end that stay whole; as at first,
             those of `opening_guards`.
         kinds: kinds that may be pruned, of ["attention", "ffn"].
-        mode, pair, prompt, pinned: clicking units, measuring pairs, next tokens, plan A (see
-            by_hand.py).
+        mode: what a click on the map does: "remove" removes the unit or restores it, which makes
+            plan A "your plan"; "pair" adds it to `pair`; "mark" only marks it.
+        pair: indices of at most two units, whose edge is shown and measured.
+        prompt: sentence whose next word is predicted by the dense model, A and B; empty for none.
+        pinned: plan A (a Selection), which the present plan B is compared with; None, as at first,
+            compares with the diagonal plan (lambda 0) of the present ratio and guards.
         live: whether A and B are measured by themselves, where there is a model and text.
         damage: measures them (a Damage); `damage.of(plan)` is what is known of a plan. None without
             a model and text.
@@ -72,13 +79,17 @@ class LambdaExplorer(ByHand, Explorer):
 
     _esm = front("lambda.js", render="renderLambda")
 
-    interaction_strength = Within(0, 1, 1.0).tag(sync=True)
-    ratio = Within(0, MOST_RATIO, 0.2).tag(sync=True)
-    layer_cap = Within(1e-6, 1, None, allow_none=True).tag(sync=True)
-    layer_cap_factor = Within(1e-6, 100, None, allow_none=True).tag(sync=True)
-    protect_first = Int(0).tag(sync=True)
-    protect_last = Int(0).tag(sync=True)
+    interaction_strength = Within(1.0, min=0, max=1).tag(sync=True)
+    ratio = Within(0.2, min=0, max=MOST_RATIO).tag(sync=True)
+    layer_cap = Within(None, min=1e-6, max=1, allow_none=True).tag(sync=True)
+    layer_cap_factor = Within(None, min=1e-6, max=100, allow_none=True).tag(sync=True)
+    protect_first = Int(0, min=0).tag(sync=True)
+    protect_last = Int(0, min=0).tag(sync=True)
     kinds = Some(cl.KINDS, least=1).tag(sync=True)
+    mode = Enum(("remove", "pair", "mark"), "remove").tag(sync=True)
+    pair: List[int] = List(Int()).tag(sync=True)
+    prompt = Unicode().tag(sync=True)
+    pinned = PlanOfUnits(cl.Selection, allow_none=True)
     selection = Instance(cl.Selection, allow_none=True)
     flips = List(Float()).tag(sync=True)
     flips_stale = Bool(True).tag(sync=True)
@@ -111,6 +122,7 @@ class LambdaExplorer(ByHand, Explorer):
         self._solved: tuple[Any, ...] | None = None
         self._guarded: tuple[Any, ...] | None = None
         self._adopting = False
+        self._own: cl.Selection | None = None  # the plan that was made by clicks
         self._seconds = 0.0
         ends = cl.opening_guards(curvature.units)
         start: dict[str, Any] = {
@@ -136,6 +148,9 @@ class LambdaExplorer(ByHand, Explorer):
             "strength": gate.verdict if gate else None,
             "reason": gate.reason if gate else other,
         }
+        self._closing.callback(session.worker.cancel, f"flips {id(self)}")
+        if self.damage is not None:
+            self._closing.callback(self.damage.stop)
         self._mark()
         self.observe(self._changed, CONTROLS)
         self.observe(self._show_pin, "pinned")
@@ -149,12 +164,12 @@ class LambdaExplorer(ByHand, Explorer):
 
     # Controls -----------------------------------------------------------------------------------
 
-    @validate("protect_first", "protect_last")
-    def _valid_layers(self, proposal: Any) -> int:
-        name, value, most = proposal.trait.name, proposal.value, self.curvature.units.num_layers
-        if not 0 <= value <= most:
-            raise TraitError(f"{name} is {value}. Set it between 0 and {most}.")
-        return int(value)
+    @validate("pair")
+    def _valid_pair(self, proposal: Any) -> list[int]:
+        units = [require_unit(self.curvature, unit, "pair holds") for unit in proposal.value]
+        if len(units) > 2 or len(set(units)) < len(units):
+            raise TraitError(f"pair is {units}. Give at most two different units.")
+        return units
 
     @property
     def guards(self) -> cl.Guards:
@@ -178,9 +193,14 @@ class LambdaExplorer(ByHand, Explorer):
     @guarded
     def _show_damage(self) -> None:
         """Tell the page what is known of the dense model, A and B on the held-out text."""
-        if self.damage is None or not self._followed:  # closed
+        if self.damage is None or self.comm is None:  # closed
             return
         self._damage = self.damage.shown(self._plan_a(), self.selection, self._pair_plans())
+
+    def _pair_plans(self) -> list[cl.Selection]:
+        """Either unit of the pair alone, then both; empty without two units."""
+        parts = [self.pair[:1], self.pair[1:], self.pair] if len(self.pair) == 2 else []
+        return [cl.Selection.from_pruned(self.curvature.units, u, self.curvature) for u in parts]
 
     def _plan_a(self) -> cl.Selection | None:
         if self.pinned is None:
@@ -214,7 +234,7 @@ class LambdaExplorer(ByHand, Explorer):
         if pin:
             if self.pinned is not None and list(self.pinned.pruned) == pin["order"]:
                 return
-            plan = self._removing(pin["order"])
+            plan = cl.Selection.from_pruned(self.curvature.units, pin["order"], self.curvature)
             if made := pin["controls"]:
                 guards = _guards_of(*(made[name] for name in GUARDS))
                 plan = self.session.solve(made["ratio"], made["interaction_strength"], guards)
@@ -223,13 +243,10 @@ class LambdaExplorer(ByHand, Explorer):
 
     # Solving ------------------------------------------------------------------------------------
 
-    def _key(self) -> tuple[Any, ...]:
-        values = (getattr(self, name) for name in CONTROLS)
-        return tuple(tuple(v) if isinstance(v, list) else v for v in values)
-
     @guarded
     def _changed(self, _: Any = None) -> None:
-        key = self._key()
+        values = (getattr(self, name) for name in CONTROLS)
+        key = tuple(tuple(v) if isinstance(v, list) else v for v in values)
         if key == self._solved:  # several traits set at once notify one by one
             return
         self._solved = key
@@ -243,26 +260,23 @@ class LambdaExplorer(ByHand, Explorer):
             self.session.worker.submit(f"flips {id(self)}", self._find_flips, self.report)
 
     def _find_plan(self) -> None:
-        """Solve, and show the plan."""
+        """Solve, and tell the page and the session of the plan."""
         begun = time.perf_counter()
         plan, error = None, ""
         try:
             plan = self.session.solve(self.ratio, self.interaction_strength, self.guards)
         except cl.InfeasibleError as problem:
             error = str(problem)
-        self._show_plan(plan, error, time.perf_counter() - begun)
-        self._watch()
-
-    def _show_plan(self, plan: cl.Selection | None, error: str, seconds: float) -> None:
-        """Tell the page and the session of a plan."""
         with self.hold_sync():
-            self.error, self._seconds = error, seconds
+            self.error = error
+            self._seconds = time.perf_counter() - begun
             self._view = {
                 "key": list(self._solved or ()),
                 "order": [],
                 "feasible": plan is not None,
                 **(self._order_and_parts(plan) or {}),
-                **self._ends(),
+                "a": self._order_and_parts(self.session.diagonal(self.ratio, self.guards)),
+                "reachable": reachable_ratio(self.curvature.units, self.guards, self.ratio),
             }
             self.selection = plan
             self.status = self._sentence()
@@ -270,12 +284,7 @@ class LambdaExplorer(ByHand, Explorer):
             # echo would replace that object by our copy and set the views off once more.
             if plan is not None and not self._adopting:
                 self.session.selection = plan
-
-    def _ends(self) -> dict[str, Any]:
-        """What the page shows of ratio and guards alone; it stays where lambda moves."""
-        reachable = reachable_ratio(self.curvature.units, self.guards, self.ratio)
-        diagonal = self.session.diagonal(self.ratio, self.guards)
-        return {"a": self._order_and_parts(diagonal), "reachable": reachable}
+        self._watch()
 
     def _order_and_parts(self, plan: cl.Selection | None) -> dict[str, Any] | None:
         """A plan as the page has it: its order, and the parts of its prediction."""
@@ -296,15 +305,14 @@ class LambdaExplorer(ByHand, Explorer):
         except cl.InfeasibleError:
             path = None
         with self.lock:  # ratio or guards may have changed meanwhile; then the path is of no use
-            if key == self._guarded and not token.cancelled and path is not None:
-                self._keep_path(path)
-
-    def _keep_path(self, path: LambdaPath) -> None:
-        sets = [set() if s.selection is None else set(s.selection.pruned) for s in path.segments]
-        with self.hold_sync():
-            self.flips = list(path.breakpoints)
-            self._changes = [sorted(a ^ b) for a, b in itertools.pairwise(sets)]
-            self.flips_stale = False
+            if key != self._guarded or token.cancelled or path is None:
+                return
+            plans = [segment.selection for segment in path.segments]
+            sets = [set() if plan is None else set(plan.pruned) for plan in plans]
+            with self.hold_sync():
+                self.flips = list(path.breakpoints)
+                self._changes = [sorted(a ^ b) for a, b in itertools.pairwise(sets)]
+                self.flips_stale = False
 
     def _sentence(self) -> str:
         plan = self.selection
@@ -323,8 +331,8 @@ class LambdaExplorer(ByHand, Explorer):
     @guarded
     def _adopt(self, change: Any) -> None:
         """Show a plan chosen elsewhere by setting the controls that make it."""
-        plan, mine = change["new"], self.selection
-        if plan is None or (mine is not None and _same(plan, mine)):
+        plan = change["new"]
+        if plan is None or plan is self.selection:
             return
         self._adopting = True
         try:
@@ -402,13 +410,6 @@ class LambdaExplorer(ByHand, Explorer):
             "kernel": False,
         }
 
-    def close(self) -> None:
-        if self._followed:  # else the constructor failed: there is nothing to stop
-            self.session.worker.cancel(f"flips {id(self)}")
-            if self.damage is not None:
-                self.damage.stop()
-        super().close()
-
 
 def _guards_of(
     cap: float | None, factor: float | None, first: int, last: int, kinds: Sequence[str]
@@ -416,13 +417,3 @@ def _guards_of(
     """Guards from the values of GUARDS."""
     only = tuple(kinds) if len(kinds) < len(cl.KINDS) else None
     return cl.Guards(cap, factor, first, last, only)
-
-
-def _same(a: cl.Selection, b: cl.Selection) -> bool:
-    """Whether two plans were made in the same way, so that showing one shows the other."""
-    return (
-        a.fingerprint == b.fingerprint
-        and a.interaction_strength == b.interaction_strength
-        and a.requested_ratio == b.requested_ratio
-        and a.guards == b.guards
-    )

@@ -1,6 +1,6 @@
 """Measure what the first screen shows of a model that ships, and write its file.
 
-python -m cocurve_widgets.make_first_screen demo smollm2 smollm2-gaps
+python -m cocurve_widgets.make_first_screen demo smollm2
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ LOW = (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15)  # ratios among which tha
 NOISE, DRAWS = 0.2, 10  # share of the layers, or of units, removed at random, and how often
 GAP_ROWS = 3  # of the text, on which predicted and measured KL are taken apart
 OPENING, ENDS = 0.2, (0.0, 1.0)  # ratio of the first screen, and the ends of lambda
-OPENED = [(OPENING, strength) for strength in ENDS]
 
 
 def make_demo() -> None:
@@ -66,42 +65,38 @@ def make_demo() -> None:
 
 
 def make_smollm2() -> None:
-    """Measure SmolLM2's sentences; its mark of noise is of the plans that ship."""
-    model, tokenizer = cl.load_model("smollm2")
-    curvature = cl.Curvature.load(kept_folder() / "H.npz")
-    plans = plans_along(curvature, (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4))
-    kept = read_plans(kept_folder() / "plans.json", curvature).plans
-    kl = [
-        plan.kl["c4"].mean()
-        for plan in kept
-        if plan.name.startswith("random ") and plan.selection.requested_ratio == NOISE
-    ]
-    noise = {
-        "name": "noise",
-        "risk": float(np.mean(kl)),
-        "how": f"{NOISE:.0%} of the units removed at random, the mean of {len(kl)} plans",
-    }
-    sentences = next_words("smollm2", model, tokenizer, plans)
-    _write(kept_folder(), curvature, {"marks": [noise], "sentences": sentences, "gaps": {}})
+    """Measure SmolLM2. Its file is written after each gap; a second run goes on where it stopped.
 
-
-def make_gaps() -> None:
-    """Add the other mark and the gaps of SmolLM2 to its file, which is written after each plan.
-
-    Its plans were measured on C4, which does not ship: the expansion and the adding up are of rows
-    of Python's manual. About a second a unit and row on a free core; a second run goes on.
+    Its plans were measured on C4, which does not ship: the mark of noise is of those. The expansion
+    and the adding up are of rows of Python's manual. About a second a unit and row on a free core.
     """
     model, tokenizer = cl.load_model("smollm2")
     curvature = cl.Curvature.load(kept_folder() / "H.npz")
     rows: dict[str, Any] = {"seq_len": 256, "positions_per_sequence": 64}
     _, text = cl.default_calibration("smollm2", tokenizer, 1, GAP_ROWS, **rows)
-    kept = read_plans(kept_folder() / "plans.json", curvature).plans
-    kl = {
-        plan_mark(plan.selection.pruned): plan.kl["c4"].mean() for plan in kept if "c4" in plan.kl
-    }
-    found = read_json(kept_folder() / FILE)
-    if len(found["marks"]) == 1:
-        found["marks"].insert(0, unchanged_mark(model, curvature, text))
+    every = read_plans(kept_folder() / "plans.json", curvature).plans
+    kept = [plan for plan in every if "c4" in plan.kl]
+    kl = {plan_mark(plan.selection.pruned): plan.kl["c4"].mean() for plan in kept}
+    file = kept_folder() / FILE
+    if file.is_file():
+        found = read_json(file)
+    else:
+        drawn = [
+            plan.kl["c4"].mean()
+            for plan in kept
+            if plan.name.startswith("random ") and plan.selection.requested_ratio == NOISE
+        ]
+        noise = {
+            "name": "noise",
+            "risk": float(np.mean(drawn)),
+            "how": f"{NOISE:.0%} of the units removed at random, the mean of {len(drawn)} plans",
+        }
+        plans = plans_along(curvature, (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4))
+        found = {
+            "marks": [unchanged_mark(model, curvature, text), noise],
+            "sentences": next_words("smollm2", model, tokenizer, plans),
+            "gaps": {},
+        }
     for plan in plans_along(curvature, (OPENING, 0.1, 0.05, 0.3), (0.5, *ENDS)):
         mark = plan_mark(plan.pruned)
         if mark in kl and mark not in found["gaps"]:
@@ -153,7 +148,7 @@ def next_words(
     found = DataFrame(rows)
     found["turn"] = found.sort_values("sure", ascending=False).groupby("first").cumcount()
     chosen = found.sort_values(["turn", "first"])[:SENTENCES].sort_index()
-    ends = [p for p in plans if (p.requested_ratio, p.interaction_strength) in OPENED]
+    ends = [p for p in plans if p.requested_ratio == OPENING and p.interaction_strength in ENDS]
     return sorted(chosen["kept"], key=lambda sentence: not _breaks(sentence, ends))
 
 
@@ -223,4 +218,4 @@ def _write(folder: Path, curvature: cl.Curvature, found: dict[str, Any]) -> None
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        {"demo": make_demo, "smollm2": make_smollm2, "smollm2-gaps": make_gaps}[name]()
+        {"demo": make_demo, "smollm2": make_smollm2}[name]()

@@ -22,13 +22,14 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 import cocurve_lab as cl
 from cocurve_lab.models.architectures import UNIT_KINDS, describe
 
+from .export import ALONE
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, OUT = ROOT / "notebooks" / "explore_demo.html", ROOT / "build" / "explore_demo.html"
 # The rows of the page's held-out text that it measures on, and how much of each. At 10 to 40 %
 # plans cost 0.79 to 1.03 of what they cost on all 64 whole rows; other eight were further off.
 ROWS, LENGTH = slice(8, 16), 64
-# what the page says of itself, and what it says with the model inside
-ALONE = "Only the notebooks measure plans that you make by clicks, other pairs, and next tokens."
+# what the page says with the model inside, in place of ALONE
 INSIDE = (
     "The model is in this page: it reads your sentence, and measures plans that you make by clicks "
     f"on {ROWS.stop - ROWS.start} rows of {LENGTH} tokens. Only the notebooks measure other pairs."
@@ -106,14 +107,9 @@ def demo_model() -> str:
 
 def with_model(page: str, packed: str) -> str:
     """The text of a page with a packed model inside."""
-    empty = '<script type="application/json" id="cocurve-model">'
-    for old, new in ((ALONE, INSIDE), (empty, empty + packed.replace("<", "\\u003c"))):
-        if old not in page:
-            raise SystemExit(
-                f"The page has no {old!r}. Refresh it: refresh_html of cocurve_widgets."
-            )
-        page = page.replace(old, new)
-    return page
+    place = '<script type="application/json" id="cocurve-model">'
+    page = page.replace(ALONE, INSIDE)
+    return page.replace(place, place + packed.replace("<", "\\u003c"))
 
 
 def main() -> None:

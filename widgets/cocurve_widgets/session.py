@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
-from traitlets import HasTraits, Instance, Tuple
+from traitlets import HasTraits, Tuple
 
 import cocurve_lab as cl
 from cocurve_lab.base.arguments import require_type
@@ -21,7 +22,7 @@ from cocurve_lab.measuring.results import mean_and_error
 from cocurve_lab.models.units import units_like
 from cocurve_lab.solver.solve import longest
 
-from .traits import UnitIndex, UnitIndices
+from .traits import PlanOfUnits, UnitIndex, UnitIndices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -116,17 +117,7 @@ class Mailbox:
 
     def _work(self) -> None:
         """Run the first job. The next one has a thread of its own, even where this one died."""
-        try:
-            self._run(self._letters[0])
-        finally:
-            with self._lock:
-                del self._letters[0]
-                if self._letters:
-                    self._start()
-                self._lock.notify_all()
-
-    @staticmethod
-    def _run(letter: Letter) -> None:
+        letter = self._letters[0]
         try:
             letter.token.check()  # it may be dropped before it begins
             letter.job(letter.token)
@@ -134,6 +125,12 @@ class Mailbox:
             pass
         except Exception as error:
             letter.failed(error)
+        finally:
+            with self._lock:
+                del self._letters[0]
+                if self._letters:
+                    self._start()
+                self._lock.notify_all()
 
 
 @dataclass(frozen=True)
@@ -170,9 +167,6 @@ class MeasuredPlan:
         """A plan with its KL on every row so far; `facts` are the other attributes."""
         known: dict[str, Any] = {"rows": len(kl), "by_row": tuple(kl.tolist())}
         return cls(selection, *mean_and_error(kl), text, **known | facts)
-
-
-Measured = MeasuredPlan  # the name that notebooks use
 
 
 def text_name(text: cl.CalibrationSet) -> str:
@@ -216,14 +210,15 @@ class Session(HasTraits):
         selection: the plan all views show; None before the first.
         selected_unit: index of the unit all views mark; None for none.
         brushed: indices of the units brushed in any view, ascending.
-        measured: every measured plan so far, a tuple of Measured; replaced, never changed in place.
+        measured: every measured plan so far, a tuple of MeasuredPlan; replaced, never changed in
+            place.
         curvature, model, tokenizer: H and its model; model and tokenizer may be None.
         worker: the Mailbox, whose thread does slow work.
         lock: held by callbacks of its instruments, never while a model runs.
     """
 
-    selection = Instance(cl.Selection, allow_none=True)
-    selected_unit = UnitIndex()
+    selection = PlanOfUnits(cl.Selection, allow_none=True)
+    selected_unit = UnitIndex(None, allow_none=True)
     brushed = UnitIndices()
     measured = Tuple()
 
@@ -234,7 +229,7 @@ class Session(HasTraits):
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         self.curvature, self.tokenizer = curvature, tokenizer
-        self._solved: dict[Any, cl.Selection] = {}
+        self._longest = lru_cache(MOST_KEPT)(partial(longest, curvature))
         # one for all its instruments: with one each, two that follow each other could deadlock
         self.lock = threading.RLock()
         super().__init__()
@@ -290,13 +285,7 @@ class Session(HasTraits):
         cap = guards.cap_at(ratio)
         fixed = replace(guards, layer_cap=cap if 0 < cap < 1 else None, layer_cap_factor=None)
         upto = max(MOST_RATIO, ratio) if cap else 0.0  # a multiple of ratio 0 allows nothing
-        key = fixed, upto, strength
-        with self.lock:
-            run = self._solved.pop(key, None) or longest(self.curvature, fixed, upto, strength)
-            self._solved[key] = run  # the newest is the last
-            for old in list(self._solved)[:-MOST_KEPT]:
-                del self._solved[old]
-        return run
+        return self._longest(fixed, upto, strength)
 
     def solve(self, ratio: float, strength: float, guards: cl.Guards) -> cl.Selection:
         """The greedy plan of a ratio at a lambda; InfeasibleError where there is none."""
@@ -361,7 +350,7 @@ class Session(HasTraits):
         finally:
             lock.release()
 
-    def add_measured(self, *records: Measured) -> None:
+    def add_measured(self, *records: MeasuredPlan) -> None:
         """Add measured plans; a plan measured again on the same text replaces the old record."""
         with self.lock:  # the mailbox's thread and a cell may add at once
             found = {(r.selection.fingerprint, r.text): r for r in (*self.measured, *records)}
@@ -372,16 +361,19 @@ class Session(HasTraits):
         return f"Session on {self.curvature!r}, {model}, plans measured: {len(self.measured)}"
 
 
-def _kept(kept: KeptPlans) -> Iterator[Measured]:
+def _kept(kept: KeptPlans) -> Iterator[MeasuredPlan]:
     """What was measured once and ships with the model of a kept H."""
     for name, facts in reversed(kept.texts.items()):  # the first text is told last, so it shows
         plans = [plan for plan in kept.plans if len(plan.kl.get(name, ())) == facts["rows"]]
         kl = {frozenset(plan.selection.pruned): plan.kl[name] for plan in plans}
         for plan in plans:
             source = f"{facts['source']}, {len(plan.kl[name])} rows (kept)"
-            edge = edge_of(plan.selection, kl)
-            yield Measured.of_rows(
-                plan.selection, plan.kl[name], source, edge=edge, abilities=plan.right
+            yield MeasuredPlan.of_rows(
+                plan.selection,
+                plan.kl[name],
+                source,
+                edge=edge_of(plan.selection, kl),
+                abilities=plan.right,
             )
 
 

@@ -39,7 +39,6 @@ class Still:
         data, metadata = shown if isinstance(shown, tuple) else (shown, {})
         display(data, metadata=metadata, raw=True)
         self.observe(self._still_rest, "status")
-        self._still_rest()
 
     def _still_rest(self: Any, _: Any = None) -> None:
         """Write the note again once nothing has changed for a while."""

@@ -5,6 +5,7 @@ Units and plans are those of the owner's `curvature`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,19 +16,13 @@ import cocurve_lab as cl
 
 
 class Within(Float):
-    """A number from `low` to `high`, both included."""
-
-    def __init__(self, low: float, high: float, default: float | None, **options: Any) -> None:
-        super().__init__(default, **options)
-        self.low, self.high = low, high
+    """A number from `min` to `max`, both included."""
 
     def validate(self, obj: Any, value: Any) -> float:
         """The number; TraitError outside the bounds, and for NaN."""
         number = float(super().validate(obj, value))
-        if not self.low <= number <= self.high:
-            none = ", or None" if self.allow_none else ""
-            bounds = f"between {self.low:g} and {self.high:g}"
-            raise TraitError(f"{self.name} is {number}. Set it {bounds}{none}.")
+        if math.isnan(number):
+            raise TraitError(f"{self.name} is NaN. Set it between {self.min:g} and {self.max:g}.")
         return number
 
 
@@ -48,10 +43,7 @@ class Some(List):
 
 
 class UnitIndex(Int):
-    """The index of a unit; None for none, as at first."""
-
-    def __init__(self) -> None:
-        super().__init__(None, allow_none=True)
+    """The index of a unit."""
 
     def validate(self, obj: Any, value: Any) -> int:
         """The index; TraitError where there is no such unit."""
@@ -68,10 +60,7 @@ class UnitIndices(List):
 
 
 class PlanOfUnits(Instance):
-    """A plan (`cl.Selection`); None for none, as at first."""
-
-    def __init__(self) -> None:
-        super().__init__(cl.Selection, allow_none=True)
+    """A plan (`cl.Selection`)."""
 
     def validate(self, obj: Any, value: Any) -> Any:
         """The plan; MismatchError if it is of other units."""
