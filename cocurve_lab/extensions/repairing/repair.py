@@ -296,7 +296,7 @@ class _PlanRefit:
         bar = open_bar(self.options.progress, total=len(layers), desc="Refit", unit="layer")
         with measuring(self.model, threads), measuring(pruned, threads), bar:
             dense, ids = describe(self.model), self.calibration.input_ids
-            pair = Pair.enter(dense, student, ids, self._target)
+            pair = Pair(dense, student, ids, self._target)
             ridge = self.options.ridge
             if ridge is None:
                 ridge = 0.3 if pair.target == "gap" else 0.01
@@ -304,7 +304,7 @@ class _PlanRefit:
                 with present(layer):
                     for fit in self.fits:
                         if fit.block[0] == layer:
-                            pair.sums(fit).refit(student.output_projection(*fit.block), ridge)
+                            pair.refit(fit, ridge)
                     if layer < layers[-1]:
                         pair.advance(layer)
                 bar.update()
