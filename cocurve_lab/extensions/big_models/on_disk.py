@@ -173,7 +173,8 @@ def _layer_present(
 
     Those that were changed there are written into the folder `apart`.
     """
-    small, prefix = pruned.layers[layer], f"{dense.stack}.{layer}."
+    small = pruned.layers[layer]
+    prefix = f"{dense.stack}.{layer}."
     absent = dict(small.named_parameters())
 
     def cut(name: str) -> Tensor:

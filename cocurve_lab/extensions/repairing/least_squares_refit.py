@@ -64,7 +64,9 @@ class Pair:
     def __init__(
         self, dense: Architecture, pruned: Architecture, input_ids: Tensor, target: Target
     ) -> None:
-        self.dense, self.pruned, device = dense, pruned, model_device(dense.model)
+        self.dense = dense
+        self.pruned = pruned
+        device = model_device(dense.model)
         _, self.calls = capture_calls(dense, input_ids[:1].to(device))
         norms = norms_behind(dense, self.calls) if target != "dense" else None
         self.target: Target = "dense" if norms is None else target
@@ -83,14 +85,17 @@ class Pair:
     def advance(self, layer: int) -> None:
         """Run the layer on all rows."""
         model = self.dense if self.target == "dense" else self.pruned
-        self.hidden = [self._run(model, layer, rows)[0].cpu() for rows in self.hidden]
+        run = partial(run_layer, model, layer, self.calls[layer])
+        self.hidden = [run(rows)[0].cpu() for rows in self.hidden]
 
     def _cut_off(self, fit: Fit) -> Iterator[Batch]:
         """The dense model's kept columns, and what the others wrote."""
-        whole = self.dense.output_weight(*fit.block)
-        start = self.pruned.output_weight(*fit.block)
+        layer, kind = fit.block
+        whole = self.dense.output_weight(layer, kind)
+        start = self.pruned.output_weight(layer, kind)
         for hidden in self.hidden:
-            columns, _ = self._run(self.dense, fit.block[0], hidden)[1][fit.block[1]]
+            _, seen = run_layer(self.dense, layer, self.calls[layer], hidden)
+            columns, _ = seen[kind]
             x = columns[:, fit.kept.to(columns.device)]
             write = F.linear(widen(columns), widen(whole))  # without the bias, which stays
             yield x, write - F.linear(widen(x), widen(start)), torch.ones(len(x), device=x.device)
@@ -104,13 +109,12 @@ class Pair:
         norm = self.norms.get(fit.block)
         silent = KINDS[KINDS.index(kind) + 1 :]  # the stream right after the block
         for hidden, dense in zip(self.hidden, wanted, strict=True):
-            found, seen = self._run(self.pruned, layer, hidden, silent)
+            found, seen = run_layer(self.pruned, layer, self.calls[layer], hidden, silent)
             x, write = seen[kind]
-            stream = widen(_flat(dense).to(found.device))
-            lacking = stream - widen(_flat(found)) - left
-            weight = torch.ones(len(x), device=x.device)
-            if self.target == "gap":  # the next norm divides by the size of the stream
-                weight = 1 / stream.square().mean(-1)
+            stream = widen(dense.flatten(0, 1).to(found.device))
+            lacking = stream - widen(found.flatten(0, 1)) - left
+            sizes = stream if self.target == "gap" else torch.ones_like(stream)
+            weight = 1 / sizes.square().mean(-1)  # the next norm divides by the size of the stream
             if norm is not None:
                 # The norm multiplies the write by 1 / its size and by its weight. The size is taken
                 # as it is now, so the fit is linear; the size comes back as a weight of the token.
@@ -139,17 +143,12 @@ class Pair:
 
     def _after_blocks(self, layer: int, hidden: Tensor) -> dict[Kind, Tensor]:
         """The dense stream [B, T, d] after each block, from one run of the layer."""
-        stream, seen = self._run(self.dense, layer, hidden)
+        stream, seen = run_layer(self.dense, layer, self.calls[layer], hidden)
         write = widen(seen["ffn"][1].reshape(stream.shape))
         norm = self.norms.get((layer, "ffn"))
         if norm is not None:
-            write = _unit(write) * norm
+            write = F.rms_norm(write, norm.shape, eps=0.0) * norm
         return {"attention": (widen(stream) - write).cpu(), "ffn": stream.cpu()}
-
-    def _run(
-        self, model: Architecture, layer: int, hidden: Tensor, silent: Collection[Kind] = ()
-    ) -> tuple[Tensor, Seen]:
-        return run_layer(model, layer, self.calls[layer], hidden, silent)
 
 
 def run_layer(
@@ -166,7 +165,7 @@ def run_layer(
     seen: Seen = {}
 
     def look(kind: Kind, _: Any, args: tuple[Tensor, ...], out: Tensor) -> Tensor | None:
-        seen[kind] = _flat(args[0]), _flat(out)
+        seen[kind] = args[0].flatten(0, -2), out.flatten(0, -2)  # OPT's FFN sees [n, W] already
         return torch.zeros_like(out) if kind in silent else None
 
     with ExitStack() as stack:
@@ -195,9 +194,9 @@ def norms_behind(
             none, _ = run_layer(architecture, layer, call, call.hidden, KINDS)
         changes = {"attention": alone - none, "ffn": whole - alone}
         for kind, (_, write) in seen.items():
-            change = _flat(changes[kind])
+            change = changes[kind].flatten(0, 1)
             if not _same(change, write):
-                unit = _unit(write)
+                unit = F.rms_norm(write, write.shape[-1:], eps=0.0)
                 norm = (change * unit).sum(dim=0) / unit.square().sum(dim=0)
                 if not _same(change, norm * unit):
                     return None
@@ -208,16 +207,6 @@ def norms_behind(
 def _same(found: Tensor, expected: Tensor) -> bool:
     """Whether two writes differ by at most a hundredth."""
     return float((found - expected).norm()) <= 0.01 * float(expected.norm())
-
-
-def _unit(write: Tensor) -> Tensor:
-    """A write [..., d] divided by its size, as an RMS norm does."""
-    return write * write.square().mean(-1, keepdim=True).rsqrt()
-
-
-def _flat(values: Tensor) -> Tensor:
-    """[n, W] of [B, T, W]; OPT's FFN sees [n, W] already."""
-    return values.flatten(0, -2)
 
 
 class _Stop(Exception):

@@ -29,7 +29,6 @@ from ...base.progress import Progress
 from ...base.storage import fingerprint
 from ...calibration import CalibrationSet
 from ...estimator.support import widen
-from ...measuring.risk import require_one_vocabulary
 from ...models.architectures import describe, is_transposed
 from ...models.identity import fingerprint_model, model_device, weight_marks
 from ...models.runtime import measuring, require_measurable, require_one_device
@@ -96,7 +95,6 @@ def recover(
     for text in texts:
         require_measurable(model, text)
         require_measurable(pruned, text)
-    require_one_vocabulary(describe(model), describe(pruned))
     require_dense(model, pruned)
     student = copy.deepcopy(pruned)
     settings = {k: v for k, v in asdict(options).items() if k != "progress"}
@@ -194,11 +192,9 @@ def _train(teacher: Any, student: Any, texts: Any, options: RecoverOptions, fold
         and name.startswith(inside)
         and module.weight.numel()
     ]
-    if not names:
-        raise InputError("the pruned model has no linear layer left to train. Prune less.")
     torch.manual_seed(options.seed)
     updates = LoraConfig(r=options.rank, lora_alpha=2 * options.rank, target_modules=names)
-    updates.fan_in_fan_out = is_transposed(student.get_submodule(names[0]))
+    updates.fan_in_fan_out = any(is_transposed(module) for module in student.modules())
     adapted = get_peft_model(student, updates)
     data, *others = ([{"input_ids": row} for row in text.input_ids] for text in texts)
     trainer = Distillation(

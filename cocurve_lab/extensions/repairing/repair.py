@@ -41,6 +41,7 @@ import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -63,7 +64,7 @@ from ...pruner.slicing import kept_columns
 from ...solver.selection import Selection
 from ..big_models.on_disk import Present, prune_to_folder
 from .least_squares_refit import Fit, Pair, Target
-from .projection_inputs import Block, text_record
+from .projection_inputs import text_record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -171,7 +172,7 @@ def repair(
         )
     target: Target = options.target if sequential else "dense"
     fits = _fits(dense, selection, target)
-    plan = _PlanRefit(dense, selection, calibration, fits, target, options)
+    plan = _PlanRefit(dense, selection, calibration, fits, target, options.ridge, options.progress)
     if out is not None:
         return prune_to_folder(
             model,
@@ -194,7 +195,8 @@ class _PlanRefit:
     calibration: CalibrationSet
     fits: list[Fit]
     target: Target
-    options: RepairOptions
+    ridge: float | None
+    progress: Progress
 
     def run(self, pruned: PreTrainedModel, present: Present) -> dict[str, Any]:
         """Refit blocks of a pruned model in place; return the manifest's record.
@@ -203,10 +205,10 @@ class _PlanRefit:
         """
         threads = torch.get_num_threads()
         layers = range(1 + max(fit.block[0] for fit in self.fits))
-        bar = open_bar(self.options.progress, total=len(layers), desc="Refit", unit="layer")
+        bar = open_bar(self.progress, total=len(layers), desc="Refit", unit="layer")
         with measuring(self.dense.model, threads), measuring(pruned, threads), bar:
             pair = Pair(self.dense, describe(pruned), self.calibration.input_ids, self.target)
-            ridge = RIDGE[pair.target] if self.options.ridge is None else self.options.ridge
+            ridge = RIDGE[pair.target] if self.ridge is None else self.ridge
             for layer in layers:
                 with present(layer):
                     for fit in self.fits:
@@ -240,9 +242,8 @@ class _PlanRefit:
         best = prune(model, self.selection)
         as_cut = [model_risk(model, best, text) for text in texts]
         least = np.mean([risks.mean() for risks in as_cut])
-        for ridge in RIDGES if self.options.ridge is None else [self.options.ridge]:
-            options = replace(self.options, ridge=ridge)
-            trial = replace(self, options=options).in_memory()
+        for ridge in RIDGES if self.ridge is None else [self.ridge]:
+            trial = replace(self, ridge=ridge).in_memory()
             found = [model_risk(model, trial, text) for text in texts]
             changes = [mean_and_error(now - cut) for now, cut in zip(found, as_cut, strict=True)]
             mean = np.mean([risks.mean() for risks in found])
@@ -254,24 +255,23 @@ class _PlanRefit:
 
 def _fits(dense: Architecture, selection: Selection, target: Target) -> list[Fit]:
     """The projections that a refit changes, from first to last."""
-    found: list[Fit] = []
-    gap: list[Block] = []  # removed blocks behind the block, since the walk is from last to first
-    for layer in reversed(range(len(dense.layers))):
-        for kind in reversed(KINDS):
-            kept, _ = kept_columns(dense, selection, layer, kind)
-            if not len(kept):
-                gap.insert(0, (layer, kind))
-                continue
-            behind = tuple(gap) if target == "gap" else ()
-            missing = any(dense.width(*block) for block in behind)  # not by an earlier pruning
-            if missing or len(kept) < dense.width(layer, kind):
-                found.insert(0, Fit((layer, kind), kept, behind))
-            gap = []
-    if gap := [block for block in gap if dense.width(*block)]:
+    blocks = [(layer, kind) for layer in range(len(dense.layers)) for kind in KINDS]
+    kept = {block: kept_columns(dense, selection, *block)[0] for block in blocks}
+    stays = [at for at, block in enumerate(blocks) if len(kept[block])]
+    ends = [*stays, len(blocks)]
+    lost = [block for block in blocks[: ends[0]] if dense.width(*block)]
+    if lost:
         log.warning(
             "nothing stays before layer %d that could make up for the blocks removed up to layer "
             "%d; protect_first=1 keeps the first layer",
-            gap[0][0],
-            gap[-1][0],
+            lost[0][0],
+            lost[-1][0],
         )
+    found = []
+    for at, end in pairwise(ends):
+        block = blocks[at]
+        gap = tuple(blocks[at + 1 : end]) if target == "gap" else ()
+        missing = any(dense.width(*each) for each in gap)  # not by an earlier pruning
+        if missing or len(kept[block]) < dense.width(*block):
+            found.append(Fit(block, kept[block], gap))
     return found
