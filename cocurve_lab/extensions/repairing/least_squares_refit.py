@@ -244,10 +244,10 @@ def fit_projection(
         weighted = x * weight[:, None].to(x)
         gram = gram + wide_product(weighted, x)
         cross = cross + wide_product(e, weighted)
-    means = gram[-1] / gram[-1, -1]  # of x, and 1
+    means = gram[:, -1] / gram[-1, -1]  # of x, and 1
     missed = cross[:, -1] / gram[-1, -1]  # the mean of e
     if projection.bias is not None:
-        gram = gram - torch.outer(gram[-1], means)
+        gram = gram - torch.outer(means, gram[-1])
         cross = cross - torch.outer(cross[:, -1], means)
     gram = gram[:-1, :-1]
     update = ridge_update(gram, cross[:, :-1], ridge_of(gram, ridge, own=own_ridge))
