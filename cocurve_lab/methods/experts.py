@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from ..base.errors import InputError
 from ..extensions.repairing.projection_inputs import run_rows
-from ..models.architectures import here
 from ..models.unit import Kind
 from ..models.units import UnitSet
 from ..solver.greedy import fill
@@ -53,20 +52,14 @@ class ExpertScored(Scored):
             )
         sums = {at: np.zeros((2, architecture.width(at, "expert"))) for at in layers}
 
-        def watch(layer: int, experts: Any, args: tuple[Tensor, ...]) -> None:
+        def watch(layer: int, experts: Any, args: tuple[Tensor, ...], _: Any) -> None:
             hidden, chosen, gates = args
             for number in chosen.unique().tolist():
                 rows, places = torch.where(chosen == number)
                 found = self.of_tokens(experts, hidden[rows], gates[rows, places], number)
                 sums[layer][:, number] += float(found.double().sum()), len(rows)
 
-        def hooks() -> Iterator[RemovableHandle]:
-            for layer in layers:
-                experts = architecture.block(layer, "expert").experts
-                yield experts.register_forward_pre_hook(
-                    here(lambda module, args, layer=layer: watch(layer, module, args))
-                )
-
+        hooks = {architecture.block(at, "expert").experts: partial(watch, at) for at in layers}
         run_rows(
             subject.model,
             subject.calibration,

@@ -5,17 +5,16 @@ Men et al. 2024, "ShortGPT: Layers in Large Language Models are More Redundant T
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from ..extensions.repairing.projection_inputs import run_rows
-from ..models.layer_calls import first_output, here
+from ..models.layer_calls import first_output
 from ..models.runtime import in_double
 from .base import Scored, Subject
 
@@ -45,17 +44,11 @@ def block_influence(subject: Subject) -> np.ndarray:
     layers = subject.architecture.layers
     sums = [0.0] * len(layers)
 
-    def observer(layer: int) -> Any:
-        def hook(_: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
-            before, after = in_double(args[0]), in_double(first_output(output))
-            sums[layer] += float(torch.cosine_similarity(before, after, dim=-1).sum())
+    def observe(layer: int, _: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
+        before, after = in_double(args[0]), in_double(first_output(output))
+        sums[layer] += float(torch.cosine_similarity(before, after, dim=-1).sum())
 
-        return hook
-
-    def hooks() -> Iterator[RemovableHandle]:
-        for index, layer in enumerate(layers):
-            yield layer.register_forward_hook(here(observer(index)))
-
+    hooks = {module: partial(observe, layer) for layer, module in enumerate(layers)}
     rows = subject.calibration
     run_rows(subject.model, rows, hooks, progress=subject.progress, title=ShortGpt.title)
     return 1 - np.array(sums) / rows.input_ids.numel()

@@ -166,7 +166,8 @@ class SlimGpt(Scored):
         self, weight: Tensor, moments: np.ndarray, units: Sequence[Unit]
     ) -> np.ndarray:
         """Scores of one block's units [len(units)], from its weight [d, W] and moments [W, W]."""
-        damped = damp(torch.from_numpy(moments).to(weight), self.damping)
+        wide = torch.from_numpy(moments).to(weight)
+        damped = wide.diagonal_scatter(wide.diagonal() + ridge_of(wide, self.damping))
         inverse = torch.cholesky_inverse(cholesky(damped))
         columns = [slice(unit.start, unit.stop) for unit in units]
         return removal_scores(inverse, weight.square().sum(dim=0), columns, self.downdate)
@@ -211,13 +212,6 @@ def _group_score(inverse: Tensor, norms: Tensor, group: slice) -> float:
     return float((norms[group] / d).sum())
 
 
-def damp(moments: Tensor, damping: float) -> Tensor:
-    """moments + damping x mean(diagonal) x I [W, W]; I for inputs that are always zero."""
-    return moments + ridge_of(moments, damping) * torch.eye(
-        len(moments), dtype=moments.dtype, device=moments.device
-    )
-
-
 def refit(weight: Tensor, moments: Tensor, kept: Tensor, damping: float) -> Tensor:
     """Surviving columns R after the OBS update, W_R + W_S H_SR (H_RR)^-1 [d, R].
 
@@ -230,7 +224,7 @@ def refit(weight: Tensor, moments: Tensor, kept: Tensor, damping: float) -> Tens
     update = ridge_update(
         moments[kept][:, kept],
         weight[:, gone] @ moments[gone][:, kept],
-        ridge_of(moments, damping),
+        ridge_of(moments, damping)[kept],
     )
     return weight[:, kept] + update
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -40,6 +41,7 @@ from ...pruner.slicing import cut_model, tensor_cuts
 from ...solver.selection import Selection
 from ..opening.files import require_floats, require_used_scales, weight_files
 from ..opening.places import require_generation, require_no_adapter, require_place
+from ..repairing.projection_inputs import present_blocks
 from .stored import read_later
 
 if TYPE_CHECKING:
@@ -51,22 +53,10 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}  # of dtypes in files
 
 
 Cuts = Mapping[str, Callable[[Tensor], Tensor]]  # what stays of a weight, by its name
-
-
-class Refit(Protocol):
-    """A refit of a model whose weights are never all in memory."""
-
-    @property
-    def weights(self) -> Sequence[str]:
-        """The names of the weights that it changes."""
-        ...
-
-    def run(self, pruned: PreTrainedModel, cuts: Cuts, folder: Path) -> dict[str, Any]:
-        """Write changed weights into a folder (`write_refitted`); return the manifest's record.
-
-        `pruned` is on the meta device, and `cuts` gives what stays of each weight.
-        """
-        ...
+# keeps the weights of a layer of the dense and of the pruned model in memory inside its block
+Present = Callable[[int], AbstractContextManager[None]]
+# changes weights of a pruned model on the meta device where a layer is present; gives the record
+Refit = Callable[[Any, Present], dict[str, Any]]
 
 
 def open_model(
@@ -151,14 +141,15 @@ def prune_to_folder(
     kept = dict(pruned.state_dict())
     for name in tied_names(pruned):
         del kept[name]
-    changed = [] if refit is None else refit.weights  # on the disk twice for a while
-    size = sum(kept[name].nbytes for name in [*kept, *changed])
+    size = sum(weight.nbytes for weight in kept.values())
+    if refit is not None:  # what it changes is on the disk twice for a while
+        size += sum(small.output_weight(*block).nbytes for block in present_blocks(small))
     with new_folder(folder, overwrite=False, size=size) as temporary:
         apart, repair = temporary / "refitted", None
         if refit is not None:
             apart.mkdir()
-            repair = refit.run(pruned, cuts, apart)
-        weights = _Weights(model, cuts, {name: _refitted_file(apart, name) for name in changed})
+            repair = refit(pruned, partial(_layer_present, dense, small, cuts, apart))
+        weights = _Weights(model, cuts, apart)
         pruned.save_pretrained(temporary, state_dict={})  # its configurations, and no weights
         with open_bar(progress, total=len(kept), desc="pruning", unit="weight") as bar:
             _write_weights(small, kept, temporary, weights.kept, bar)
@@ -175,20 +166,31 @@ def prune_to_folder(
 
 
 @contextmanager
-def layer_present(
-    dense: Architecture, pruned: Architecture, cuts: Cuts, layer: int
+def _layer_present(
+    dense: Architecture, pruned: Architecture, cuts: Cuts, apart: Path, layer: int
 ) -> Iterator[None]:
-    """Bring what stays of a layer's weights into the pruned model inside the block."""
+    """Bring what stays of a layer's weights into the pruned model inside the block.
+
+    Those that were changed there are written into the folder `apart`.
+    """
     small = pruned.layers[layer]
-    absent = dict(small.named_parameters())
     prefix = f"{dense.stack}.{layer}."
+    absent = dict(small.named_parameters())
+
+    def cut(name: str) -> Tensor:
+        weight = dense.layers[layer].get_parameter(name).detach()
+        return cuts.get(prefix + name, torch.clone)(weight).clone()
+
     with present(dense, layer):
-        weights = dict(dense.layers[layer].named_parameters())
         try:
             for name in absent:
-                weight, cut = weights[name].detach(), cuts.get(prefix + name)
-                _put(small, name, weight if cut is None else cut(weight).clone())
+                _put(small, name, cut(name))
             yield
+            for name, weight in small.named_parameters():
+                if not torch.equal(weight, cut(name)):
+                    save_file(
+                        {_WEIGHT: weight.cpu().contiguous()}, apart / f"{prefix}{name}.safetensors"
+                    )
         finally:
             for name, weight in absent.items():
                 _put(small, name, weight)
@@ -199,21 +201,12 @@ def _put(module: nn.Module, name: str, weight: Tensor) -> None:
     setattr(module.get_submodule(path), attribute, nn.Parameter(weight, requires_grad=False))
 
 
-def _refitted_file(folder: Path, name: str) -> Path:
-    return folder / f"{name}.safetensors"
-
-
-def write_refitted(folder: Path, name: str, weight: Tensor) -> None:
-    """Write a changed weight for `prune_to_folder` to take."""
-    save_file({_WEIGHT: weight.detach().cpu().contiguous()}, _refitted_file(folder, name))
-
-
 class _Weights:
     """The weights of a model as they are read and cut, each once, with their fingerprints."""
 
-    def __init__(self, model: PreTrainedModel, cuts: Cuts, refitted: Mapping[str, Path]) -> None:
+    def __init__(self, model: PreTrainedModel, cuts: Cuts, apart: Path) -> None:
         self._model, self._cuts, self._read = model, cuts, reader_of(model)
-        self._refitted = refitted
+        self._apart = apart  # has those that a refit changed
         self._before: dict[str, dict[str, str]] = {}
         self._after: dict[str, str] = {}
 
@@ -222,8 +215,9 @@ class _Weights:
         dense = self._read(name)
         self._before[name] = tensor_marks(dense)
         self._after[name] = self._before[name][LOADED]
-        if name in self._refitted:
-            kept = load_file(self._refitted[name])[_WEIGHT]
+        refitted = self._apart / f"{name}.safetensors"
+        if refitted.exists():
+            kept = load_file(refitted)[_WEIGHT]
         elif name in self._cuts:
             kept = self._cuts[name](dense)
         else:

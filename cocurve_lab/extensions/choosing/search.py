@@ -191,11 +191,10 @@ def search_plan(
         evaluations: budget of row evaluations on `rows`: one plan on one row. The start takes one
             per row, and so does a plan that replaces it. The comparison on `held_out` is not
             counted: at most four plans on each of its rows.
-        repair: a function (model, plan) that returns a new model, pruned and repaired, or a context
-            manager inside which the model behaves so: `lambda model, plan: cl.repair(model, plan,
-            calibration)`. Plans are then judged by KL(dense || repaired). The same plan must give
-            the same model. Text it is fitted on should be neither in `rows`, where it would look
-            too good, nor in `held_out`; that is not checked.
+        repair: a function (model, plan) that returns a new model, pruned and repaired: `lambda
+            model, plan: cl.repair(model, plan, calibration)`. Plans are then judged by KL(dense ||
+            repaired). The same plan must give the same model. Text it is fitted on should be
+            neither in `rows`, where it would look too good, nor in `held_out`; that is not checked.
         surrogate: H [M, M] that proposes swaps; without it all swaps are random.
         scales: measured blocks or layers (`measure_interactions`) that draws may move as a whole.
         checkpoint: file of measured values on `rows`, to resume from; those on `held_out` are in a

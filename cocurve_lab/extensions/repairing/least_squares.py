@@ -15,25 +15,29 @@ def wide_product(left: Tensor, right: Tensor) -> Tensor:
     return left.double().T @ right.double()
 
 
-def ridge_update(gram: Tensor, cross: Tensor, gamma: float | Tensor) -> Tensor:
-    """Return D [d, R] of least ||x D^T - e||^2 + gamma ||D||^2; gram: x^T x, cross: e^T x.
+def ridge_update(gram: Tensor, cross: Tensor, gamma: Tensor) -> Tensor:
+    """Return D [d, R] of least ||x D^T - e||^2 + ||D gamma^1/2||^2; gram: x^T x, cross: e^T x.
 
-    `gamma` is one number, or one of each column [R].
+    `gamma` [R] is what `ridge_of` gives.
     """
     if not bool(torch.isfinite(cross).all()):
         raise NumericalError(
             "the model gives NaN or infinite values on this text. Half precision may overflow: try "
             "bfloat16."
         )
-    damped = gram.clone()
-    damped.diagonal().add_(gamma)
+    damped = gram.diagonal_scatter(gram.diagonal() + gamma)
     return torch.cholesky_solve(cross.T, cholesky(damped)).T
 
 
-def ridge_of(moments: Tensor, ridge: float) -> float:
-    """ridge x mean(diagonal); 1 for inputs that are always zero."""
-    level = float(moments.diagonal().mean())
-    return ridge * level if level > 0 else 1.0
+def ridge_of(moments: Tensor, ridge: float, *, own: bool = False) -> Tensor:
+    """ridge x mean(diagonal) for every column [R], or with `own` ridge x its own place there.
+
+    With its own, a column that is rare in these rows moves little. It is 1 for inputs that are
+    always zero.
+    """
+    level = moments.diagonal().clamp(min=0)
+    level = level if own else level.mean().expand_as(level)
+    return torch.where(level > 0, ridge * level, 1.0)
 
 
 def cholesky(matrix: Tensor) -> Tensor:

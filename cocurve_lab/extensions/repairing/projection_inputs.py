@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor, nn
 
-from ...base.progress import Bar
+from ...base.progress import open_bar
 from ...calibration import CalibrationSet
 from ...models.architectures import Architecture, describe, here
 from ...models.identity import model_device
@@ -23,32 +23,26 @@ if TYPE_CHECKING:
 TOKENS_PER_BATCH = 2048  # rows per forward = this // row length, at least one
 
 Block = tuple[int, Kind]  # (layer, kind)
-Observer = Callable[[Block, Tensor], None]
 
 
 def run_rows(
     model: PreTrainedModel,
     calibration: CalibrationSet,
-    hooks: Callable[[], Iterable[RemovableHandle]],
+    hooks: Mapping[nn.Module, Callable[..., None]],
     *,
     progress: bool,
     title: str,
 ) -> None:
-    """Run the decoder on all rows once with hooks, which are removed afterwards.
-
-    `hooks` registers them, once it is known that the model can run.
-    """
+    """Run the decoder on all rows once, with a forward hook on each of some modules."""
     require_measurable(model, calibration)
-    architecture, device = describe(model), model_device(model)
+    decoder = describe(model).decoder
     step = max(1, TOKENS_PER_BATCH // calibration.seq_len)
-    with measuring(model, torch.get_num_threads()), ExitStack() as stack:
-        for handle in hooks():
-            stack.callback(handle.remove)
-        bar = stack.enter_context(
-            Bar(total=len(calibration), desc=title, unit="row", disable=not progress)
-        )
+    bar = open_bar(progress, total=len(calibration), desc=title, unit="row")
+    with measuring(model, torch.get_num_threads()), ExitStack() as stack, bar:
+        for module, hook in hooks.items():
+            stack.callback(module.register_forward_hook(here(hook)).remove)
         for ids in calibration.input_ids.split(step):
-            architecture.decoder(input_ids=ids.to(device), use_cache=False)
+            decoder(input_ids=ids.to(model_device(model)), use_cache=False)
             bar.update(len(ids))
 
 
@@ -65,7 +59,7 @@ def text_record(calibration: CalibrationSet) -> dict[str, Any]:
 def watch_inputs(
     model: PreTrainedModel,
     calibration: CalibrationSet,
-    observe: Observer,
+    observe: Callable[[Block, Tensor], None],
     *,
     only: Collection[Block] | None = None,
     progress: bool = True,
@@ -80,18 +74,15 @@ def watch_inputs(
     """
     architecture = describe(model)
 
-    def hooks() -> Iterator[RemovableHandle]:
-        for block in present_blocks(architecture):
-            if only is None or block in only:
+    def show(block: Block, _: Any, args: tuple[Tensor, ...], __: Any) -> None:
+        # OPT's FFN sees [rows * T, W]
+        observe(block, args[0].reshape(-1, calibration.seq_len, args[0].shape[-1]))
 
-                def show(_: Any, args: tuple[Tensor, ...], block: Block = block) -> None:
-                    columns = args[0]  # OPT's FFN sees [rows * T, W]
-                    if columns.dim() == 2:
-                        columns = columns.unflatten(0, (-1, calibration.seq_len))
-                    observe(block, columns)
-
-                yield architecture.output_projection(*block).register_forward_pre_hook(here(show))
-
+    hooks = {
+        architecture.output_projection(*block): partial(show, block)
+        for block in present_blocks(architecture)
+        if only is None or block in only
+    }
     run_rows(model, calibration, hooks, progress=progress, title=title)
 
 

@@ -24,13 +24,11 @@ from torch import Tensor, nn
 
 from ...base.arguments import as_float, as_int
 from ...base.atomic import room_for, scratch
-from ...base.errors import FileFormatError, InputError, NumericalError
+from ...base.errors import InputError, NumericalError
 from ...base.progress import Progress
-from ...base.schema import read_json
 from ...base.storage import fingerprint
 from ...calibration import CalibrationSet
 from ...estimator.support import widen
-from ...measuring.risk import require_one_vocabulary
 from ...models.architectures import describe, is_transposed
 from ...models.identity import fingerprint_model, model_device, weight_marks
 from ...models.runtime import measuring, require_measurable, require_one_device
@@ -91,21 +89,20 @@ def recover(
         checkpoint: a folder for the state after each epoch, from which the same call goes on.
     """
     require_one_device(pruned)
-    texts = [calibration] if held_out is None else [calibration, held_out]
-    for text in texts:
-        for one in (model, pruned):
-            require_measurable(one, text)
+    texts = [calibration]
     if held_out is not None:
-        held_out.require_disjoint(calibration)
-    describe(pruned).require_unpacked()
-    require_one_vocabulary(describe(model), describe(pruned))
+        texts.append(held_out.require_disjoint(calibration))
+    for text in texts:
+        require_measurable(model, text)
+        require_measurable(pruned, text)
     require_dense(model, pruned)
-    student = _loaded_copy(pruned)
+    student = copy.deepcopy(pruned)
     settings = {k: v for k, v in asdict(options).items() if k != "progress"}
     marks = [fingerprint_model(model), fingerprint_model(pruned)]
     run = fingerprint([settings, marks, [text.fingerprint for text in texts]])
     with (
-        scratch() if checkpoint is None else nullcontext(checkpoint) as place,
+        scratch() if checkpoint is None else nullcontext(Path(checkpoint)) as place,
+        room_for(0, place),
         measuring(model, torch.get_num_threads()),
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -113,14 +110,11 @@ def recover(
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore", FutureWarning)  # peft uses old names of transformers
-        # each run has a folder of its own in the checkpoint
-        state = Path(place) / run[:16]
-        state.mkdir(parents=True, exist_ok=True)
+        state = place / run[:16]  # each run has a folder of its own in the checkpoint
         for part in state.glob("checkpoint-*"):
-            if not _is_whole(part):  # killed while it was written
+            if not (part / "trainer_state.json").exists():  # written last: it was killed before
                 shutil.rmtree(part)
-        with room_for(0, state):
-            epoch = _train(model, student, texts, options, str(state))
+        epoch = _train(model, student, texts, options, state)
     for before, after in zip(pruned.parameters(), student.parameters(), strict=True):
         after.requires_grad_(before.requires_grad)
     manifest: Any = getattr(student, "cocurve_manifest", None)
@@ -131,37 +125,33 @@ def recover(
     return student.eval()
 
 
-def _is_whole(checkpoint: Path) -> bool:
-    """Whether a checkpoint has the file that is written last."""
-    try:
-        read_json(checkpoint / "trainer_state.json", nan=True)
-    except (FileFormatError, OSError):
-        return False
-    return True
-
-
-def _train(teacher: Any, student: Any, texts: Any, options: RecoverOptions, folder: str) -> int:
+def _train(teacher: Any, student: Any, texts: Any, options: RecoverOptions, folder: Path) -> int:
     """Train the student in place; return the epoch whose weights it has, 0 for the start."""
+    judged = len(texts) > 1
+    ends = math.inf
+    most = max(1, TOKENS_PER_BATCH // texts[0].seq_len)
+    step = options.rows_per_step
+    rows = max(n for n in range(1, step + 1) if step % n == 0 and n <= most)  # of one forward
+    unit = "epoch" if options.minutes is None else "steps"
     try:
         from peft import LoraConfig, get_peft_model
         from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
         from transformers.trainer_utils import get_last_checkpoint
 
-        most, step = max(1, TOKENS_PER_BATCH // texts[0].seq_len), options.rows_per_step
-        rows = max(n for n in range(1, step + 1) if step % n == 0 and n <= most)  # of one forward
-        unit = "epoch" if options.minutes is None else "steps"
-        given: dict[str, Any] = dict.fromkeys(("save_strategy", "logging_strategy"), unit)
-        given |= {"eval_strategy": unit} if texts[1:] else {}
-        given |= {f"per_device_{name}_batch_size": rows for name in ("train", "eval")}
-        given |= {"lr_scheduler_type": "cosine", "warmup_steps": 0.05}  # a share of all steps
         settings = TrainingArguments(
-            **given,
-            output_dir=folder,
+            output_dir=str(folder),
             num_train_epochs=options.epochs,
+            per_device_train_batch_size=rows,
+            per_device_eval_batch_size=rows,
             gradient_accumulation_steps=step // rows,
             learning_rate=options.learning_rate,
+            lr_scheduler_type="cosine",
+            warmup_steps=0.05,  # a share of all steps
             seed=options.seed,
-            load_best_model_at_end=bool(texts[1:]),
+            save_strategy=unit,
+            logging_strategy=unit,
+            eval_strategy=unit if judged else "no",
+            load_best_model_at_end=judged,
             save_total_limit=1,
             label_names=["input_ids"],
             prediction_loss_only=True,
@@ -175,13 +165,10 @@ def _train(teacher: Any, student: Any, texts: Any, options: RecoverOptions, fold
         raise InputError(f"{error}. Run `pip install 'cocurve-lab[recover]'`.") from None
 
     class Clock(TrainerCallback):
-        def __init__(self, ends: float) -> None:
-            self.ends = ends
-
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if time.monotonic() > self.ends:
+            if time.monotonic() > ends:
                 control.should_training_stop = control.should_save = True
-                control.should_evaluate = args.eval_strategy != "no"
+                control.should_evaluate = judged
 
     class Distillation(Trainer):
         def compute_loss(  # type: ignore[override]
@@ -198,48 +185,44 @@ def _train(teacher: Any, student: Any, texts: Any, options: RecoverOptions, fold
             return (loss, {}) if return_outputs else loss
 
     inside = f"{describe(student).stack}."
-    linear = {
-        name: module
+    names = [
+        name
         for name, module in student.named_modules()
-        if name.startswith(inside) and (isinstance(module, nn.Linear) or is_transposed(module))
-    }
-    names = [name for name, module in linear.items() if module.weight.numel()]
-    if not names:
-        raise InputError("the pruned model has no linear layer left to train. Prune less.")
+        if (isinstance(module, nn.Linear) or is_transposed(module))
+        and name.startswith(inside)
+        and module.weight.numel()
+    ]
     torch.manual_seed(options.seed)
     updates = LoraConfig(r=options.rank, lora_alpha=2 * options.rank, target_modules=names)
-    updates.fan_in_fan_out = is_transposed(linear[names[0]])
+    updates.fan_in_fan_out = any(is_transposed(module) for module in student.modules())
     adapted = get_peft_model(student, updates)
     data, *others = ([{"input_ids": row} for row in text.input_ids] for text in texts)
-    trainer = Distillation(adapted, settings, train_dataset=data, eval_dataset=(*others, None)[0])
+    trainer = Distillation(
+        adapted,
+        settings,
+        train_dataset=data,
+        eval_dataset=others[0] if others else None,
+        callbacks=[Clock()],
+    )
     if options.progress is False:
         trainer.remove_callback(PrinterCallback)
     begun = time.monotonic()
-    start = trainer.evaluate()["eval_loss"] if others else math.inf
+    start = trainer.evaluate()["eval_loss"] if judged else math.inf
     if options.minutes is not None:
         ends = begun + 60 * options.minutes
         left = 60 * options.minutes - (options.epochs + 1) * (time.monotonic() - begun)
         begun = time.monotonic()
-        rows_of_step = data[: options.rows_per_step]
-        for at in range(0, len(rows_of_step), rows):  # a step, to see how long it takes
-            ids = torch.stack([row["input_ids"] for row in rows_of_step[at : at + rows]])
-            trainer.compute_loss(adapted, {"input_ids": ids.to(model_device(student))}).backward()
+        ids = texts[0].input_ids[:rows].to(model_device(student))
+        trainer.compute_loss(adapted, {"input_ids": ids}).backward()  # to see how long it takes
         adapted.zero_grad()
-        settings.max_steps = max(options.epochs, int(left / (time.monotonic() - begun)))
+        a_step = (time.monotonic() - begun) * step / rows
+        settings.max_steps = max(options.epochs, int(left / a_step))
         every = math.ceil(settings.max_steps / options.epochs)
         settings.eval_steps = settings.save_steps = settings.logging_steps = every
-        trainer.add_callback(Clock(ends))
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
-    state, best = trainer.state, trainer.state.best_metric
-    improved = not others or (best is not None and best < start)
+    state = trainer.state
+    improved = not judged or (state.best_metric is not None and state.best_metric < start)
     adapted.merge_and_unload() if improved else adapted.unload()
     vars(student).pop("peft_config", None)
-    share = (state.best_global_step or 0) / state.max_steps if others else 1
+    share = (state.best_global_step or 0) / state.max_steps if judged else 1
     return round(share * options.epochs) if improved else 0
-
-
-def _loaded_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy a model with its weights; InputError if they are on disk."""
-    if any(weight.is_meta for weight in model.parameters()):
-        raise InputError("the weights are on disk. Load the model as a whole, with load_pruned.")
-    return copy.deepcopy(model)

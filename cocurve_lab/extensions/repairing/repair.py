@@ -38,10 +38,10 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -58,18 +58,19 @@ from ...measuring.risk import model_risk
 from ...models.architectures import Architecture, describe
 from ...models.identity import require_source, weight_marks
 from ...models.kinds import KINDS
-from ...models.runtime import measuring, require_measurable, require_one_device
+from ...models.runtime import measuring, require_measurable
 from ...pruner.cutting import prune, require_prunable
 from ...pruner.slicing import kept_columns
 from ...solver.selection import Selection
-from ..big_models.on_disk import Cuts, layer_present, prune_to_folder, write_refitted
+from ..big_models.on_disk import Present, prune_to_folder
 from .least_squares_refit import Fit, Pair, Target
-from .projection_inputs import Block, text_record
+from .projection_inputs import text_record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
+RIDGE = {"gap": 0.3, "stream": 0.01, "dense": 0.01}  # by target, without another
 RIDGES = (0.1, 0.3, 1.0, 3.0)  # that held-out text chooses among, for the target "gap"
 
 
@@ -156,155 +157,63 @@ def repair(
         The pruned and refitted model, whose manifest records the refit under "repair". With `out`,
         the folder.
     """
-    describe(model).require_columns("a refit")
-    _require_attention(describe(model))
-    if out is None:
-        require_one_device(model)  # before the check of the text, which runs the model
+    dense = require_prunable(model, selection, on_disk=out is not None)
+    dense.require_columns("a refit")
+    if len(dense.attention_layers) < len(dense.layers):
+        raise ArchitectureError(
+            f"a refit is not for hybrids: some layers have {', '.join(dense.family.mixers)} in "
+            "place of attention, whose write it does not know. Prune without it."
+        )
     require_measurable(model, calibration)
     require_source(model, selection)
-    plan = _PlanRefit(model, selection, calibration, sequential, options)
-    if held_out:
-        if out is not None:
-            raise InputError(
-                "held-out text chooses among models in memory. Refit without out=, then "
-                "save_pruned."
-            )
-        return _chosen(plan, [text.require_disjoint(calibration) for text in held_out])
-    if out is None:
-        pruned = prune(model, selection)
-        plan.refit(pruned)
-        return pruned
-    require_prunable(model, selection, on_disk=True)
-    return prune_to_folder(
-        model,
-        selection,
-        out,
-        tokenizer=tokenizer,
-        progress=options.progress,
-        refit=plan if plan.fits else None,
-    )
-
-
-def refit(
-    model: PreTrainedModel,
-    pruned: PreTrainedModel,
-    selection: Selection,
-    calibration: CalibrationSet,
-    *,
-    sequential: bool = True,
-    options: RepairOptions = RepairOptions(),
-) -> None:
-    """Refit what `prune` returned, in place, and record it in the manifest; see `repair`."""
-    require_one_device(model)
-    require_measurable(model, calibration)
-    _PlanRefit(model, selection, calibration, sequential, options).refit(pruned)
+    if held_out and out is not None:
+        raise InputError(
+            "held-out text chooses among models in memory. Refit without out=, then save_pruned."
+        )
+    target: Target = options.target if sequential else "dense"
+    fits = _fits(dense, selection, target)
+    plan = _PlanRefit(dense, selection, calibration, fits, target, options.ridge, options.progress)
+    if out is not None:
+        return prune_to_folder(
+            model,
+            selection,
+            out,
+            tokenizer=tokenizer,
+            progress=options.progress,
+            refit=plan.run if fits else None,
+        )
+    texts = [text.require_disjoint(calibration) for text in held_out]
+    return plan.best_on(texts) if texts else plan.in_memory()
 
 
 @dataclass(frozen=True)
 class _PlanRefit:
-    """The refit of a plan; its arguments are those of `repair`."""
+    """The refit of a plan; `fits` are the projections that change, and the rest is `repair`'s."""
 
-    model: PreTrainedModel
+    dense: Architecture
     selection: Selection
     calibration: CalibrationSet
-    sequential: bool
-    options: RepairOptions
+    fits: list[Fit]
+    target: Target
+    ridge: float | None
+    progress: Progress
 
-    @cached_property
-    def fits(self) -> list[Fit]:
-        """The projections that are refitted, from first to last."""
-        dense = describe(self.model)
-        blocks = [(layer, kind) for layer in range(len(dense.layers)) for kind in KINDS]
-        kept = {block: kept_columns(dense, self.selection, *block)[0] for block in blocks}
-        found: list[Fit] = []
-        gap: list[Block] = []  # behind the block, since the walk is from last to first
-        for block in reversed(blocks):
-            width = dense.width(*block)
-            if len(kept[block]):
-                behind = tuple(reversed(gap)) if self._target == "gap" else ()
-                if len(kept[block]) < width or any(dense.width(*each) for each in behind):
-                    found.append(Fit(block, kept[block], behind))
-                gap = []
-            else:
-                gap.append(block)
-        if missing := [block for block in reversed(gap) if dense.width(*block)]:
-            (first, _), (last, _) = missing[0], missing[-1]
-            log.warning(
-                "nothing stays before layer %d that could make up for the blocks removed up to "
-                "layer %d; protect_first=1 keeps the first layer",
-                first,
-                last,
-            )
-        return found[::-1]
-
-    @property
-    def _target(self) -> Target:
-        return self.options.target if self.sequential else "dense"
-
-    def refit(self, pruned: PreTrainedModel) -> None:
-        """Refit a pruned model in place and record it in the manifest."""
-        if not self.fits:
-            return
-        manifest: Any = pruned.cocurve_manifest
-        manifest |= {
-            "repair": self._refit_layers(pruned, lambda _: nullcontext()),
-            "weights_fingerprint": fingerprint(weight_marks(pruned)),
-            "weights_since_pruning": "refitted",
-        }
-
-    # What `prune_to_folder` asks for, with one layer of the pruned model in memory at a time
-
-    @property
-    def weights(self) -> list[str]:
-        """The names of the weights that change."""
-        return [name for names in self._names.values() for name in names]
-
-    def run(self, pruned: PreTrainedModel, cuts: Cuts, folder: Path) -> dict[str, Any]:
-        """Refit a model on the meta device; write the weights that change into a folder."""
-        dense, small = describe(self.model), describe(pruned)
-
-        @contextmanager
-        def present(layer: int) -> Iterator[None]:
-            with layer_present(dense, small, cuts, layer):
-                yield
-                for name in self._names.get(layer, ()):
-                    write_refitted(folder, name, pruned.get_parameter(name))
-
-        return self._refit_layers(pruned, present)
-
-    @cached_property
-    def _names(self) -> dict[int, list[str]]:
-        """The weights that change, by layer."""
-        names = {id(module): name for name, module in self.model.named_modules()}
-        dense, found = describe(self.model), dict[int, list[str]]()
-        for layer, kind in (fit.block for fit in self.fits):
-            projection = dense.output_projection(layer, kind)
-            found.setdefault(layer, []).extend(
-                f"{names[id(projection)]}.{name}" for name, _ in projection.named_parameters()
-            )
-        return found
-
-    def _refit_layers(
-        self, pruned: PreTrainedModel, present: Callable[[int], AbstractContextManager[None]]
-    ) -> dict[str, Any]:
+    def run(self, pruned: PreTrainedModel, present: Present) -> dict[str, Any]:
         """Refit blocks of a pruned model in place; return the manifest's record.
 
         `present`, given a layer, keeps its weights in both models inside its block.
         """
-        threads, student = torch.get_num_threads(), describe(pruned)
+        threads = torch.get_num_threads()
         layers = range(1 + max(fit.block[0] for fit in self.fits))
-        bar = open_bar(self.options.progress, total=len(layers), desc="Refit", unit="layer")
-        with measuring(self.model, threads), measuring(pruned, threads), bar:
-            dense, ids = describe(self.model), self.calibration.input_ids
-            pair = Pair.enter(dense, student, ids, self._target)
-            ridge = self.options.ridge
-            if ridge is None:
-                ridge = 0.3 if pair.target == "gap" else 0.01
+        bar = open_bar(self.progress, total=len(layers), desc="Refit", unit="layer")
+        with measuring(self.dense.model, threads), measuring(pruned, threads), bar:
+            pair = Pair(self.dense, describe(pruned), self.calibration.input_ids, self.target)
+            ridge = RIDGE[pair.target] if self.ridge is None else self.ridge
             for layer in layers:
                 with present(layer):
                     for fit in self.fits:
                         if fit.block[0] == layer:
-                            pair.sums(fit).refit(student.output_projection(*fit.block), ridge)
+                            pair.refit(fit, ridge)
                     if layer < layers[-1]:
                         pair.advance(layer)
                 bar.update()
@@ -317,34 +226,52 @@ class _PlanRefit:
             **text_record(self.calibration),
         }
 
+    def in_memory(self) -> PreTrainedModel:
+        """Prune, refit, and record the refit in the manifest."""
+        pruned = prune(self.dense.model, self.selection)
+        if self.fits:
+            manifest: Any = pruned.cocurve_manifest
+            manifest["repair"] = self.run(pruned, lambda _: nullcontext())
+            manifest["weights_fingerprint"] = fingerprint(weight_marks(pruned))
+            manifest["weights_since_pruning"] = "refitted"
+        return pruned
 
-def _chosen(plan: _PlanRefit, texts: Sequence[CalibrationSet]) -> PreTrainedModel:
-    """Return the refit of the ridge that is best on held-out texts, or the pruned model."""
-
-    def risks(pruned: PreTrainedModel) -> list[np.ndarray]:
-        return [model_risk(plan.model, pruned, text) for text in texts]
-
-    best = prune(plan.model, plan.selection)
-    as_cut = risks(best)
-    least = float(np.mean([found.mean() for found in as_cut]))
-    for ridge in RIDGES if plan.options.ridge is None else [plan.options.ridge]:
-        trial = replace(plan, options=replace(plan.options, ridge=ridge))
-        pruned = prune(plan.model, plan.selection)
-        trial.refit(pruned)
-        found = risks(pruned)
-        gains = [mean_and_error(now - cut) for now, cut in zip(found, as_cut, strict=True)]
-        mean = float(np.mean([now.mean() for now in found]))
-        if mean < least and all(more <= error for more, error in gains):
-            best, least = pruned, mean
-    return best
+    def best_on(self, texts: Sequence[CalibrationSet]) -> PreTrainedModel:
+        """Return the refit of the ridge that is best on held-out texts, or the pruned model."""
+        model = self.dense.model
+        best = prune(model, self.selection)
+        as_cut = [model_risk(model, best, text) for text in texts]
+        least = np.mean([risks.mean() for risks in as_cut])
+        for ridge in RIDGES if self.ridge is None else [self.ridge]:
+            trial = replace(self, ridge=ridge).in_memory()
+            found = [model_risk(model, trial, text) for text in texts]
+            changes = [mean_and_error(now - cut) for now, cut in zip(found, as_cut, strict=True)]
+            mean = np.mean([risks.mean() for risks in found])
+            if mean < least and all(more <= error for more, error in changes):
+                best = trial
+                least = mean
+        return best
 
 
-def _require_attention(architecture: Architecture) -> None:
-    """Raise ArchitectureError if a layer has no attention, whose write a refit reads."""
-    without = set(range(len(architecture.layers))) - set(architecture.attention_layers)
-    if without:
-        raise ArchitectureError(
-            f"a refit is not for hybrids: layer {min(without)} has "
-            f"{', '.join(architecture.family.mixers)} in place of attention, whose write it does "
-            "not know. Prune without it."
+def _fits(dense: Architecture, selection: Selection, target: Target) -> list[Fit]:
+    """The projections that a refit changes, from first to last."""
+    blocks = [(layer, kind) for layer in range(len(dense.layers)) for kind in KINDS]
+    kept = {block: kept_columns(dense, selection, *block)[0] for block in blocks}
+    stays = [at for at, block in enumerate(blocks) if len(kept[block])]
+    ends = [*stays, len(blocks)]
+    lost = [block for block in blocks[: ends[0]] if dense.width(*block)]
+    if lost:
+        log.warning(
+            "nothing stays before layer %d that could make up for the blocks removed up to layer "
+            "%d; protect_first=1 keeps the first layer",
+            lost[0][0],
+            lost[-1][0],
         )
+    found = []
+    for at, end in pairwise(ends):
+        block = blocks[at]
+        gap = tuple(blocks[at + 1 : end]) if target == "gap" else ()
+        missing = any(dense.width(*each) for each in gap)  # not by an earlier pruning
+        if missing or len(kept[block]) < dense.width(*block):
+            found.append(Fit(block, kept[block], gap))
+    return found

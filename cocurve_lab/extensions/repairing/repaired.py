@@ -1,29 +1,24 @@
 """Measured risk of plans after a repair: KL of the dense and the repaired model.
 
-A repair is any function (model, plan) that returns a new model, pruned and repaired. It may also
-return a context manager inside which the model itself behaves as repaired, such as `ablate` with
-gains.
+A repair is any function (model, plan) that returns a new model, pruned and repaired.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from ...base.errors import InputError, MismatchError
 from ...base.progress import Progress, open_bar
 from ...calibration import CalibrationSet
 from ...measuring.plan_memory import FileKind
-from ...measuring.risk import Meter, require_one_vocabulary
-from ...models.architectures import describe
+from ...measuring.risk import Meter
+from ...models.architectures import Architecture, describe
 from ...models.runtime import measuring
-from ...models.units import units_like
 from ...solver.selection import Selection
 
 if TYPE_CHECKING:
@@ -52,46 +47,28 @@ class RepairedMeter(Meter):
         *,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> None:
-        # a repair in place changes the model, so the dense states are kept from before it
         super().__init__(model, text, checkpoint=checkpoint, keep_teacher=True)
         self.repair = repair
         self._doubted = bool(self.memory.values)
-        self._last: tuple[str, PreTrainedModel] | None = None  # the repaired model measured last
+        self._last: tuple[str, Architecture] | None = None  # the plan and model repaired last
 
     def fill(self, plans: dict[str, Selection], rows: list[int], progress: Progress) -> None:
         """Measure what the memory lacks, plan by plan: a repair may need room for a model."""
-        todo = {mark: [n for n in rows if self.memory.absent([mark], n)] for mark in plans}
-        if self._doubted:
-            known = ((m, n) for m in plans for n in rows if n not in todo[m])
-            for mark, number in known:
-                todo[mark].append(number)
-                break
-        with measuring(self.model, torch.get_num_threads()):
-            for number in sorted({n for numbers in todo.values() for n in numbers}):
-                self.engine.teacher(number)
-        total = sum(map(len, todo.values()))
-        bar = open_bar(progress, total=total, desc="KL of repaired plans", unit="row")
+        wanted = [(mark, number) for mark in plans for number in rows]
+        todo = [(mark, number) for mark, number in wanted if self.memory.absent([mark], number)]
+        known = [place for place in wanted if place not in todo]
+        if self._doubted and known:
+            mark, number = known[0]
+            self._require_same(mark, number, plans)
+        bar = open_bar(progress, total=len(todo), desc="KL of repaired plans", unit="row")
         with bar:
-            for mark, numbers in todo.items():
-                if numbers:
-                    with self._repaired(mark, plans[mark]) as student:
-                        self._measure_student(mark, student, numbers, bar)
-
-    def _measure_student(
-        self, mark: str, student: PreTrainedModel, rows: list[int], bar: Any
-    ) -> None:
-        architecture = describe(student)
-        require_one_vocabulary(self.engine.architecture, architecture)
-        with measuring(student, torch.get_num_threads()):
-            for number in rows:
-                found = self.engine.measure_student(number, architecture)[:2]
-                if self.memory.absent([mark], number):
-                    self.memory.add([mark], number, found[None])
-                else:
-                    self._require_same(float(self.memory.values[mark][number, 0]), float(found[0]))
+            for mark, number in todo:
+                self.memory.add([mark], number, self._measured(mark, number, plans)[None])
                 bar.update()
 
-    def _require_same(self, known: float, found: float) -> None:
+    def _require_same(self, mark: str, number: int, plans: dict[str, Selection]) -> None:
+        known = self.memory.values[mark][number, 0]
+        found = self._measured(mark, number, plans)[0]
         if not np.isclose(found, known, rtol=_SAME, atol=1e-9):
             raise MismatchError(
                 f"{self.memory.path} holds a KL of {known:.6g} where this repair gives "
@@ -99,23 +76,15 @@ class RepairedMeter(Meter):
             )
         self._doubted = False
 
-    @contextmanager
-    def _repaired(self, mark: str, plan: Selection) -> Iterator[PreTrainedModel]:
-        """Repair a plan and give the model to measure; the last new model is kept."""
-        plan.require_units(units_like(self.model, plan.units))
+    def _measured(self, mark: str, number: int, plans: dict[str, Selection]) -> np.ndarray:
+        """KL and nll [2] of a row, of the model that the repair makes of a plan."""
         if self._last is None or self._last[0] != mark:
             self._last = None  # first, so that two repaired models never share the memory
-            made = self.repair(self.model, plan)
-            if not isinstance(made, nn.Module) and hasattr(made, "__enter__"):
-                with made as inside:
-                    yield inside if isinstance(inside, nn.Module) else self.model  # type: ignore[misc]
-                return
-            if not isinstance(made, nn.Module) or made is self.model:
-                what = "the dense model" if made is self.model else f"a {type(made).__name__}"
-                raise InputError(
-                    f"repair returned {what}. Return a new model, or a context manager that undoes "
-                    "its changes."
-                )
-            self._last = (mark, made)  # type: ignore[assignment]
-        assert self._last is not None
-        yield self._last[1]
+            made = self.repair(self.model, plans[mark])
+            if made is self.model:
+                raise InputError("repair returned the dense model. Return a new model.")
+            self._last = mark, describe(made)
+        student = self._last[1]
+        threads = torch.get_num_threads()
+        with measuring(self.model, threads), measuring(student.model, threads):
+            return self.engine.measure_student(number, student)[:2]

@@ -63,6 +63,12 @@ def ragged(model: PreTrainedModel, seed: int = 1) -> cl.Selection:
     return cl.Selection.from_pruned(units, gone).with_gains(gains)
 
 
+def without_layer(model: PreTrainedModel) -> cl.Selection:
+    """A plan of a whole layer: what a refit changes before it is not cut."""
+    units = cl.enumerate_units(model, GROUPS)
+    return cl.Selection.from_pruned(units, [unit.name for unit in units if unit.layer == 1])
+
+
 def differing(one: Path, other: Path) -> list[str]:
     mine, theirs = bytes_in(one), bytes_in(other)
     return [name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)]
@@ -127,17 +133,17 @@ def test_what_was_written_is_verified_before_it_is_there(
 
 
 @pytest.mark.parametrize(
-    ("family", "target"),
+    ("family", "plan_of", "sequential"),
     [
-        *((family, "stream") for family in ("llama", "phi3", "gpt2", "opt")),
-        *(("opt_350m", "write"), ("gemma2", "write"), ("llama", "dense")),
+        *((family, ragged, True) for family in ("llama", "phi3", "gpt2", "opt", "opt_350m")),
+        *(("gemma2", ragged, True), ("llama", ragged, False), ("llama", without_layer, True)),
     ],
 )
 def test_a_streamed_model_is_refitted_like_one_in_memory(
-    family: str, target: Any, tmp_path: Path
+    family: str, plan_of: Any, sequential: bool, tmp_path: Path
 ) -> None:
     model = dense(tmp_path / "model", family, "mha")
-    plan, text, sequential = ragged(model), tiny_text(12, 24, seed=3), target != "dense"
+    plan, text = plan_of(model), tiny_text(12, 24, seed=3)
 
     def refitted(source: PreTrainedModel, **out: Any) -> Any:
         return cl.repair(source, plan, text, sequential=sequential, options=QUIET, **out)

@@ -16,7 +16,6 @@ import cocurve_lab as cl
 from cocurve_lab.evaluation.efficiency import measure_efficiency
 from cocurve_lab.extensions.big_models.layerwise import LayerwisePasses
 from cocurve_lab.extensions.judging.lockstep import Sampling, compare_text, forced_kl
-from cocurve_lab.extensions.repairing.repair import refit
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import fingerprint_model, weight_marks
 from cocurve_lab.models.layers import weights_of
@@ -167,7 +166,6 @@ NEED_ALL: dict[str, Callable[[Any, Any, Any], Any]] = {
     "prune in place": lambda m, plan, small: cl.prune(m, plan, inplace=True, verify=TEXT),
     "cut": lambda m, plan, small: cut(m, plan),
     "repair": lambda m, plan, small: cl.repair(m, plan, TEXT),
-    "refit": lambda m, plan, small: refit(m, small, plan, TEXT),
     "efficiency": lambda m, plan, small: measure_efficiency(m, small),
     "best plan": lambda m, plan, small: cl.best_plan(m, word_tokenizer(), 0.2),
     "LLM-Pruner": lambda m, plan, small: cl.get_method("llm-pruner").measure(

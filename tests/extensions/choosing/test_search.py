@@ -203,13 +203,6 @@ def test_the_repaired_model_is_what_is_judged() -> None:
     assert len(set(made[:judged])) == judged > 1
 
 
-def test_a_repair_may_be_a_context() -> None:
-    """Here one that masks the dense model itself, and undoes it."""
-    model, curvature = small()
-    placed = found(cl.solve_greedy(curvature, 0.3), 60, repair=cl.ablate)
-    assert placed.kl == pytest.approx(cl.pruning_risk(model, placed.selection, HELD_OUT), rel=1e-5)
-
-
 def test_a_search_is_resumed_and_a_file_of_another_repair_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,7 +216,7 @@ def test_a_search_is_resumed_and_a_file_of_another_repair_is_refused(
     assert np.array_equal(resumed.held_out.kl, expected.held_out.kl)
 
     def gains(dense: PreTrainedModel, plan: cl.Selection) -> Any:
-        return cl.ablate(dense, plan.with_gains({u: 1.5 for u in plan.kept if u % 6 > 2}))
+        return cl.prune(dense, plan.with_gains({u: 1.5 for u in plan.kept if u % 6 > 2}))
 
     with pytest.raises(cl.MismatchError):
         found(start, 30, repair=gains, checkpoint=path)
