@@ -8,6 +8,7 @@ KL(dense || pruned) over every position, which needs no labels; PEFT then adds t
 from __future__ import annotations
 
 import copy
+import json
 import math
 import os
 import shutil
@@ -112,7 +113,9 @@ def recover(
         warnings.simplefilter("ignore", FutureWarning)  # peft uses old names of transformers
         state = place / run[:16]  # each run has a folder of its own in the checkpoint
         for part in state.glob("checkpoint-*"):
-            if not (part / "trainer_state.json").exists():  # written last: it was killed before
+            try:
+                json.loads((part / "trainer_state.json").read_bytes())
+            except (OSError, ValueError):  # written last: the run was killed before
                 shutil.rmtree(part)
         epoch = _train(model, student, texts, options, state)
     for before, after in zip(pruned.parameters(), student.parameters(), strict=True):
@@ -225,4 +228,5 @@ def _train(teacher: Any, student: Any, texts: Any, options: RecoverOptions, fold
     adapted.merge_and_unload() if improved else adapted.unload()
     vars(student).pop("peft_config", None)
     share = (state.best_global_step or 0) / state.max_steps if judged else 1
-    return round(share * options.epochs) if improved else 0
+    # a step may take longer than was foreseen, and the time then end in the first epoch
+    return max(1, round(share * options.epochs)) if improved else 0
