@@ -1,6 +1,6 @@
 """Measure plans of Gemma 3 270M, and put the tables into GEMMA.md.
 
-    python tests/benchmarks/bench_gemma.py --model FOLDER --c4 C4 --wikitext TEXT   # 10 minutes
+    python tests/benchmarks/bench_gemma.py --model FOLDER --c4 C4 --wikitext TEXT   # an hour
     python tests/benchmarks/bench_gemma.py --write                                  # no model
 
 FOLDER holds the GGUF file, or what `save_pretrained` wrote after `cl.load_model`, which loads
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.analysis.variants import measured_diagonal
-from cocurve_lab.measuring.risk import Meter, standard_error
+from cocurve_lab.measuring.risk import Meter, model_risk, standard_error
 from helpers.benchmarks import RESULTS, arguments, error_bar, filled, flag, table
 
 NUMBERS = RESULTS / "gemma.json"
@@ -33,6 +33,8 @@ PAGE = RESULTS / "GEMMA.md"
 ROWS, PAIRED, POOL = 8, 4, 8  # of H; of the measured layers; layers whose pairs are measured
 JUDGED = (10, 16)  # rows of C4 that no plan has seen
 LENGTH: dict[str, Any] = {"seq_len": 128, "positions_per_sequence": 64}
+FIT = 64  # rows of each text that a refit reads
+REFITTED = ("H, lambda 0", "ShortGPT", "measured layers, lambda 0")
 RATIOS, STRENGTHS, METHODS = (0.1, 0.2, 0.3), (0.0, 0.5, 1.0), ("magnitude", "slimllm", "shortgpt")
 TEXTS = {"c4": "C4", "wikitext": "WikiText"}
 Named = tuple[str, float, cl.Selection]
@@ -42,14 +44,21 @@ Named = tuple[str, float, cl.Selection]
 
 
 def rows_of(options: argparse.Namespace, tokenizer: Any) -> dict[str, cl.CalibrationSet]:
-    """The rows of H and those of the judges, by name."""
+    """The rows of H, of the judges and of the refits, by name."""
     documents = [line for line in options.c4.read_text().splitlines() if line.strip()]
-    c4 = cl.CalibrationSet.from_texts(documents, tokenizer, JUDGED[1], source="C4", **LENGTH)
+    c4_end = JUDGED[1] + 2 + FIT  # the text of a judge may go on in the next two rows
+    c4 = cl.CalibrationSet.from_texts(documents, tokenizer, c4_end, source="C4", **LENGTH)
     paragraphs = [x for x in options.wikitext.read_text().split("\n") if len(x) > 200]
+    judged = JUDGED[1] - JUDGED[0]
     wikitext = cl.CalibrationSet.from_texts(
-        paragraphs, tokenizer, JUDGED[1] - JUDGED[0], seed=3, source="WikiText-2 valid", **LENGTH
+        paragraphs, tokenizer, judged + 2 + FIT, seed=3, source="WikiText-2 valid", **LENGTH
     )
-    return {"H": c4.rows(0, ROWS), "c4": c4.rows(*JUDGED), "wikitext": wikitext}
+    mix = [c4.rows(c4_end - FIT, c4_end), wikitext.rows(judged + 2, judged + 2 + FIT)]
+    found = {"H": c4.rows(0, ROWS), "c4": c4.rows(*JUDGED), "wikitext": wikitext.rows(0, judged)}
+    found["refit"] = cl.CalibrationSet(torch.cat([part.input_ids for part in mix]))
+    for name in TEXTS:
+        found[name].require_disjoint(found["refit"])
+    return found
 
 
 def without_bos(model: Any, rows: cl.CalibrationSet) -> dict[str, list[float]]:
@@ -108,6 +117,23 @@ def of_layers(options: argparse.Namespace, model: Any, rows: cl.CalibrationSet) 
             yield f"measured layers, lambda {strength:g}", ratio, found.solve(ratio, strength)
 
 
+def refitted(
+    options: argparse.Namespace, model: Any, rows: dict[str, cl.CalibrationSet], named: list[Named]
+) -> Iterator[dict[str, Any]]:
+    """KL of plans after a refit, on each row of the judges."""
+    for name, ratio, plan in named:
+        if name not in REFITTED:
+            continue
+        file = options.work / f"refit_{name}_{ratio:g}.json"
+        if not file.exists():
+            smaller = cl.repair(model, plan, rows["refit"])
+            with torch.autocast("cpu", torch.bfloat16):
+                risks = {text: model_risk(model, smaller, rows[text]) for text in TEXTS}
+            found = {text: np.round(risk, 5).tolist() for text, risk in risks.items()}
+            file.write_text(json.dumps({"name": name, "ratio": ratio} | found))
+        yield json.loads(file.read_text())
+
+
 def measure(options: argparse.Namespace) -> None:
     """Measure all, and write gemma.json after each step."""
     options.work.mkdir(parents=True, exist_ok=True)
@@ -125,6 +151,7 @@ def measure(options: argparse.Namespace) -> None:
         "correlation": round(float(correlation.mean()), 4),
         "bos": {name: without_bos(model, rows[name]) for name in TEXTS},
         "plans": [],
+        "refits": [],
     }
     steps: tuple[Callable[[], Iterator[Named]], ...] = (
         lambda: plans_of(curvature),
@@ -143,6 +170,7 @@ def measure(options: argparse.Namespace) -> None:
                 {"name": name, "ratio": ratio, "by_h": round(curvature.risk(plan.pruned), 4)}
                 | {text: np.round(kl[n, :, 0], 5).tolist() for text, kl in measured.items()}
             )
+        content["refits"] += refitted(options, model, rows, named)
         NUMBERS.write_text(json.dumps(content).replace('{"name"', '\n{"name"') + "\n")
 
 
@@ -157,6 +185,7 @@ def bar(values: list[float], sign: str = "") -> str:
 def tables(content: dict[str, Any]) -> Iterator[tuple[list[str], list[list[str]]]]:
     """The heads and cells of each table of the page."""
     plans = {(plan["name"], plan["ratio"]): plan for plan in content["plans"]}
+    refits = {(plan["name"], plan["ratio"]): plan for plan in content["refits"]}
     names = list(dict.fromkeys(name for name, _ in plans))
     columns = [(ratio, text) for ratio in RATIOS for text in TEXTS]
 
@@ -180,6 +209,14 @@ def tables(content: dict[str, Any]) -> Iterator[tuple[list[str], list[list[str]]
         [
             [f"H, lambda {strength:g} minus 0", *(beyond_diagonal(strength, *at) for at in columns)]
             for strength in STRENGTHS[1:]
+        ],
+    )
+    yield (
+        ["plan", *(f"{ratio:.0%}, {TEXTS[text]}" for ratio, text in columns)],
+        [
+            [f"{name}, {way}", *(bar(found[name, r][text]) for r, text in columns)]
+            for name in REFITTED
+            for way, found in (("as cut", plans), ("refitted", refits))
         ],
     )
     cells = []

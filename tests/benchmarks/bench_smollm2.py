@@ -13,6 +13,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.stats import spearmanr
@@ -50,6 +51,7 @@ COMPARED = [
 ]
 COLUMNS = [(ratio, text) for ratio in (0.1, 0.2, 0.3) for text in TEXTS]
 HEADS = [f"{ratio:.0%}, {TEXTS[text]}" for ratio, text in COLUMNS]
+REFIT_TEXTS = ("C4", "WikiText", "the manual")
 IN_README = (0, 2, 3, 5, 6, 7, 9, 11, 13, 16)  # places of findings, ten at most
 PAGES = [RESULTS.parents[1] / "README.md"] + [
     RESULTS / f"SMOLLM2{part}.md" for part in ("", "_SCALES", "_FINDINGS")
@@ -145,6 +147,16 @@ def readme(_: Plans) -> Iterable[Table]:
         for found in map(shipped.paper_findings(SHIPPED).__getitem__, IN_README)
     ]
     yield "SmolLM2-135M", ["about", "the paper", "here", "verdict"], cells
+    found = defaultdict(list)
+    for row in pick(kept_refits(), removed="20%"):
+        found[row["plan"]].append(row)
+    cells = [[name, *(_steps(rows, text) for text in REFIT_TEXTS)] for name, rows in found.items()]
+    yield "SmolLM2 at 20%: KL as cut and refitted", ["plan", *REFIT_TEXTS], cells
+
+
+def _steps(rows: list[dict[str, Any]], text: str) -> str:
+    by_way = {row["way"]: plus_minus(row[text], row[f"{text}_error"]) for row in rows}
+    return " → ".join(by_way[way] for way in ("as cut", "refitted"))
 
 
 def strengths(plans: Plans) -> Iterable[Table]:

@@ -15,7 +15,7 @@ from cocurve_lab.measuring.results import mean_and_error
 from ..tables import Table, table_of
 
 TEXTS = {"c4": "C4", "wikitext": "WikiText", "stories": "stories", "manual": "the manual"}
-REFITS = dict.fromkeys(("removed", "plan", "way", *TEXTS.values(), "right"), "")
+REFITS = dict.fromkeys(("removed", "plan", "way", *TEXTS.values(), "perplexity", "right"), "")
 
 
 def kept_refits() -> Table:
@@ -23,13 +23,14 @@ def kept_refits() -> Table:
 
     Returns:
         A row per plan and way, with the KL on each text, mean and standard error over rows in nats
-        per token, and the number of right answers to 30 questions.
+        per token, the perplexity on WikiText, and the number of right answers to 30 questions.
     """
     rows = []
     for (ratio, name, way), plan in sorted(_plans().items(), key=lambda each: each[0][0]):
         row: dict[str, object] = {"removed": f"{ratio:.0%}", "plan": name, "way": way}
         for text, title in TEXTS.items():
             row[title], row[f"{title}_error"] = mean_and_error(plan.kl[text])
+        row["perplexity"] = float(np.exp(plan.nll["wikitext"].mean()))
         rows.append(row | {"right": sum(count for count, _ in plan.right.values())})
     return table_of(rows)
 
