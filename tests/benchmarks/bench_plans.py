@@ -1,8 +1,7 @@
-"""What a search, a refit, equal counts and larger parts do to the KL of plans of H.
+"""What a search, equal counts and larger parts do to the KL of plans of H.
 
     python tests/benchmarks/bench_plans.py search     # swaps, judged by measured KL
     python tests/benchmarks/bench_plans.py search --refit --starts H --ratios 0.4 --evaluations 480
-    python tests/benchmarks/bench_plans.py refit      # by the number of rows it is fitted on
     python tests/benchmarks/bench_plans.py uniform    # the same counts in every layer
     python tests/benchmarks/bench_plans.py scales     # measured blocks and layers
     python tests/benchmarks/bench_plans.py scales --model FOLDER --text FILE
@@ -27,13 +26,11 @@ import cocurve_lab as cl
 from cocurve_lab.extensions.choosing.search import SearchOptions
 from cocurve_lab.extensions.judging.agreement import random_set
 from cocurve_lab.extensions.repairing.repair import RepairOptions
-from cocurve_lab.measuring.risk import model_risk, standard_error
 from cocurve_studies.trust.scales import plans_by_scale
 from helpers.benchmarks import arguments, demo, demo_rows, error_bar, flag, head, row, seconds
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "search": {"ratios": [0.2, 0.4], "rows": 16, "judged": 32, "evaluations": 4000},
-    "refit": {"ratios": [0.2, 0.4], "rows": 16, "judged": 32},
     "uniform": {"ratios": [0.1, 0.2, 0.3, 0.4, 0.5], "rows": 64, "judged": 32},
     "scales": {"ratios": [0.1, 0.2, 0.3], "rows": 32, "judged": 32, "evaluations": 2000},
 }
@@ -44,7 +41,7 @@ REFIT = RepairOptions(progress=False)
 def main() -> None:
     options = arguments(
         __doc__,
-        {"refit_rows": [2], "parts_rows": 2, "held_out": 2},
+        {"parts_rows": 2, "held_out": 2},
         part=flag("search", choices=list(PARTS), positional=True, nargs=None),
         ratios=flag(nargs="+", type=float),
         rows=flag(help="of H, and of the search", type=int),
@@ -52,7 +49,6 @@ def main() -> None:
         evaluations=flag(type=int),
         starts=flag(["H", "random"], choices=["H", "random"]),
         refit=flag(False, "with search: refit every plan"),
-        refit_rows=flag([16, 128], "with refit: rows it is fitted on"),
         parts_rows=flag(8, "with scales: of measured blocks and layers, the first of H"),
         held_out=flag(16, "with scales: of the search, and as many to choose on"),
         model=flag("demo", "with scales: or a folder, with --text"),
@@ -119,22 +115,6 @@ def search(options: Any) -> None:
             )
     if options.refit:
         print(f"\n{len(fitted)} refits on {fit} rows")
-
-
-def refit(options: Any) -> None:
-    """A refit of the plan of H, by the rows that it is fitted on."""
-    most = max(options.rows, *options.refit_rows)
-    model, text, judge = demo(calibration=most, held_out=options.judged)
-    curvature = cl.estimate_curvature(model, None, text.rows(0, options.rows), progress=False)
-    head("removed", "as pruned", *(f"{rows} rows" for rows in options.refit_rows))
-    for ratio in options.ratios:
-        plan = cl.solve_greedy(curvature, ratio)
-        kls = [cl.measure_plans(model, [plan], judge, progress=False).kl[0]]
-        for rows in options.refit_rows:
-            made = cl.repair(model, plan, text.rows(0, rows), options=REFIT)
-            kls.append(model_risk(model, made, judge))
-        cells = [error_bar(kl.mean(), standard_error(kl)) for kl in kls]
-        row(f"{plan.realized_ratio:.1%}", *cells)
 
 
 def uniform(options: Any) -> None:
@@ -218,7 +198,7 @@ def texts(options: Any, tokenizer: Any) -> list[cl.CalibrationSet]:
     return [*rest.split(held_out=options.held_out), choose, test]
 
 
-PARTS = {"search": search, "refit": refit, "uniform": uniform, "scales": scales}
+PARTS = {"search": search, "uniform": uniform, "scales": scales}
 
 if __name__ == "__main__":
     main()
