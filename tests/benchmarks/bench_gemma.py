@@ -185,7 +185,7 @@ def bar(values: list[float], sign: str = "") -> str:
 def tables(content: dict[str, Any]) -> Iterator[tuple[list[str], list[list[str]]]]:
     """The heads and cells of each table of the page."""
     plans = {(plan["name"], plan["ratio"]): plan for plan in content["plans"]}
-    refits = {(plan["name"], plan["ratio"]): plan for plan in content["refits"]}
+    refits = {(plan["name"], plan["ratio"]): plan for plan in content.get("refits", [])}
     names = list(dict.fromkeys(name for name, _ in plans))
     columns = [(ratio, text) for ratio in RATIOS for text in TEXTS]
 
@@ -211,20 +211,21 @@ def tables(content: dict[str, Any]) -> Iterator[tuple[list[str], list[list[str]]
             for strength in STRENGTHS[1:]
         ],
     )
-    yield (
-        ["plan", *(f"{ratio:.0%}, {TEXTS[text]}" for ratio, text in columns)],
-        [
-            [f"{name}, {way}", *(bar(found[name, r][text]) for r, text in columns)]
-            for name in REFITTED
-            for way, found in (("as cut", plans), ("refitted", refits))
-        ],
-    )
     cells = []
     for text, title in TEXTS.items():
         nats = content["bos"][text]
         seen = [f"{np.exp(np.mean(nats[name])):.1f}" for name in ("with", "without")]
         cells.append([title, *seen, bar(nats["kl"])])
     yield ["text", "perplexity after BOS", "without BOS", "KL between the two"], cells
+    yield (
+        ["plan", *(f"{ratio:.0%}, {TEXTS[text]}" for ratio, text in columns)],
+        [
+            [f"{name}, {way}", *(bar(found[name, r][text]) for r, text in columns)]
+            for name in REFITTED
+            if (name, RATIOS[0]) in refits
+            for way, found in (("as cut", plans), ("refitted", refits))
+        ],
+    )
 
 
 def pages() -> dict[Path, str]:
