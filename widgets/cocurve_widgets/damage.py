@@ -84,6 +84,7 @@ class Damage:
         self.asked = dict(Counter(self._names))
         self._meter: Meter | None = None
         self._asker: Asker | None = None
+        self._when: dict[str, float] = {}  # plan -> time of its last value
         self._next: dict[tuple[str, str], np.ndarray] = {}  # prompt, plan -> next token [V]
         self._plans: dict[str, cl.Selection] = {}  # the dense model first
         self._parts: dict[str, cl.Selection] = {}
@@ -105,8 +106,8 @@ class Damage:
             return kept if right in ({}, kept.abilities) else replace(kept, abilities=right)
         if not len(values):
             return None
-        now = time.time()
-        return MeasuredPlan.of_rows(plan, values, self.text, abilities=right, measured_at=now)
+        when = self._when.get(plan.fingerprint)
+        return MeasuredPlan.of_rows(plan, values, self.text, abilities=right, measured_at=when)
 
     def next_tokens(self, plans: Sequence[cl.Selection], most: int = 5) -> list[dict[str, Any]]:
         """The likeliest tokens after the prompt, of the dense model and of each plan.
@@ -264,6 +265,7 @@ class Damage:
             self._meter.measure(plans, rows)
         if questions and self._asker is not None:
             self._asker.ask(plans, questions)
+        self._when.update({plan.fingerprint: time.time() for plan in plans})
 
     def _predict(self) -> None:
         """Predict the next token of the prompt under the dense model and all plans."""
