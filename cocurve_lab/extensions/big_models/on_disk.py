@@ -177,17 +177,18 @@ def _layer_present(
     prefix = f"{dense.stack}.{layer}."
     absent = dict(small.named_parameters())
 
-    def cut(name: str) -> Tensor:
+    def kept(name: str) -> Tensor:
         weight = dense.layers[layer].get_parameter(name).detach()
-        return cuts.get(prefix + name, torch.clone)(weight).clone()
+        cut = cuts.get(prefix + name)
+        return weight if cut is None else cut(weight)
 
     with present(dense, layer):
         try:
             for name in absent:
-                _put(small, name, cut(name))
+                _put(small, name, kept(name).clone())
             yield
             for name, weight in small.named_parameters():
-                if not torch.equal(weight, cut(name)):
+                if not torch.equal(weight, kept(name)):
                     save_file(
                         {_WEIGHT: weight.cpu().contiguous()}, apart / f"{prefix}{name}.safetensors"
                     )

@@ -56,9 +56,8 @@ class RepairedMeter(Meter):
         """Measure what the memory lacks, plan by plan: a repair may need room for a model."""
         wanted = [(mark, number) for mark in plans for number in rows]
         todo = [(mark, number) for mark, number in wanted if self.memory.absent([mark], number)]
-        known = [place for place in wanted if place not in todo]
-        if self._doubted and known:
-            mark, number = known[0]
+        if self._doubted and len(todo) < len(wanted):
+            mark, number = next(place for place in wanted if place not in todo)
             self._require_same(mark, number, plans)
         bar = open_bar(progress, total=len(todo), desc="KL of repaired plans", unit="row")
         with bar:
