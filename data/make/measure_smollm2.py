@@ -105,15 +105,20 @@ def c4_rows(file: Path, tokenizer: Any, count: int, **length: Any) -> cl.Calibra
     )
 
 
+def paragraphs(file: Path, tokenizer: Any, count: int, source: str) -> cl.CalibrationSet:
+    """Rows of the paragraphs of over 200 characters of a file with one per line."""
+    long = [text for text in file.read_text().split("\n") if len(text) > 200]
+    return cl.CalibrationSet.from_texts(
+        long, tokenizer, count, seed=3, source=source, eos=END, bos=END, **LENGTH
+    )
+
+
 def texts(options: argparse.Namespace, tokenizer: Any) -> dict[str, cl.CalibrationSet]:
     """The calibration rows and those of the judges, by name."""
     rows = c4_rows(options.c4, tokenizer, JUDGED[1], **LENGTH)
     found = {"calibration": rows.rows(0, ROWS), "c4": rows.rows(*JUDGED)}
     if options.wikitext:
-        paragraphs = [x for x in options.wikitext.read_text().split("\n") if len(x) > 200]
-        found["wikitext"] = cl.CalibrationSet.from_texts(
-            paragraphs, tokenizer, 6, seed=3, source="WikiText-2 valid", eos=END, bos=END, **LENGTH
-        )
+        found["wikitext"] = paragraphs(options.wikitext, tokenizer, 6, SOURCES["wikitext"])
     found["manual"] = cl.default_calibration(NAME, tokenizer, 1, 6, **LENGTH)[1]
     return found
 
@@ -121,10 +126,7 @@ def texts(options: argparse.Namespace, tokenizer: Any) -> dict[str, cl.Calibrati
 def more_texts(options: argparse.Namespace, tokenizer: Any) -> dict[str, cl.CalibrationSet]:
     """Six further rows of each judge: no window of them is in rows of H, of search or of choice."""
     c4 = c4_rows(options.c4, tokenizer, MORE[1], **LENGTH)
-    paragraphs = [x for x in options.wikitext.read_text().split("\n") if len(x) > 200]
-    wikitext = cl.CalibrationSet.from_texts(
-        paragraphs, tokenizer, 15, seed=3, source="WikiText-2 valid", eos=END, bos=END, **LENGTH
-    )
+    wikitext = paragraphs(options.wikitext, tokenizer, 15, SOURCES["wikitext"])
     manual = cl.default_calibration(NAME, tokenizer, 1, 12, **LENGTH)[1]
     c4.rows(*MORE).require_disjoint(c4.rows(0, 160))
     wikitext.rows(9, 15).require_disjoint(wikitext.rows(0, 9))
@@ -231,23 +233,22 @@ def kinds(
     options: argparse.Namespace, tokenizer: Any, judges: dict[str, cl.CalibrationSet]
 ) -> dict[str, tuple[cl.CalibrationSet, cl.CalibrationSet]]:
     """Rows to calibrate on and rows to judge on, by kind of text; no document is in both."""
-    cut: dict[str, Any] = LENGTH | {"eos": END, "bos": END}
 
-    def rows_of(documents: list[str], source: str) -> tuple[cl.CalibrationSet, cl.CalibrationSet]:
-        rows = cl.CalibrationSet.from_texts(
-            documents, tokenizer, 6 + FEW, seed=3, source=source, **cut
-        )
+    def parts(rows: cl.CalibrationSet) -> tuple[cl.CalibrationSet, cl.CalibrationSet]:
         return rows.rows(6, 6 + FEW), rows.rows(0, 6)
 
-    paragraphs = [x for x in options.wikitext.read_text().split("\n") if len(x) > 200]
-    found = {
-        "C4": (judges["calibration"].rows(0, FEW), judges["c4"]),
-        "WikiText": rows_of(paragraphs, SOURCES["wikitext"]),
-        "the manual": (default_rows(NAME, tokenizer, FEW, **LENGTH), judges["manual"]),
-    }
+    wikitext = paragraphs(options.wikitext, tokenizer, 6 + FEW, SOURCES["wikitext"])
     chat = read_documents(kept_folder() / "texts" / "chat.jsonl")
-    found["chat text"] = rows_of(chat, "chat.jsonl of SmolLM2")
-    return found
+    source = "chat.jsonl of SmolLM2"
+    replies = cl.CalibrationSet.from_texts(
+        chat, tokenizer, 6 + FEW, seed=3, source=source, eos=END, bos=END, **LENGTH
+    )
+    return {
+        "C4": (judges["calibration"].rows(0, FEW), judges["c4"]),
+        "WikiText": parts(wikitext),
+        "the manual": (default_rows(NAME, tokenizer, FEW, **LENGTH), judges["manual"]),
+        "chat text": parts(replies),
+    }
 
 
 def of_kinds(
@@ -476,7 +477,7 @@ def measure(options: argparse.Namespace) -> None:
     missing = [plan for plan in under(is_asked) if not plan["right"]]
     sets = [cl.Selection.from_pruned(curvature.units, plan["pruned"]) for plan in missing]
     if missing:
-        right = answers(options, model, tokenizer, sets)
+        right = answers(model, tokenizer, sets, options.work / "answers")
         for plan, selection in zip(missing, sets, strict=True):
             plan["right"] = right[selection.fingerprint]
     write_plans(file, curvature.provenance["model_fingerprint"], about, list(plans.values()))
@@ -530,7 +531,7 @@ def page(options: argparse.Namespace) -> None:
 
 
 def answers(
-    options: argparse.Namespace, model: Any, tokenizer: Any, plans: Sequence[cl.Selection]
+    model: Any, tokenizer: Any, plans: Sequence[cl.Selection], checkpoint: Path | None = None
 ) -> dict[str, dict[str, list[int]]]:
     """[right, asked] of every plan, by ability."""
     asked = cl.answer_accuracy(
@@ -538,7 +539,7 @@ def answers(
         tokenizer,
         plans,
         own_questions(NAME, 100),
-        options=AnswerOptions(max_new_tokens=ANSWER, checkpoint=options.work / "answers"),
+        options=AnswerOptions(max_new_tokens=ANSWER, checkpoint=checkpoint),
     )
     masks = {ability: asked.of(ability) for ability in asked.capabilities}
     return {

@@ -3,10 +3,10 @@
     python tests/benchmarks/bench_gemma.py --model FOLDER --c4 C4 --wikitext TEXT   # an hour
     python tests/benchmarks/bench_gemma.py --write                                  # no model
 
-FOLDER holds the GGUF file, or what `save_pretrained` wrote after `cl.load_model`, which loads
-faster. C4 and TEXT are files with one document per line: a slice of C4 in English, and the valid
-split of WikiText-2. The first command resumes from the folder of --work, and writes gemma.json
-after each step.
+FOLDER is what `save_pretrained` wrote after transformers read the GGUF file, as GEMMA.md says. C4
+and TEXT are files with one document per line: a slice of C4 in English, and the valid split of
+WikiText-2. The first command resumes from the folder of --work, and writes gemma.json after each
+step.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def bar(values: list[float], sign: str = "") -> str:
 def tables(content: dict[str, Any]) -> Iterator[tuple[list[str], list[list[str]]]]:
     """The heads and cells of each table of the page."""
     plans = {(plan["name"], plan["ratio"]): plan for plan in content["plans"]}
-    refits = {(plan["name"], plan["ratio"]): plan for plan in content.get("refits", [])}
+    refits = {(plan["name"], plan["ratio"]): plan for plan in content["refits"]}
     names = list(dict.fromkeys(name for name, _ in plans))
     columns = [(ratio, text) for ratio in RATIOS for text in TEXTS]
 
@@ -222,7 +222,6 @@ def tables(content: dict[str, Any]) -> Iterator[tuple[list[str], list[list[str]]
         [
             [f"{name}, {way}", *(bar(found[name, r][text]) for r, text in columns)]
             for name in REFITTED
-            if (name, RATIOS[0]) in refits
             for way, found in (("as cut", plans), ("refitted", refits))
         ],
     )

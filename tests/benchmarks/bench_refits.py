@@ -34,8 +34,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import cocurve_lab as cl
 from cocurve_lab.base.schema import read_json
 from cocurve_lab.extensions.judging.agreement import random_plan
-from cocurve_lab.extensions.judging.answers import AnswerOptions
-from cocurve_lab.extensions.judging.generation import own_questions
 from cocurve_lab.extensions.pretrained.kept import (
     kept_curvature,
     kept_folder,
@@ -43,19 +41,18 @@ from cocurve_lab.extensions.pretrained.kept import (
     read_plans,
     write_plans,
 )
-from cocurve_lab.extensions.pretrained.smollm2 import END, NAME
+from cocurve_lab.extensions.pretrained.smollm2 import NAME
 from cocurve_lab.extensions.repairing.recovery import RecoverOptions
 from cocurve_lab.measuring.risk import Meter
 from cocurve_lab.methods.base import Evidence
 from cocurve_lab.methods.slimgpt import SlimGpt
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.runtime import measuring
-from data.make.measure_smollm2 import c4_rows
+from data.make.measure_smollm2 import LENGTH, answers, c4_rows, paragraphs
 from helpers.benchmarks import arguments, flag
 
 LAYERS, RANDOM = "measured layers, lambda 0", "random 0"
 NAMES = (LAYERS, "searched", "ShortGPT", "SlimLLM", "SlimGPT", RANDOM)
-LENGTH: dict[str, Any] = {"seq_len": 256, "positions_per_sequence": "all"}
 FIT, HELD_OUT, JUDGED = 32, 4, 12  # rows of a text
 APART = 9  # rows between two judges of a text whose documents are longer than a row
 # rows of the slice of C4: H read 0 to 23, search and choice 32 to 95
@@ -67,14 +64,11 @@ def texts(folder: Path, tokenizer: Any) -> dict[str, cl.CalibrationSet]:
     c4 = c4_rows(folder / "c4_slice.txt", tokenizer, C4_JUDGED[1], **LENGTH)
     _, manual = cl.default_calibration(NAME, tokenizer, 1, APART * JUDGED, **LENGTH)
 
-    def paragraphs(file: str, rows: int) -> cl.CalibrationSet:
-        long = [text for text in (folder / file).read_text().split("\n") if len(text) > 200]
-        return cl.CalibrationSet.from_texts(
-            long, tokenizer, rows, seed=3, source=file, eos=END, bos=END, **LENGTH
-        )
+    def of(file: str, rows: int) -> cl.CalibrationSet:
+        return paragraphs(folder / file, tokenizer, rows, file)
 
     apart, last = FIT + 2, FIT + 2 + HELD_OUT  # the text of a row may go on in the next two
-    valid = paragraphs("wikitext2_valid.txt", last)
+    valid = of("wikitext2_valid.txt", last)
 
     def mix(first: int, end: int) -> cl.CalibrationSet:
         parts = [c4.rows(C4_FIT + first, C4_FIT + end), valid.rows(first, end)]
@@ -91,8 +85,8 @@ def texts(folder: Path, tokenizer: Any) -> dict[str, cl.CalibrationSet]:
         "held_out": mix(apart, last),
         # few rows of one document: an error over rows takes them as independent
         "c4": cl.CalibrationSet(torch.cat(unseen[::APART][:JUDGED]), source="C4"),
-        "wikitext": paragraphs("wikitext2_test.txt", JUDGED),
-        "stories": paragraphs("tinystories.txt", JUDGED),
+        "wikitext": of("wikitext2_test.txt", JUDGED),
+        "stories": of("tinystories.txt", JUDGED),
         "manual": cl.CalibrationSet(manual.input_ids[::APART], source="Python's manual"),
     }
 
@@ -130,20 +124,12 @@ def risks(meter: Meter, smaller: Any) -> list[list[float]]:
         ]
 
 
-def answers(tokenizer: Any, smaller: Any) -> dict[str, list[int]]:
+def asked(tokenizer: Any, smaller: Any) -> dict[str, list[int]]:
     """[right, asked] of a model by ability."""
-    asked = cl.answer_accuracy(
-        smaller,
-        tokenizer,
-        [cl.Selection.from_pruned(cl.enumerate_units(smaller), [])],
-        own_questions(NAME, 100),
-        options=AnswerOptions(max_new_tokens=24),
-    )
-    (right,) = asked.right
-    return {
-        ability: [int(right[asked.of(ability)].sum()), int(asked.of(ability).sum())]
-        for ability in asked.capabilities
-    }
+    (right,) = answers(
+        smaller, tokenizer, [cl.Selection.from_pruned(cl.enumerate_units(smaller), [])]
+    ).values()
+    return right
 
 
 def main() -> None:
@@ -173,7 +159,7 @@ def main() -> None:
     ) -> dict[str, Any]:
         file = options.work / f"{plan.fingerprint[:12]}, {way}.json"
         found = np.array(kept(file, lambda: risks(meter, made())))
-        right = kept(file.with_suffix(".answers"), lambda: answers(tokenizer, made()))
+        right = kept(file.with_suffix(".answers"), lambda: asked(tokenizer, made()))
         by_text = dict(zip(rows, np.split(found, len(rows)), strict=True))
         means = {text: float(x[:, 0].mean()) for text, x in by_text.items()}
         print(name, plan.requested_ratio, way, means, right, flush=True)
