@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,13 @@ def test_an_interrupt_ends_a_child_and_its_children(tmp_path: Path) -> None:
     mark = f"6{os.getpid()}"
     command = ["sh", "-c", f"sleep {mark} & echo > started; sleep {mark}"]
 
+    def waits() -> bool:
+        main = sys._current_frames()[threading.main_thread().ident or 0]
+        return any(call.name == "communicate" for call in traceback.extract_stack(main))
+
     def stop() -> None:
         eventually((tmp_path / "started").exists, seconds=60)
+        eventually(waits, seconds=60)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=stop).start()

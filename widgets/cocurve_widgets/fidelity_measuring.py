@@ -77,12 +77,8 @@ class Measurer:
 
     def wait(self) -> None:
         """Wait until all is measured or cancelled, and raise the error of what failed."""
-        try:
-            with self._lock:
-                self._lock.wait_for(lambda: not self._steps)
-        except KeyboardInterrupt:
-            self.cancel()
-            raise
+        with self._lock:
+            self._lock.wait_for(lambda: not self._steps)
         if self._error is not None:
             raise self._error
 

@@ -210,11 +210,15 @@ class FidelityScatter(Instrument, ipywidgets.VBox):
         for plan in plans:  # of equal plans the first gives the name
             if plan.fingerprint not in known:
                 fresh.setdefault(plan.fingerprint, plan)
-        self.measurer.measure(list(fresh.values()), held_out)
-        if wait:
-            try:
+        try:
+            self.measurer.measure(list(fresh.values()), held_out)
+            if wait:
                 self.measurer.wait()
-            finally:
+        except KeyboardInterrupt:  # also one that comes before the wait
+            self.measurer.cancel()
+            raise
+        finally:
+            if wait:
                 self.refresh()
         known = self._on(text)
         found = [known[plan.fingerprint] for plan in plans if plan.fingerprint in known]
